@@ -1,0 +1,24 @@
+// Argument checks whose message is only the words given: what the argument
+// is, what it must be and what to do, without a source location.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+
+namespace pkg {
+
+template <class... Words>
+[[noreturn]] [[gnu::cold]] [[gnu::noinline]] void fail(const Words&... words) {
+  std::ostringstream message;
+  (message << ... << words);
+  throw std::runtime_error(message.str());
+}
+
+}  // namespace pkg
+
+#define PKG_CHECK(condition, ...)    \
+  do {                               \
+    if (!(condition)) [[unlikely]] { \
+      ::pkg::fail(__VA_ARGS__);      \
+    }                                \
+  } while (false)

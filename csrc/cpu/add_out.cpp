@@ -1,0 +1,26 @@
+// add_out: writes a + b into out. One addition, two loads and a store an
+// element: memory bound.
+#include "../add_out.h"
+
+#include "../namespace.h"
+#include "pointwise.h"
+
+namespace pkg::cpu {
+namespace {
+
+void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  check_add_out(a, b, out);
+  const ScalarType type = result_type(a, b);
+  const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
+  const auto loop = plan_pointwise_into<3>(shape, {&out, &a, &b});
+  with_element_type(type, [&](auto example) {
+    using T = decltype(example);
+    run_pointwise<T>(loop, out, std::array{&a, &b},
+                     [](auto x, auto y) { return x + y; });
+  });
+}
+
+PKG_IMPLEMENT(CPU, library) { library.impl("add_out", TORCH_BOX(&add_out)); }
+
+}  // namespace
+}  // namespace pkg::cpu

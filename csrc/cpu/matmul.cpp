@@ -1,0 +1,145 @@
+// matmul: chooses, for a batch of products, between one large product, a loop
+// of parallel products, products in parallel, and matrix times vector.
+#include "../matmul.h"
+
+#include <utility>
+
+#include "../namespace.h"
+#include "gemm.h"
+#include "gemv.h"
+#include "parallel.h"
+
+namespace pkg::cpu {
+namespace {
+
+// Where every batch of a multiplies the same b and the rows of a follow one
+// another through the batches, the batch is one taller matrix.
+void fold_batch_into_rows(MatmulPlan& plan) {
+  int64_t rows = plan.rows;
+  int64_t row_stride = plan.a_row_stride;
+  for (size_t d = plan.batch_dims; d-- > 0;) {
+    if (plan.batch_sizes[d] == 1) {
+      continue;
+    }
+    if (rows == 1) {
+      row_stride = plan.a_batch_strides[d];  // that of one row means nothing
+    }
+    if (plan.b_batch_strides[d] != 0 ||
+        plan.a_batch_strides[d] != rows * row_stride) {
+      return;
+    }
+    rows *= plan.batch_sizes[d];
+  }
+  plan.rows = rows;
+  plan.a_row_stride = row_stride;
+  plan.batch_dims = 0;
+}
+
+int64_t batch_offset(const MatmulPlan& plan, int64_t index,
+                     const std::array<int64_t, kMaxDims>& strides) {
+  int64_t offset = 0;
+  for (size_t d = plan.batch_dims; d-- > 0;) {
+    offset += index % plan.batch_sizes[d] * strides[d];
+    index /= plan.batch_sizes[d];
+  }
+  return offset;
+}
+
+template <class Input, class Output>
+void multiply_one(const MatmulPlan& plan, const Input* a, const Input* b,
+                  Output* output, int64_t threads) {
+  const MatrixView<Input> left{a, plan.a_row_stride, plan.a_column_stride};
+  const MatrixView<Input> right{b, plan.b_row_stride, plan.b_column_stride};
+  if constexpr (!std::is_same_v<Input, int8_t>) {
+    if (plan.rows == 1 &&
+        gemv_reads_in_place(right, plan.inner, plan.columns)) {
+      return multiply_vector(a, plan.a_column_stride, right, plan.columns,
+                             plan.inner, output, threads);
+    }
+    if (plan.columns == 1 &&
+        gemv_reads_in_place(left.transposed(), plan.inner, plan.rows)) {
+      return multiply_vector(b, plan.b_row_stride, left.transposed(), plan.rows,
+                             plan.inner, output, threads);
+    }
+  }
+  multiply<typename ArithmeticOf<Input>::type>(left, right, plan.rows,
+                                               plan.columns, plan.inner, output,
+                                               plan.columns, threads);
+}
+
+template <class Input, class Output>
+void multiply_batch(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
+                    const Tensor& output) {
+  const auto* a_data = static_cast<const Input*>(a.const_data_ptr());
+  const auto* b_data = static_cast<const Input*>(b.const_data_ptr());
+  auto* output_data = static_cast<Output*>(output.mutable_data_ptr());
+  const int64_t batch = plan.batch();
+  const int64_t threads = num_threads();
+  const auto multiply_at = [&](int64_t i, int64_t with_threads) {
+    multiply_one(plan, a_data + batch_offset(plan, i, plan.a_batch_strides),
+                 b_data + batch_offset(plan, i, plan.b_batch_strides),
+                 output_data + i * plan.rows * plan.columns, with_threads);
+  };
+  if (batch < threads) {
+    for (int64_t i = 0; i < batch; ++i) {
+      multiply_at(i, threads);
+    }
+    return;
+  }
+  const int64_t work =
+      std::max<int64_t>(plan.rows * plan.columns * plan.inner, 1);
+  parallel_for(batch, std::max<int64_t>(kGemmGrain / work, 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   multiply_at(i, 1);
+                 }
+               });
+}
+
+// int8 inputs give int32, half precision itself or float, the rest themselves.
+template <class Input>
+void multiply_inputs(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
+                     const Tensor& output) {
+  if constexpr (std::is_same_v<Input, int8_t>) {
+    multiply_batch<int8_t, int32_t>(plan, a, b, output);
+  } else {
+    if constexpr (!std::is_same_v<Input, simd::Compute<Input>>) {
+      if (plan.output_type == ScalarType::Float) {
+        return multiply_batch<Input, float>(plan, a, b, output);
+      }
+    }
+    multiply_batch<Input, Input>(plan, a, b, output);
+  }
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b,
+              std::optional<ScalarType> out_dtype) {
+  MatmulPlan plan = plan_matmul(a, b, out_dtype);
+  Tensor output = allocate_matmul_output(plan, a);
+  fold_batch_into_rows(plan);
+  switch (plan.input_type) {
+    case ScalarType::Double:
+      multiply_inputs<double>(plan, a, b, output);
+      break;
+    case ScalarType::Float:
+      multiply_inputs<float>(plan, a, b, output);
+      break;
+    case ScalarType::Half:
+      multiply_inputs<Half>(plan, a, b, output);
+      break;
+    case ScalarType::BFloat16:
+      multiply_inputs<BFloat16>(plan, a, b, output);
+      break;
+    case ScalarType::Char:
+      multiply_inputs<int8_t>(plan, a, b, output);
+      break;
+    default:
+      fail("matmul: unsupported dtype ", dtype_name(plan.input_type));
+  }
+  return output;
+}
+
+PKG_IMPLEMENT(CPU, library) { library.impl("matmul", TORCH_BOX(&matmul)); }
+
+}  // namespace
+}  // namespace pkg::cpu

@@ -1,0 +1,229 @@
+// Vectors of one register, over the compiler's vector extensions: arithmetic,
+// comparison and selection are operators, the rest are the functions below. The
+// width follows the instruction set that the including library is compiled
+// for; nothing here is chosen at run time.
+#pragma once
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace pkg::simd {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int kVectorRegisters = 32;
+#else
+inline constexpr int kVectorRegisters = 16;
+#endif
+
+template <class T, int kBytes = kVectorBytes>
+struct VectorOf {
+  using type [[gnu::vector_size(kBytes)]] = T;
+};
+
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+// The type that arithmetic on T is done in.
+template <class T>
+struct ComputeOf {
+  using type = T;
+};
+template <>
+struct ComputeOf<Half> {
+  using type = float;
+};
+template <>
+struct ComputeOf<BFloat16> {
+  using type = float;
+};
+template <class T>
+using Compute = typename ComputeOf<T>::type;
+
+template <class T>
+inline Vector<T> broadcast(T value) {
+  return value - Vector<T>{};  // x - 0 keeps -0.0 and NaN as they are
+}
+
+namespace detail {
+
+// 16-bit lanes that widen to one vector of 32-bit lanes.
+using Bits16 = typename VectorOf<uint16_t, kVectorBytes / 2>::type;
+using Bits32 = Vector<uint32_t>;
+
+inline Vector<float> float_of_bfloat16_bits(Bits16 bits) {
+  return std::bit_cast<Vector<float>>(__builtin_convertvector(bits, Bits32)
+                                      << 16);
+}
+
+// Round to nearest even; NaN keeps its sign and becomes quiet. Not
+// VCVTNEPS2BF16, which flushes denormal numbers to zero.
+inline Bits16 bfloat16_bits_of_float(Vector<float> value) {
+  const Bits32 bits = std::bit_cast<Bits32>(value);
+  const Bits32 rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+  const Bits32 quiet_nan = (bits >> 16) | 0x0040U;
+  return __builtin_convertvector(value == value ? rounded : quiet_nan, Bits16);
+}
+
+#if defined(__AVX512F__)
+inline Vector<float> float_of_half_bits(Bits16 bits) {
+  return std::bit_cast<Vector<float>>(
+      _mm512_maskz_cvtph_ps(0xFFFF, std::bit_cast<__m256i>(bits)));
+}
+inline Bits16 half_bits_of_float(Vector<float> value) {
+  return std::bit_cast<Bits16>(_mm512_maskz_cvtps_ph(
+      0xFFFF, std::bit_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__) && defined(__AVX2__)
+inline Vector<float> float_of_half_bits(Bits16 bits) {
+  return std::bit_cast<Vector<float>>(
+      _mm256_cvtph_ps(std::bit_cast<__m128i>(bits)));
+}
+inline Bits16 half_bits_of_float(Vector<float> value) {
+  return std::bit_cast<Bits16>(
+      _mm256_cvtps_ph(std::bit_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+// Without a conversion instruction: scale by a power of two so that the
+// hardware's own arithmetic normalises, denormalises and rounds.
+inline Vector<float> float_of_half_bits(Bits16 bits) {
+  const Bits32 wide = __builtin_convertvector(bits, Bits32);
+  const Bits32 sign = (wide & 0x8000U) << 16;
+  const Bits32 magnitude = (wide & 0x7FFFU) << 13;
+  // 2^112 moves the exponent bias from 15 to 127, denormal numbers included.
+  const Vector<float> scaled =
+      std::bit_cast<Vector<float>>(magnitude) * 0x1p112F;
+  const Bits32 infinite_or_nan = magnitude | 0x7F800000U;
+  const Bits32 result = magnitude >= 0x0F800000U
+                            ? infinite_or_nan
+                            : std::bit_cast<Bits32>(scaled);
+  return std::bit_cast<Vector<float>>(result | sign);
+}
+inline Bits16 half_bits_of_float(Vector<float> value) {
+  const Bits32 bits = std::bit_cast<Bits32>(value);
+  const Bits32 sign = bits & 0x80000000U;
+  const Bits32 magnitude = bits ^ sign;
+  // Below 2^-14 the half is denormal: adding 0.5 aligns its last bit with that
+  // of the float, and the addition rounds to nearest even.
+  const Bits32 denormal =
+      std::bit_cast<Bits32>(std::bit_cast<Vector<float>>(magnitude) + 0.5F) -
+      0x3F000000U;
+  const Bits32 normal =
+      (magnitude - (112U << 23) + 0x0FFFU + ((magnitude >> 13) & 1U)) >> 13;
+  const Bits32 nan_or_infinity = magnitude > 0x7F800000U
+                                     ? (0x7E00U | ((magnitude >> 13) & 0x3FFU))
+                                     : Bits32{} + 0x7C00U;
+  const Bits32 result = magnitude < 0x38800000U   ? denormal
+                        : magnitude < 0x477FF000U ? normal
+                                                  : nan_or_infinity;
+  return __builtin_convertvector(result | (sign >> 16), Bits16);
+}
+#endif
+
+}  // namespace detail
+
+// Loads kLanes<Compute<T>> elements as the type that arithmetic is done in.
+template <class T>
+inline Vector<Compute<T>> load(const T* from) {
+  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) {
+    detail::Bits16 bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    if constexpr (std::is_same_v<T, Half>) {
+      return detail::float_of_half_bits(bits);
+    } else {
+      return detail::float_of_bfloat16_bits(bits);
+    }
+  } else {
+    Vector<T> value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+  }
+}
+
+template <class T>
+inline void store(T* to, Vector<Compute<T>> value) {
+  if constexpr (std::is_same_v<T, Half>) {
+    const auto bits = detail::half_bits_of_float(value);
+    std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = detail::bfloat16_bits_of_float(value);
+    std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
+  } else {
+    std::memcpy(to, &value, sizeof(value));
+  }
+}
+
+// The first `count` lanes, 0 <= count <= kLanes; the other lanes are zero.
+template <class T>
+inline Vector<Compute<T>> load_partial(const T* from, int count) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+    return std::bit_cast<Vector<T>>(_mm512_maskz_loadu_ps(mask, from));
+  } else if constexpr (std::is_same_v<T, double>) {
+    const auto mask = static_cast<__mmask8>((1U << count) - 1U);
+    return std::bit_cast<Vector<T>>(_mm512_maskz_loadu_pd(mask, from));
+  }
+#endif
+  T lanes[kLanes<Compute<T>>] = {};
+  std::memcpy(static_cast<void*>(lanes), from,
+              static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
+
+template <class T>
+inline void store_partial(T* to, Vector<Compute<T>> value, int count) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+    return _mm512_mask_storeu_ps(to, mask, std::bit_cast<__m512>(value));
+  } else if constexpr (std::is_same_v<T, double>) {
+    const auto mask = static_cast<__mmask8>((1U << count) - 1U);
+    return _mm512_mask_storeu_pd(to, mask, std::bit_cast<__m512d>(value));
+  }
+#endif
+  T lanes[kLanes<Compute<T>>];
+  store(lanes, value);
+  std::memcpy(static_cast<void*>(to), lanes,
+              static_cast<size_t>(count) * sizeof(T));
+}
+
+// The larger value, and NaN where either is NaN.
+template <class V>
+inline V max_or_nan(V a, V b) {
+  const V larger = a > b ? a : b;
+  return a == a ? larger : a;  // where b is NaN the comparison chose b
+}
+
+template <class V>
+inline auto reduce_add(V value) {
+  auto sum = value[0];
+  for (size_t lane = 1; lane < sizeof(V) / sizeof(sum); ++lane) {
+    sum += value[lane];
+  }
+  return sum;
+}
+
+}  // namespace pkg::simd

@@ -1,0 +1,305 @@
+// What every pointwise operator decides before its kernel runs, on any device:
+// the promoted dtype, the broadcast shape, the layout of the result, and a loop
+// nest with as few dimensions as the strides allow. The rules are those of
+// PyTorch's TensorIterator, so that results have the dtype and the strides that
+// a PyTorch operator would give.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "check.h"
+#include "tensor.h"
+
+namespace pkg {
+
+// Operand 0 is the output. Dimension 0 is the innermost; strides count
+// elements.
+template <int kOperands>
+struct PointwiseLoop {
+  int dims = 0;
+  std::array<int64_t, kMaxDims> sizes;
+  std::array<std::array<int64_t, kMaxDims>, kOperands> strides;
+
+  int64_t numel() const {
+    return product({sizes.data(), static_cast<size_t>(dims)});
+  }
+};
+
+inline bool is_supported_by_pointwise(ScalarType type) {
+  return is_floating(type) || is_integral(type);
+}
+
+inline ScalarType promote(ScalarType a, ScalarType b) {
+  if (a == b) {
+    return a;
+  }
+  const auto width = [](ScalarType type) {
+    switch (type) {
+      case ScalarType::Bool:
+        return 0;
+      case ScalarType::Byte:
+      case ScalarType::Char:
+        return 1;
+      case ScalarType::Half:
+      case ScalarType::BFloat16:
+      case ScalarType::Short:
+        return 2;
+      case ScalarType::Int:
+      case ScalarType::Float:
+        return 4;
+      default:
+        return 8;
+    }
+  };
+  if (is_floating(a) != is_floating(b)) {
+    return is_floating(a) ? a : b;
+  }
+  if (width(a) == width(b)) {
+    // Half with bfloat16, and uint8 with int8: neither holds the other.
+    return is_floating(a) ? ScalarType::Float : ScalarType::Short;
+  }
+  return width(a) > width(b) ? a : b;
+}
+
+// PyTorch's rule for a mix of tensors with and without dimensions: a tensor
+// without dimensions changes the result's dtype only by being of a higher
+// category (bool, integral, floating).
+inline ScalarType result_type(const Tensor& a, const Tensor& b) {
+  const ScalarType a_type = dtype_of(a);
+  const ScalarType b_type = dtype_of(b);
+  const bool a_has_dims = !sizes_of(a).empty();
+  const bool b_has_dims = !sizes_of(b).empty();
+  if (a_has_dims == b_has_dims) {
+    return promote(a_type, b_type);
+  }
+  const auto category = [](ScalarType type) {
+    return type == ScalarType::Bool ? 0 : is_integral(type) ? 1 : 2;
+  };
+  const ScalarType with_dims = a_has_dims ? a_type : b_type;
+  const ScalarType without = a_has_dims ? b_type : a_type;
+  return category(without) > category(with_dims) ? promote(with_dims, without)
+                                                 : with_dims;
+}
+
+inline void check_pointwise_dtype(const char* op, const char* name,
+                                  const Tensor& tensor) {
+  const ScalarType type = dtype_of(tensor);
+  PKG_CHECK(is_supported_by_pointwise(type), op, ": ", name, " is ",
+            dtype_name(type),
+            "; supported are torch.bool, uint8, int8, int16, int32, int64, "
+            "float16, bfloat16, float32 and float64");
+}
+
+struct Shape {
+  std::array<int64_t, kMaxDims> sizes;
+  size_t dims = 0;
+
+  std::span<const int64_t> span() const { return {sizes.data(), dims}; }
+};
+
+inline Shape broadcast_shapes(const char* op, std::span<const int64_t> a,
+                              std::span<const int64_t> b) {
+  Shape shape;
+  shape.dims = std::max(a.size(), b.size());
+  PKG_CHECK(shape.dims <= kMaxDims, op, ": a has ", a.size(),
+            " dimensions and b ", b.size(), "; at most ", kMaxDims,
+            " are supported");
+  for (size_t i = 0; i < shape.dims; ++i) {  // i counts from the last dimension
+    const int64_t a_size = i < a.size() ? a[a.size() - 1 - i] : 1;
+    const int64_t b_size = i < b.size() ? b[b.size() - 1 - i] : 1;
+    PKG_CHECK(a_size == b_size || a_size == 1 || b_size == 1, op,
+              ": a of shape ", shape_text(a), " and b of shape ", shape_text(b),
+              " do not broadcast: ", a_size, " and ", b_size,
+              " meet in dimension ", shape.dims - 1 - i,
+              "; make them equal, or one of them 1");
+    shape.sizes[shape.dims - 1 - i] = a_size == 1 ? b_size : a_size;
+  }
+  return shape;
+}
+
+namespace detail {
+
+// Strides of an operand in the broadcast shape, last dimension first.
+inline void broadcast_strides(const Tensor& tensor, const Shape& shape,
+                              int64_t* strides) {
+  const auto sizes = sizes_of(tensor);
+  const auto own = strides_of(tensor);
+  for (size_t i = 0; i < shape.dims; ++i) {
+    const bool present = i < sizes.size();
+    const size_t d = present ? sizes.size() - 1 - i : 0;
+    const bool stretched =
+        !present || (sizes[d] == 1 && shape.sizes[shape.dims - 1 - i] != 1);
+    strides[i] = stretched ? 0 : own[d];
+  }
+}
+
+// Positive where dimension `inner` should be outside dimension `outer`, zero
+// where the operands do not tell.
+template <int kOperands>
+int compare_dims(const PointwiseLoop<kOperands>& loop, int first_operand,
+                 int inner, int outer) {
+  for (int operand = first_operand; operand < kOperands; ++operand) {
+    const int64_t inner_stride = loop.strides[operand][inner];
+    const int64_t outer_stride = loop.strides[operand][outer];
+    if (inner_stride == 0 || outer_stride == 0) {
+      continue;
+    }
+    if (inner_stride != outer_stride) {
+      return inner_stride < outer_stride ? -1 : 1;
+    }
+    if (loop.sizes[inner] > loop.sizes[outer]) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+// The order of the dimensions by stride, innermost first: an insertion sort,
+// because the comparison is not transitive where operands do not tell.
+template <int kOperands>
+std::array<int, kMaxDims> order_of_dims(const PointwiseLoop<kOperands>& loop,
+                                        int first_operand) {
+  std::array<int, kMaxDims> order;
+  std::iota(order.begin(), order.begin() + loop.dims, 0);
+  for (int i = 1; i < loop.dims; ++i) {
+    int moved = i;
+    for (int below = i - 1; below >= 0; --below) {
+      const int comparison =
+          compare_dims(loop, first_operand, order[below], order[moved]);
+      if (comparison > 0) {
+        std::swap(order[below], order[moved]);
+        moved = below;
+      } else if (comparison < 0) {
+        break;
+      }
+    }
+  }
+  return order;
+}
+
+template <int kOperands>
+void permute(PointwiseLoop<kOperands>& loop,
+             const std::array<int, kMaxDims>& order) {
+  const PointwiseLoop<kOperands> old = loop;
+  for (int i = 0; i < loop.dims; ++i) {
+    loop.sizes[i] = old.sizes[order[i]];
+    for (int operand = 0; operand < kOperands; ++operand) {
+      loop.strides[operand][i] = old.strides[operand][order[i]];
+    }
+  }
+}
+
+// Joins neighbouring dimensions that every operand steps through evenly.
+template <int kOperands>
+void coalesce(PointwiseLoop<kOperands>& loop) {
+  int last = 0;
+  for (int next = 1; next < loop.dims; ++next) {
+    bool joins = true;
+    for (int operand = 0; operand < kOperands && joins; ++operand) {
+      joins = loop.sizes[last] == 1 || loop.sizes[next] == 1 ||
+              loop.strides[operand][next] ==
+                  loop.sizes[last] * loop.strides[operand][last];
+    }
+    if (joins) {
+      for (int operand = 0; loop.sizes[last] == 1 && operand < kOperands;
+           ++operand) {
+        loop.strides[operand][last] = loop.strides[operand][next];
+      }
+      loop.sizes[last] *= loop.sizes[next];
+      continue;
+    }
+    ++last;
+    loop.sizes[last] = loop.sizes[next];
+    for (int operand = 0; operand < kOperands; ++operand) {
+      loop.strides[operand][last] = loop.strides[operand][next];
+    }
+  }
+  loop.dims = loop.dims == 0 ? 0 : last + 1;
+}
+
+template <int kOperands>
+PointwiseLoop<kOperands> loop_over(
+    const Shape& shape, const std::array<const Tensor*, kOperands>& operands) {
+  PointwiseLoop<kOperands> loop;
+  loop.dims = static_cast<int>(shape.dims);
+  std::reverse_copy(shape.sizes.begin(), shape.sizes.begin() + loop.dims,
+                    loop.sizes.begin());
+  for (int operand = 0; operand < kOperands; ++operand) {
+    if (operands[operand] != nullptr) {
+      broadcast_strides(*operands[operand], shape,
+                        loop.strides[operand].data());
+    }
+  }
+  return loop;
+}
+
+}  // namespace detail
+
+template <int kOperands>
+struct PointwisePlan {
+  Tensor output;
+  PointwiseLoop<kOperands> loop;
+};
+
+// Allocates the result for the inputs, dense, with its dimensions in the order
+// of theirs, and plans the loop.
+template <int kOperands>
+PointwisePlan<kOperands> plan_pointwise(
+    const Shape& shape, ScalarType dtype,
+    const std::array<const Tensor*, kOperands>& operands) {
+  auto loop = detail::loop_over<kOperands>(shape, operands);
+  const auto order = detail::order_of_dims(loop, 1);
+  std::array<int64_t, kMaxDims> strides{};
+  int64_t stride = 1;
+  for (int i = 0; i < loop.dims; ++i) {
+    loop.strides[0][order[i]] = stride;
+    strides[loop.dims - 1 - order[i]] = stride;
+    stride *= std::max<int64_t>(loop.sizes[order[i]], 1);
+  }
+  detail::permute(loop, order);
+  detail::coalesce(loop);
+  return {empty_strided(shape.span(), {strides.data(), shape.dims}, dtype,
+                        device_of(*operands[1])),
+          loop};
+}
+
+// The same for a result that the caller supplies (operands[0]).
+template <int kOperands>
+PointwiseLoop<kOperands> plan_pointwise_into(
+    const Shape& shape, const std::array<const Tensor*, kOperands>& operands) {
+  auto loop = detail::loop_over<kOperands>(shape, operands);
+  detail::permute(loop, detail::order_of_dims(loop, 0));
+  detail::coalesce(loop);
+  return loop;
+}
+
+inline void check_binary(const char* op, const Tensor& a, const Tensor& b) {
+  check_pointwise_dtype(op, "a", a);
+  check_pointwise_dtype(op, "b", b);
+  check_same_device(op, "a", a, "b", b);
+  broadcast_shapes(op, sizes_of(a), sizes_of(b));
+}
+
+// Checks and plans `op` on two inputs that broadcast and promote to `dtype`.
+inline PointwisePlan<3> plan_binary(const char* op, const Tensor& a,
+                                    const Tensor& b, ScalarType dtype) {
+  check_same_device(op, "a", a, "b", b);
+  const Shape shape = broadcast_shapes(op, sizes_of(a), sizes_of(b));
+  return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b});
+}
+
+inline PointwisePlan<2> plan_unary(const Tensor& input, ScalarType dtype) {
+  const auto sizes = sizes_of(input);
+  return plan_pointwise<2>(broadcast_shapes("pointwise", sizes, sizes), dtype,
+                           {nullptr, &input});
+}
+
+}  // namespace pkg

@@ -1,0 +1,205 @@
+// The module pkg._C: facts about the build and the processor, and every
+// operator as a plain function on tensors that goes through PyTorch's
+// dispatcher, so that autograd, autocast and the rest apply.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/headeronly/version.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "add_out.h"
+#include "cpu_features.h"
+#include "d_sigmoid.h"
+#include "dispatch.h"
+#include "library.h"
+#include "matmul.h"
+#include "mul.h"
+#include "muladd.h"
+#include "namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "tensor_caster.h"
+
+#ifndef PKG_VERSION
+#define PKG_VERSION "unknown"
+#endif
+#ifndef PKG_COMPILE_FLAGS
+#define PKG_COMPILE_FLAGS ""
+#endif
+#ifndef PKG_CUDA_TOOLKIT
+#define PKG_CUDA_TOOLKIT ""
+#endif
+#ifndef PKG_CUDA_ARCHITECTURES
+#define PKG_CUDA_ARCHITECTURES ""
+#endif
+
+namespace py = pybind11;
+
+namespace pkg::python {
+namespace {
+
+// Calls an operator. Its checks run beforehand where the dispatcher would lose
+// the message of a failure, and otherwise only after one, for an error in the
+// operator's own words, without what PyTorch adds to them on the way.
+template <class Result, class Check, class... Arguments>
+Result checked_dispatch(const Check& check, const char* name,
+                        const Arguments&... arguments) {
+  if (!dispatch_errors_have_messages()) {
+    check();
+    return dispatch<Result>(name, "", arguments...);
+  }
+  try {
+    return dispatch<Result>(name, "", arguments...);
+  } catch (const std::runtime_error&) {
+    check();
+    throw;
+  }
+}
+
+Tensor call_muladd(const Tensor& a, const Tensor& b, double c) {
+  return checked_dispatch<Tensor>([&] { check_muladd(a, b); },
+                                  PKG_NAMESPACE_TEXT "::muladd", a, b, c);
+}
+
+Tensor call_mul(const Tensor& a, const Tensor& b) {
+  return checked_dispatch<Tensor>([&] { check_mul(a, b); },
+                                  PKG_NAMESPACE_TEXT "::mul", a, b);
+}
+
+void call_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  checked_dispatch<void>([&] { check_add_out(a, b, out); },
+                         PKG_NAMESPACE_TEXT "::add_out", a, b, out);
+}
+
+Tensor call_d_sigmoid(const Tensor& z) {
+  return checked_dispatch<Tensor>([&] { check_d_sigmoid(z); },
+                                  PKG_NAMESPACE_TEXT "::d_sigmoid", z);
+}
+
+Tensor call_matmul(const Tensor& a, const Tensor& b,
+                   std::optional<ScalarType> out_dtype) {
+  PKG_CHECK(out_dtype != ScalarType::Undefined,
+            "matmul: out_dtype is a dtype that pkg does not compute with; "
+            "supported are None, the inputs' dtype, torch.float32 for half "
+            "precision and torch.int32 for int8");
+  return checked_dispatch<Tensor>([&] { check_matmul(a, b, out_dtype); },
+                                  PKG_NAMESPACE_TEXT "::matmul", a, b,
+                                  out_dtype);
+}
+
+Tensor call_scaled_dot_product_attention(const Tensor& query, const Tensor& key,
+                                         const Tensor& value,
+                                         const std::optional<Tensor>& attn_mask,
+                                         double dropout_p, bool is_causal,
+                                         std::optional<double> scale,
+                                         bool enable_gqa) {
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_scaled_dot_product_attention(query, key, value, attn_mask,
+                                           dropout_p, is_causal, enable_gqa);
+      },
+      PKG_NAMESPACE_TEXT "::scaled_dot_product_attention", query, key, value,
+      attn_mask, dropout_p, is_causal, scale, enable_gqa);
+}
+
+// PyTorch's own refusal would come with a backtrace on stderr.
+void refuse_taken_namespace() {
+  const auto schemas =
+      py::module_::import("torch._C")
+          .attr("_jit_get_schemas_for_operator")(PKG_NAMESPACE_TEXT "::muladd");
+  if (py::len(schemas) > 0 && !operators_are_defined()) {
+    throw py::import_error(kNamespaceTaken);
+  }
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#elif defined(_MSC_VER)
+  return "msvc " + std::to_string(_MSC_FULL_VER);
+#else
+  return "unknown";
+#endif
+}
+
+std::string version_text(uint64_t version) {
+  return std::to_string((version >> 56) & 0xFF) + "." +
+         std::to_string((version >> 48) & 0xFF);
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = PKG_VERSION;
+  info["namespace"] = PKG_NAMESPACE_TEXT;
+  info["compiler"] = compiler();
+  info["flags"] = PKG_COMPILE_FLAGS;
+  info["stable_abi_target"] = version_text(TORCH_TARGET_VERSION);
+  info["built_with_torch"] = version_text(TORCH_ABI_VERSION);
+  info["cuda_toolkit"] =
+      *PKG_CUDA_TOOLKIT ? py::cast(PKG_CUDA_TOOLKIT) : py::none();
+  info["cuda_architectures"] = PKG_CUDA_ARCHITECTURES;
+  return info;
+}
+
+std::optional<std::string> cpu_capability() {
+  const auto best = best_capability(detect_cpu_features());
+  return best ? std::optional<std::string>(capability_name(*best))
+              : std::nullopt;
+}
+
+std::vector<std::string> cpu_capabilities() {
+  std::vector<std::string> names;
+  const auto best = best_capability(detect_cpu_features());
+  for (const CpuCapability capability : kCpuCapabilities) {
+    if (best && capability <= *best) {
+      names.emplace_back(capability_name(capability));
+    }
+  }
+  return names;
+}
+
+}  // namespace
+}  // namespace pkg::python
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace pkg::python;
+  using release_gil = py::call_guard<py::gil_scoped_release>;
+
+  module.doc() = "Compiled part of pkg: build facts and operators on tensors.";
+  TensorBridge::instance();
+  refuse_taken_namespace();
+  pkg::define_operators();
+
+  module.def(
+      "build_info", &build_info,
+      "Version, compiler, flags, stable-ABI target and CUDA toolkit that "
+      "this build was made with.");
+  module.def("cpu_capability", &cpu_capability,
+             "The best instruction set that this processor and its operating "
+             "system run, or None below the baseline.");
+  module.def("cpu_capabilities", &cpu_capabilities,
+             "All instruction sets that can run here, the least first.");
+
+  module.def("muladd", &call_muladd, py::arg("a"), py::arg("b"), py::arg("c"),
+             release_gil(), "a * b + c. See pkg.ops.muladd.");
+  module.def("mul", &call_mul, py::arg("a"), py::arg("b"), release_gil(),
+             "a * b. See pkg.ops.mul.");
+  module.def("add_out", &call_add_out, py::arg("a"), py::arg("b"),
+             py::kw_only(), py::arg("out"), release_gil(),
+             "Writes a + b into out. See pkg.ops.add_out.");
+  module.def("d_sigmoid", &call_d_sigmoid, py::arg("z"), release_gil(),
+             "Derivative of the sigmoid function. See pkg.ops.d_sigmoid.");
+  module.def("matmul", &call_matmul, py::arg("a"), py::arg("b"), py::kw_only(),
+             py::arg("out_dtype") = py::none(), release_gil(),
+             "Matrix product. See pkg.ops.matmul.");
+  module.def("scaled_dot_product_attention", &call_scaled_dot_product_attention,
+             py::arg("query"), py::arg("key"), py::arg("value"),
+             py::arg("attn_mask") = py::none(), py::arg("dropout_p") = 0.0,
+             py::arg("is_causal") = false, py::kw_only(),
+             py::arg("scale") = py::none(), py::arg("enable_gqa") = false,
+             release_gil(), "See pkg.ops.scaled_dot_product_attention.");
+}

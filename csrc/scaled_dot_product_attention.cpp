@@ -1,0 +1,43 @@
+// The composite part of attention: it draws the dropout's seed from PyTorch's
+// generator, so that torch.manual_seed reproduces it, and calls the forward
+// operator, which is the one that has kernels and a gradient.
+#include "scaled_dot_product_attention.h"
+
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "dispatch.h"
+#include "namespace.h"
+
+namespace pkg {
+namespace {
+
+Tensor draw_seed(const Tensor& like) {
+  const std::optional<torch::stable::Device> device = like.device();
+  return dispatch<Tensor>(
+      "aten::randint", "", std::numeric_limits<int64_t>::max(),
+      std::vector<int64_t>{1}, std::optional<ScalarType>(ScalarType::Long),
+      std::nullopt, device, std::nullopt);
+}
+
+Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
+                                    const Tensor& value,
+                                    const std::optional<Tensor>& attn_mask,
+                                    double dropout_p, bool is_causal,
+                                    std::optional<double> scale,
+                                    bool enable_gqa) {
+  const std::optional<Tensor> seed =
+      dropout_p > 0.0 ? std::optional(draw_seed(query)) : std::nullopt;
+  return std::get<0>(dispatch<std::tuple<Tensor, Tensor>>(
+      PKG_NAMESPACE_TEXT "::scaled_dot_product_attention_forward", "", query,
+      key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa));
+}
+
+PKG_IMPLEMENT(CompositeImplicitAutograd, library) {
+  library.impl("scaled_dot_product_attention",
+               TORCH_BOX(&scaled_dot_product_attention));
+}
+
+}  // namespace
+}  // namespace pkg

@@ -1,0 +1,224 @@
+// Checks and shape arithmetic of attention, for every device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "tensor.h"
+
+namespace pkg {
+
+// Attention over `batch` pairs of a query matrix (rows x head_size) and a key
+// matrix (columns x head_size) with a value matrix (columns x value_size). The
+// leading dimensions of the inputs are broadcast and flattened, the last of
+// them being the query's heads; a batch index is decoded with `lead_sizes`.
+struct AttentionShape {
+  ScalarType type;
+  int64_t rows;        // L: length of the query
+  int64_t columns;     // S: length of the key and value
+  int64_t head_size;   // E: of query and key
+  int64_t value_size;  // Ev: of value and output
+  int64_t group;       // query heads that share a key head
+  double scale;
+  size_t lead_dims;
+  std::array<int64_t, kMaxDims> lead_sizes;
+
+  int64_t batch() const { return product({lead_sizes.data(), lead_dims}); }
+  std::span<const int64_t> lead() const {
+    return {lead_sizes.data(), lead_dims};
+  }
+};
+
+// Where one operand's matrices lie: strides in elements, 0 where it is
+// broadcast. `group` query heads share one matrix.
+struct AttentionOperand {
+  int64_t row_stride;
+  int64_t column_stride;
+  int64_t group;
+  std::array<int64_t, kMaxDims> lead_strides;
+
+  // Offset in elements of the matrix that batch index `b` uses.
+  int64_t offset(const AttentionShape& shape, int64_t b) const {
+    int64_t result = 0;
+    for (size_t d = shape.lead_dims; d-- > 0;) {
+      int64_t index = b % shape.lead_sizes[d];
+      b /= shape.lead_sizes[d];
+      if (d + 1 == shape.lead_dims) {
+        index /= group;
+      }
+      result += index * lead_strides[d];
+    }
+    return result;
+  }
+};
+
+namespace detail {
+
+inline void check_attention_operand(const Tensor& query, const char* name,
+                                    const Tensor& tensor) {
+  const char* op = "scaled_dot_product_attention";
+  check_floating(op, name, tensor);
+  PKG_CHECK(sizes_of(tensor).size() >= 2, op, ": ", name, " has shape ",
+            shape_text(tensor),
+            "; it needs at least two dimensions (..., length, head size)");
+  PKG_CHECK(sizes_of(tensor).size() <= kMaxDims, op, ": ", name,
+            " has more than ", kMaxDims, " dimensions");
+  PKG_CHECK(dtype_of(tensor) == dtype_of(query), op, ": query is ",
+            dtype_name(dtype_of(query)), " but ", name, " is ",
+            dtype_name(dtype_of(tensor)), "; all must have the same dtype");
+  check_same_device(op, "query", query, name, tensor);
+}
+
+inline int64_t lead_size(const Tensor& tensor, size_t from_last) {
+  const auto sizes = sizes_of(tensor);
+  const size_t lead = sizes.size() - 2;
+  return from_last < lead ? sizes[lead - 1 - from_last] : 1;
+}
+
+inline int64_t lead_stride(const Tensor& tensor, size_t from_last) {
+  const size_t lead = sizes_of(tensor).size() - 2;
+  return from_last < lead ? strides_of(tensor)[lead - 1 - from_last] : 0;
+}
+
+}  // namespace detail
+
+inline AttentionShape plan_attention(const Tensor& query, const Tensor& key,
+                                     const Tensor& value,
+                                     const std::optional<Tensor>& attn_mask,
+                                     double dropout_p, bool is_causal,
+                                     std::optional<double> scale,
+                                     bool enable_gqa) {
+  const char* op = "scaled_dot_product_attention";
+  detail::check_attention_operand(query, "query", query);
+  detail::check_attention_operand(query, "key", key);
+  detail::check_attention_operand(query, "value", value);
+  PKG_CHECK(dropout_p >= 0.0 && dropout_p <= 1.0, op, ": dropout_p is ",
+            dropout_p, "; a probability lies between 0 and 1");
+
+  AttentionShape shape;
+  const auto q = sizes_of(query);
+  const auto k = sizes_of(key);
+  const auto v = sizes_of(value);
+  shape.type = dtype_of(query);
+  shape.rows = q[q.size() - 2];
+  shape.head_size = q.back();
+  shape.columns = k[k.size() - 2];
+  shape.value_size = v.back();
+  PKG_CHECK(k.back() == shape.head_size, op, ": query of shape ",
+            shape_text(query), " and key of shape ", shape_text(key),
+            " must have the same last dimension (head size)");
+  PKG_CHECK(v[v.size() - 2] == shape.columns, op, ": key of shape ",
+            shape_text(key), " and value of shape ", shape_text(value),
+            " must have the same length in dimension -2");
+  shape.scale = scale.value_or(
+      shape.head_size == 0
+          ? 1.0
+          : 1.0 / std::sqrt(static_cast<double>(shape.head_size)));
+
+  shape.group = 1;
+  if (enable_gqa) {
+    PKG_CHECK(q.size() >= 3 && k.size() >= 3 && v.size() >= 3, op,
+              ": enable_gqa needs a dimension of heads, but query has shape ",
+              shape_text(query), ", key ", shape_text(key), " and value ",
+              shape_text(value));
+    const int64_t query_heads = detail::lead_size(query, 0);
+    const int64_t key_heads = detail::lead_size(key, 0);
+    PKG_CHECK(detail::lead_size(value, 0) == key_heads, op, ": key has ",
+              key_heads, " heads but value has ", detail::lead_size(value, 0),
+              "; with enable_gqa they must be equal");
+    PKG_CHECK(key_heads > 0 && query_heads % key_heads == 0, op, ": query has ",
+              query_heads, " heads, not a multiple of the ", key_heads,
+              " heads of key and value");
+    shape.group = query_heads / key_heads;
+  }
+
+  shape.lead_dims = std::max({q.size(), k.size(), v.size()}) - 2;
+  for (size_t i = 0; i < shape.lead_dims; ++i) {
+    int64_t size = detail::lead_size(query, i);
+    for (const Tensor* other : {&key, &value}) {
+      const int64_t other_size =
+          detail::lead_size(*other, i) * (i == 0 ? shape.group : 1);
+      PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
+                ": the leading dimensions of query ", shape_text(query),
+                ", key ", shape_text(key), " and value ", shape_text(value),
+                " do not broadcast");
+      size = size == 1 ? other_size : size;
+    }
+    shape.lead_sizes[shape.lead_dims - 1 - i] = size;
+  }
+
+  if (attn_mask) {
+    const auto mask = sizes_of(*attn_mask);
+    const ScalarType mask_type = dtype_of(*attn_mask);
+    PKG_CHECK(!is_causal, op,
+              ": attn_mask and is_causal=True exclude each other; put the "
+              "causal mask into attn_mask");
+    PKG_CHECK(
+        mask_type == ScalarType::Bool || mask_type == shape.type ||
+            (mask_type == ScalarType::Float && is_half_precision(shape.type)),
+        op, ": attn_mask is ", dtype_name(mask_type),
+        "; it must be torch.bool, query's dtype ", dtype_name(shape.type),
+        " or, for half precision, torch.float32");
+    check_same_device(op, "query", query, "attn_mask", *attn_mask);
+    bool fits = mask.size() <= shape.lead_dims + 2;
+    for (size_t i = 0; fits && i < mask.size(); ++i) {
+      const int64_t full = i == 0   ? shape.columns
+                           : i == 1 ? shape.rows
+                                    : shape.lead_sizes[shape.lead_dims + 1 - i];
+      const int64_t size = mask[mask.size() - 1 - i];
+      fits = size == 1 || size == full;
+    }
+    PKG_CHECK(fits, op, ": attn_mask of shape ", shape_text(*attn_mask),
+              " does not broadcast to the scores: leading dimensions ",
+              shape_text(shape.lead()), ", ", shape.rows, " rows, ",
+              shape.columns, " columns");
+  }
+  return shape;
+}
+
+// `group` > 1 for key and value under enable_gqa.
+inline AttentionOperand attention_operand(const AttentionShape& shape,
+                                          const Tensor& tensor, int64_t group) {
+  AttentionOperand operand;
+  const auto strides = strides_of(tensor);
+  operand.row_stride = strides[strides.size() - 2];
+  operand.column_stride = strides.back();
+  operand.group = group;
+  for (size_t i = 0; i < shape.lead_dims; ++i) {
+    operand.lead_strides[shape.lead_dims - 1 - i] =
+        detail::lead_size(tensor, i) == 1 ? 0 : detail::lead_stride(tensor, i);
+  }
+  return operand;
+}
+
+// A mask may have fewer than two dimensions, and is broadcast in each.
+inline AttentionOperand attention_mask_operand(const AttentionShape& shape,
+                                               const Tensor& mask) {
+  AttentionOperand operand;
+  const auto sizes = sizes_of(mask);
+  const auto strides = strides_of(mask);
+  const auto stride = [&](size_t from_last) {
+    return from_last < sizes.size() && sizes[sizes.size() - 1 - from_last] != 1
+               ? strides[sizes.size() - 1 - from_last]
+               : int64_t{0};
+  };
+  operand.column_stride = stride(0);
+  operand.row_stride = stride(1);
+  operand.group = 1;
+  for (size_t i = 0; i < shape.lead_dims; ++i) {
+    operand.lead_strides[shape.lead_dims - 1 - i] = stride(i + 2);
+  }
+  return operand;
+}
+
+inline void check_scaled_dot_product_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
+    bool enable_gqa) {
+  plan_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                 std::nullopt, enable_gqa);
+}
+
+}  // namespace pkg

@@ -1,0 +1,186 @@
+// torch.Tensor and torch.dtype as arguments and results of pybind11 functions,
+// using the stable ABI alone.
+//
+// From PyTorch 2.14 on two functions of the C shim convert tensors; they are
+// looked up at run time. Before that, torch._C._aoti hands tensor handles over
+// in capsules.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <optional>
+
+#include "symbol_lookup.h"
+#include "tensor.h"
+
+namespace pkg::python {
+
+namespace py = pybind11;
+
+class TensorBridge {
+ public:
+  // Filled when the module is imported, and never freed: tensors may still pass
+  // while the interpreter shuts down.
+  static TensorBridge& instance() {
+    static TensorBridge* bridge = new TensorBridge();
+    return *bridge;
+  }
+
+  bool is_tensor(PyObject* object) const {
+    return PyObject_TypeCheck(object, tensor_type_) != 0;
+  }
+
+  // A new handle on the tensor, or null with a Python error set.
+  AtenTensorHandle handle_of(PyObject* object) const {
+    AtenTensorHandle handle = nullptr;
+    if (from_python_ != nullptr) {
+      return from_python_(object, &handle) == TORCH_SUCCESS ? handle : nullptr;
+    }
+    PyObject* capsule = PyObject_CallOneArg(handle_to_capsule_, object);
+    if (capsule == nullptr) {
+      return nullptr;
+    }
+    // The capsule has no destructor: the handle in it becomes ours.
+    handle = static_cast<AtenTensorHandle>(
+        PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule)));
+    Py_DECREF(capsule);
+    return handle;
+  }
+
+  // A new reference to a Python tensor that shares the handle's tensor, or null
+  // with a Python error set. The handle is only borrowed.
+  PyObject* object_of(AtenTensorHandle handle) const {
+    if (to_python_ != nullptr) {
+      void* object = nullptr;
+      return to_python_(handle, nullptr, &object) == TORCH_SUCCESS
+                 ? static_cast<PyObject*>(object)
+                 : nullptr;
+    }
+    PyObject* capsule = PyCapsule_New(handle, nullptr, nullptr);
+    if (capsule == nullptr) {
+      return nullptr;
+    }
+    // Copies the tensor out of the handle, in spite of the function's name.
+    PyObject* object = PyObject_CallOneArg(handle_from_capsule_, capsule);
+    Py_DECREF(capsule);
+    return object;
+  }
+
+  std::optional<ScalarType> dtype_of_object(PyObject* object) const {
+    for (const auto& [dtype, type] : dtypes_) {
+      if (dtype == object) {
+        return type;
+      }
+    }
+    if (Py_TYPE(object) == dtype_type_) {
+      return ScalarType::Undefined;  // a dtype, but none that pkg computes with
+    }
+    return std::nullopt;
+  }
+
+ private:
+  using FromPython = AOTITorchError (*)(void*, AtenTensorHandle*);
+  using ToPython = AOTITorchError (*)(AtenTensorHandle, void*, void**);
+
+  TensorBridge() {
+    const py::module_ torch = py::module_::import("torch");
+    const py::module_ aoti = py::module_::import("torch._C._aoti");
+    tensor_type_ =
+        reinterpret_cast<PyTypeObject*>(new_reference(torch, "Tensor"));
+    dtype_type_ =
+        reinterpret_cast<PyTypeObject*>(new_reference(torch, "dtype"));
+    handle_to_capsule_ =
+        new_reference(aoti, "unsafe_alloc_void_ptr_from_tensor");
+    handle_from_capsule_ =
+        new_reference(aoti, "alloc_tensor_by_stealing_from_void_ptr");
+    const std::pair<const char*, ScalarType> names[] = {
+        {"bool", ScalarType::Bool},     {"uint8", ScalarType::Byte},
+        {"int8", ScalarType::Char},     {"int16", ScalarType::Short},
+        {"int32", ScalarType::Int},     {"int64", ScalarType::Long},
+        {"float16", ScalarType::Half},  {"bfloat16", ScalarType::BFloat16},
+        {"float32", ScalarType::Float}, {"float64", ScalarType::Double},
+    };
+    for (size_t i = 0; i < dtypes_.size(); ++i) {
+      dtypes_[i] = {new_reference(torch, names[i].first), names[i].second};
+    }
+    from_python_ = find_torch_symbol<FromPython>("torch_tensor_from_pyobject");
+    to_python_ = find_torch_symbol<ToPython>("torch_tensor_to_pyobject");
+  }
+
+  static PyObject* new_reference(const py::module_& module, const char* name) {
+    return module.attr(name).cast<py::object>().release().ptr();
+  }
+
+  PyTypeObject* tensor_type_;
+  PyTypeObject* dtype_type_;
+  PyObject* handle_to_capsule_;
+  PyObject* handle_from_capsule_;
+  std::array<std::pair<PyObject*, ScalarType>, 10> dtypes_;
+  FromPython from_python_;
+  ToPython to_python_;
+};
+
+}  // namespace pkg::python
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<torch::stable::Tensor> {
+  static constexpr auto name = const_name("torch.Tensor");
+
+  bool load(handle source, bool /*convert*/) {
+    const auto& bridge = pkg::python::TensorBridge::instance();
+    if (!bridge.is_tensor(source.ptr())) {
+      return false;
+    }
+    AtenTensorHandle handle = bridge.handle_of(source.ptr());
+    if (handle == nullptr) {
+      throw_python_error("PyTorch gave no handle for a tensor");
+    }
+    value_.emplace(handle);
+    return true;
+  }
+
+  static handle cast(const torch::stable::Tensor& tensor,
+                     return_value_policy /*policy*/, handle /*parent*/) {
+    PyObject* object =
+        pkg::python::TensorBridge::instance().object_of(tensor.get());
+    if (object == nullptr) {
+      throw_python_error("PyTorch made no Python tensor of a handle");
+    }
+    return object;
+  }
+
+  template <class T>
+  using cast_op_type = movable_cast_op_type<T>;
+  operator torch::stable::Tensor*() { return &*value_; }
+  operator torch::stable::Tensor&() { return *value_; }
+  operator torch::stable::Tensor&&() && { return std::move(*value_); }
+
+ private:
+  [[noreturn]] static void throw_python_error(const char* otherwise) {
+    if (PyErr_Occurred() != nullptr) {
+      throw error_already_set();
+    }
+    throw std::runtime_error(otherwise);
+  }
+
+  std::optional<torch::stable::Tensor> value_;
+};
+
+template <>
+struct type_caster<torch::headeronly::ScalarType> {
+  PYBIND11_TYPE_CASTER(torch::headeronly::ScalarType,
+                       const_name("torch.dtype"));
+
+  bool load(handle source, bool /*convert*/) {
+    const auto type =
+        pkg::python::TensorBridge::instance().dtype_of_object(source.ptr());
+    value = type.value_or(torch::headeronly::ScalarType::Undefined);
+    return type.has_value();
+  }
+};
+
+}  // namespace pybind11::detail

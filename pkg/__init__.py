@@ -1,0 +1,24 @@
+"""Custom PyTorch operators for CPU and CUDA, in one wheel for every PyTorch.
+
+Importing the package loads its compiled libraries and registers the operators
+as ``torch.ops.pkg.*``. They are public functions of :mod:`pkg.ops`, and plain
+functions of the same names in ``pkg._C``.
+
+Example:
+    >>> import torch, pkg
+    >>> pkg.ops.muladd(torch.ones(2), torch.full((2,), 3.0), 0.5)
+    tensor([3.5000, 3.5000])
+"""
+
+from . import _loader, jit
+
+try:
+    _C = _loader.load()
+    from . import ops
+except BaseException:
+    # Leave no half of the package behind: the next import starts afresh.
+    _loader.forget(__name__)
+    raise
+from .version import __version__
+
+__all__ = ["__version__", "jit", "ops"]

@@ -1,0 +1,104 @@
+"""``python -m pkg``: what is installed, and how fast it is."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import pkg
+
+from . import environment
+
+BENCHMARKS = "pkg._benchmarks"
+
+
+def load_benchmarks() -> ModuleType:
+    """The package of benchmarks: of the install, or else of the checkout that pkg is run from.
+
+    Raises:
+        ImportError: there is neither, or a package that the benchmarks need is missing.
+    """
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+    if importlib.util.find_spec(BENCHMARKS) is None and (folder / "harness.py").exists():
+        spec = importlib.util.spec_from_file_location(
+            BENCHMARKS, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None:
+            raise ImportError(f"the benchmarks in {folder} cannot be imported")
+        sys.modules[BENCHMARKS] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[BENCHMARKS])
+    try:
+        return importlib.import_module(f"{BENCHMARKS}.harness")
+    except ModuleNotFoundError as error:
+        if error.name == BENCHMARKS:
+            raise ImportError(
+                "this install has no benchmarks; they are in the folder benchmarks of the sources"
+            ) from error
+        raise ImportError(
+            f"the benchmarks need {error.name}: pip install 'pkg-kernels[bench]'"
+        ) from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m pkg", description="The package pkg-kernels.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    env = commands.add_parser("env", help="describe this installation")
+    env.add_argument(
+        "--capabilities",
+        action="store_true",
+        help="only the CPU libraries that can be used here, one a line, the best first",
+    )
+    bench = commands.add_parser("bench", help="time operators beside PyTorch's")
+    bench.add_argument("operators", nargs="*", metavar="OPERATOR", help="all when none is named")
+    bench.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
+    bench.add_argument("--threads", type=int, help="default: PyTorch's choice")
+    bench.add_argument("--seconds", type=float, default=1.0, help="to spend on a case (1)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    return top
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Run benchmarks; 0 when every result was right, 1 when not, 2 when they cannot be run."""
+    try:
+        harness = load_benchmarks()
+    except ImportError as error:
+        print(f"pkg bench: {error}", file=sys.stderr)
+        return 2
+    known = harness.operators()
+    unknown = sorted(set(options.operators) - set(known))
+    if unknown:
+        print(
+            f"pkg bench: no benchmark of {', '.join(unknown)}; there are {', '.join(known)}",
+            file=sys.stderr,
+        )
+        return 2
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    right = harness.run(options.operators or known, device, options.seconds, options.json)
+    return 0 if right else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if options.command == "bench":
+        return bench(options)
+    if options.capabilities:
+        files = environment.target_files()
+        usable = [name for name in pkg._C.cpu_capabilities() if files[f"_cpu_{name}"]]
+        print(*reversed(usable), sep="\n")
+        return 0
+    return environment.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

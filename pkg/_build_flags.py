@@ -1,0 +1,58 @@
+"""Compiler flags of the package: one source for setup.py and for pkg.jit.
+
+Imports nothing of the package, since setup.py runs it before there is one.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+WINDOWS = sys.platform == "win32"
+MACOS = sys.platform == "darwin"
+X86_64 = platform.machine().lower() in {"x86_64", "amd64"}
+
+# The oldest PyTorch whose stable ABI the libraries use: 2.10.
+STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"]
+
+# The instruction sets that a CPU library may use, from the least to the most demanding;
+# csrc/cpu_features.cpp tells which of them a processor runs.
+_CPU_LEVELS_GNU = {
+    "baseline": ["-march=x86-64-v2"],
+    "avx2": ["-march=x86-64-v3"],
+    "avx512": ["-march=x86-64-v4"],
+    "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
+}
+_CPU_LEVELS_MSVC = {
+    "baseline": [],
+    "avx2": ["/arch:AVX2"],
+    "avx512": ["/arch:AVX512"],
+    "avx512_bf16": ["/arch:AVX512"],
+}
+
+DEFAULT_CUDA_ARCHITECTURES = "8.0;9.0a+PTX"
+
+
+def cpu_levels() -> dict[str, list[str]]:
+    """Instruction sets of this system's processors, with their compiler flags."""
+    if not X86_64:
+        return {"baseline": []}
+    return _CPU_LEVELS_MSVC if WINDOWS else _CPU_LEVELS_GNU
+
+
+def cxx_flags() -> list[str]:
+    """Flags of every C++ file, in the words of this system's compiler."""
+    if WINDOWS:
+        return ["/std:c++20", "/O2", "/W3", "/EHsc", "/Zc:preprocessor", *STABLE_ABI]
+    return ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", *STABLE_ABI]
+
+
+def cpu_kernel_flags(level: str) -> list[str]:
+    """Further flags of the CPU kernels: an instruction set, and fused multiply-adds."""
+    return [*cpu_levels()[level], *([] if WINDOWS else ["-ffp-contract=fast"])]
+
+
+def nvcc_flags(threads: int) -> list[str]:
+    """Flags of every CUDA file; ``threads`` architectures are compiled at a time."""
+    host = [] if WINDOWS else ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
+    return ["-std=c++20", "-O3", f"--threads={threads}", *host, *STABLE_ABI, "-DUSE_CUDA"]

@@ -1,0 +1,177 @@
+"""Loads the compiled libraries, and says in words what is wrong where it cannot.
+
+``pkg._C`` comes first: it defines the operators and knows the processor. Then
+exactly one CPU library follows, the best that the processor runs or the one that
+``PKG_CPU_CAPABILITY`` names, and on a CUDA build of PyTorch the CUDA library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+OLDEST_TORCH = (2, 10)
+CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
+FOLDER = Path(__file__).parent
+
+# Set by load(): the CPU library in use, and whether the CUDA library is.
+cpu_capability: str | None = None
+cuda_loaded = False
+
+
+def load() -> ModuleType:
+    """Loads every library that belongs to this process.
+
+    Returns:
+        The module ``pkg._C``.
+
+    Raises:
+        ImportError: torch is absent or older than 2.10, a library is missing
+            from the install or was built for another system, or
+            ``PKG_CPU_CAPABILITY`` names a level that this processor or this
+            build lacks.
+    """
+    global cpu_capability, cuda_loaded
+    _check_torch()
+    if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
+        from . import jit
+
+        cpu_capability = jit.best_capability()
+        cuda_loaded = jit.can_build_cuda()
+        module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
+        sys.modules["pkg._C"] = module
+        return module
+    module = _import_binding()
+    cpu_capability = _choose_cpu_capability(module)
+    _load_library(f"_cpu_{cpu_capability}")
+    cuda_loaded = _load_cuda()
+    return module
+
+
+def forget(package: str) -> None:
+    """Removes the package and its submodules from ``sys.modules``."""
+    for name in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+        del sys.modules[name]
+
+
+def library_file(name: str) -> Path | None:
+    """The file of one of the package's libraries for this Python, or None."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = FOLDER / f"{name}{suffix}"
+        if path.exists():
+            return path
+    return None
+
+
+def _check_torch() -> None:
+    needed = ".".join(map(str, OLDEST_TORCH))
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(
+            f"pkg needs PyTorch {needed} or newer and {sys.executable} has no module named "
+            f"torch. Install it into this environment: pip install 'torch>={needed}'"
+        ) from error
+    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if match is None or tuple(map(int, match.groups())) < OLDEST_TORCH:
+        raise ImportError(
+            f"pkg needs PyTorch {needed} or newer and this is {torch.__version__} "
+            f"({Path(torch.__file__).parent}). Upgrade it: pip install -U 'torch>={needed}'"
+        )
+
+
+def _import_binding() -> ModuleType:
+    if library_file("_C") is None:
+        raise ImportError(_why_missing("_C"))
+    try:
+        return importlib.import_module("pkg._C")
+    except ImportError as error:
+        if "already registered" in str(error):
+            raise
+        raise ImportError(_why_unloadable("_C", error)) from error
+
+
+def _choose_cpu_capability(module: ModuleType) -> str:
+    runnable: list[str] = module.cpu_capabilities()
+    asked = os.environ.get("PKG_CPU_CAPABILITY", "").strip().lower()
+    if asked and asked not in CPU_CAPABILITIES:
+        raise ImportError(
+            f"PKG_CPU_CAPABILITY is '{asked}'; it must be one of "
+            f"{', '.join(CPU_CAPABILITIES)}, or unset for the best that the processor runs"
+        )
+    if not runnable:
+        raise ImportError(
+            "pkg needs a processor with SSE4.2 and POPCNT (x86-64-v2, since 2008) and this "
+            f"one ({platform.processor() or platform.machine()}) lacks them"
+        )
+    if not asked:
+        return runnable[-1]
+    if asked not in runnable:
+        raise ImportError(
+            f"PKG_CPU_CAPABILITY is '{asked}' and this processor or its operating system runs "
+            f"only {', '.join(runnable)}. Choose one of these or unset the variable"
+        )
+    return asked
+
+
+def _load_cuda() -> bool:
+    import torch
+
+    if torch.version.cuda is None or library_file("_cuda") is None:
+        return False
+    _load_library("_cuda")
+    return True
+
+
+def _load_library(name: str) -> None:
+    import torch
+
+    path = library_file(name)
+    if path is None:
+        raise ImportError(_why_missing(name))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(_why_unloadable(name, error)) from error
+
+
+def _why_missing(name: str) -> str:
+    others = sorted(p.name for p in FOLDER.glob(f"{name}.*") if p.suffix in {".so", ".pyd"})
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    if others:
+        return (
+            f"pkg was built for another system: {FOLDER} has {', '.join(others)} and this Python "
+            f"({sys.executable}, {sys.version.split()[0]} on {platform.machine()}) needs "
+            f"{name}{suffix}. Install the wheel for this Python, or build from source"
+        )
+    if name.startswith("_cpu_") and library_file("_C") is not None:
+        present = [c for c in CPU_CAPABILITIES if library_file(f"_cpu_{c}") is not None]
+        return (
+            f"pkg's library {name}{suffix} is missing from {FOLDER}; this build has "
+            f"{', '.join(present) or 'no CPU library'}. Reinstall pkg-kernels"
+            + (", or set PKG_CPU_CAPABILITY to one of these" if present else "")
+        )
+    return (
+        f"pkg's library {name}{suffix} is missing from {FOLDER}. From a source checkout: "
+        "pip install -e . (or PKG_JIT=1 to compile on import); otherwise the install is "
+        "damaged: pip install --force-reinstall pkg-kernels"
+    )
+
+
+def _why_unloadable(name: str, error: Exception) -> str:
+    import torch
+
+    path = library_file(name)
+    return (
+        f"pkg's library {path} does not load: {error}. It was built for another system, or the "
+        f"file is damaged; this is {platform.platform()} with PyTorch {torch.__version__}. "
+        "Reinstall: pip install --force-reinstall --no-cache-dir pkg-kernels, or build from source"
+    )

@@ -1,0 +1,249 @@
+"""Compiles the package's C++ and CUDA sources at run time, to try a kernel.
+
+Edit a file under ``csrc`` and load it, beside an installed :mod:`pkg` and without
+installing anything::
+
+    import pkg
+    trial = pkg.jit.load()            # compiles what changed
+    trial.matmul(a, b)                # the operators as plain functions
+    torch.ops.pkg_jit.matmul(a, b)    # and in a namespace of their own
+
+The functions are the compiled kernels alone: gradients, ``vmap`` and the rest,
+which :mod:`pkg.ops` registers in Python, belong to the namespace ``pkg``. In a
+source checkout without an install, ``PKG_JIT=1`` makes ``import pkg`` itself
+compile and use the sources, gradients and all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from . import _build_flags
+
+_OWNER_FILE = "owner"  # beside PyTorch's lock: who holds it
+
+# Namespaces that load() has registered in this process: what they were built from.
+_loaded: dict[str, tuple[str, ModuleType]] = {}
+
+
+def source_folder() -> Path:
+    """The folder of the C++ and CUDA sources: the checkout's, or the wheel's copy.
+
+    Raises:
+        FileNotFoundError: Neither is there.
+    """
+    here = Path(__file__).parent
+    for folder in (here.parent / "csrc", here / "_csrc"):
+        if (folder / "pybind.cpp").exists():
+            return folder
+    raise FileNotFoundError(
+        f"pkg.jit: no C++ sources beside {here}; the install is damaged. Reinstall pkg-kernels, "
+        "or pass sources= the csrc folder of a checkout"
+    )
+
+
+def best_capability() -> str:
+    """The instruction set to compile for: ``PKG_CPU_CAPABILITY``, or the best that runs here."""
+    asked = os.environ.get("PKG_CPU_CAPABILITY", "").strip().lower()
+    levels = _build_flags.cpu_levels()
+    if asked:
+        if asked not in levels:
+            raise ValueError(
+                f"PKG_CPU_CAPABILITY is '{asked}'; it must be one of {', '.join(levels)}"
+            )
+        return asked
+    import torch
+
+    level = {"AVX512": "avx512", "AVX2": "avx2"}.get(
+        torch.backends.cpu.get_cpu_capability(), "baseline"
+    )
+    if level == "avx512" and all(
+        getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_vnni_supported")
+    ):
+        level = "avx512_bf16"
+    return level if level in levels else "baseline"
+
+
+def can_build_cuda() -> bool:
+    """Whether PyTorch is a CUDA build and nvcc is there."""
+    import torch
+    from torch.utils import cpp_extension
+
+    return torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+
+
+def load(
+    *,
+    namespace: str = "pkg_jit",
+    sources: str | Path | None = None,
+    with_cuda: bool | None = None,
+    capability: str | None = None,
+    extra_cflags: Sequence[str] = (),
+    extra_cuda_cflags: Sequence[str] = (),
+    extra_ldflags: Sequence[str] = (),
+    build_directory: str | Path | None = None,
+    verbose: bool = False,
+) -> ModuleType:
+    """Compiles the sources with :func:`torch.utils.cpp_extension.load` and imports them.
+
+    Only what changed since the last call is compiled. A second call with nothing
+    changed returns the same module.
+
+    Args:
+        namespace: Where the operators are registered: ``torch.ops.<namespace>``.
+            PyTorch allows one registration of a namespace in a process, so a
+            changed kernel needs another one, or a new process.
+        sources: A folder laid out like the project's ``csrc``; the package's own
+            by default.
+        with_cuda: Whether to compile the CUDA kernels too; by default where
+            PyTorch is a CUDA build and nvcc is there.
+        capability: The CPU instruction set, ``baseline`` to ``avx512_bf16``; by
+            default the best that runs here.
+        extra_cflags: Further flags for the C++ compiler.
+        extra_cuda_cflags: Further flags for nvcc.
+        extra_ldflags: Further flags for the linker.
+        build_directory: Where objects are kept; by default a folder of this
+            namespace under PyTorch's own for extensions.
+        verbose: Print the compiler's commands and what it says.
+
+    Returns:
+        A module like ``pkg._C``.
+
+    Raises:
+        RuntimeError: The namespace is taken, another build holds the lock of the
+            build directory or left it behind, CUDA is asked for and cannot be
+            built, or the compiler refuses a source.
+        FileNotFoundError: ``sources`` has no ``pybind.cpp``.
+        ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
+    """
+    import torch
+    from torch.utils import cpp_extension
+
+    if not namespace.isidentifier():
+        raise ValueError(f"pkg.jit: namespace {namespace!r} is no identifier")
+    folder = Path(sources) if sources is not None else source_folder()
+    if not (folder / "pybind.cpp").exists():
+        raise FileNotFoundError(f"pkg.jit: {folder} has no pybind.cpp; it is no csrc folder")
+    level = capability or best_capability()
+    if level not in _build_flags.cpu_levels():
+        raise ValueError(
+            f"pkg.jit: capability is '{level}'; it must be one of "
+            f"{', '.join(_build_flags.cpu_levels())}"
+        )
+    cuda = can_build_cuda() if with_cuda is None else with_cuda
+    if cuda and not can_build_cuda():
+        raise RuntimeError(
+            "pkg.jit: with_cuda=True needs nvcc (CUDA_HOME) and a CUDA build of PyTorch; this is "
+            f"PyTorch {torch.__version__} with CUDA_HOME={cpp_extension.CUDA_HOME}"
+        )
+    files = sorted([*folder.glob("*.cpp"), *(folder / "cpu").glob("*.cpp")])
+    if cuda:
+        files += sorted((folder / "cuda").glob("*.cu"))
+    cflags = [
+        *_build_flags.cxx_flags(),
+        *_build_flags.cpu_kernel_flags(level),
+        f"-DPKG_NAMESPACE={namespace}",
+        *extra_cflags,
+    ]
+    cuda_cflags = [
+        *_build_flags.nvcc_flags(threads=2),
+        f"-DPKG_NAMESPACE={namespace}",
+        *extra_cuda_cflags,
+    ]
+    fingerprint = _fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
+    if namespace in _loaded and _loaded[namespace][0] == fingerprint:
+        return _loaded[namespace][1]
+    _refuse_taken_namespace(namespace)
+
+    directory = Path(build_directory or Path(cpp_extension.get_default_build_root(), namespace))
+    directory.mkdir(parents=True, exist_ok=True)
+    _wait_for_lock(directory / "lock")
+    owner = directory / _OWNER_FILE
+    owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
+    try:
+        module: ModuleType = cpp_extension.load(
+            name=f"{namespace}_C",
+            sources=[str(path) for path in files],
+            extra_cflags=cflags,
+            extra_cuda_cflags=cuda_cflags,
+            extra_ldflags=list(extra_ldflags),
+            build_directory=str(directory),
+            with_cuda=cuda,
+            verbose=verbose,
+        )
+    finally:
+        owner.unlink(missing_ok=True)
+    _loaded[namespace] = (fingerprint, module)
+    return module
+
+
+def _fingerprint(folder: Path, flags: Sequence[str]) -> str:
+    digest = hashlib.sha256("\0".join(flags).encode())
+    for path in sorted(folder.rglob("*.*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(folder)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _refuse_taken_namespace(namespace: str) -> None:
+    import torch
+
+    if not torch._C._jit_get_schemas_for_operator(f"{namespace}::muladd"):
+        return
+    if namespace in _loaded:
+        why = "by an earlier pkg.jit.load() of sources or flags that have changed since"
+    else:
+        why = "by the installed pkg or another build of it"
+    number = re.search(r"\d+$", namespace)
+    stem, last = (namespace[: number.start()], int(number[0])) if number else (namespace, 1)
+    raise RuntimeError(
+        f"pkg.jit: the operator namespace '{namespace}' is already registered in this process, "
+        f"{why}; PyTorch allows one. Pass another, such as namespace='{stem}{last + 1}' (all files "
+        "are then compiled once more), or start a new process"
+    )
+
+
+def _wait_for_lock(lock: Path, patience: float = 300.0) -> None:
+    """Waits while another process builds; explains a lock that nobody holds any more.
+
+    PyTorch's own wait has no end: a build that was killed leaves its lock behind.
+    """
+    started = time.monotonic()
+    while lock.exists():
+        try:
+            pid_text, host = lock.with_name(_OWNER_FILE).read_text(encoding="utf-8").split()
+            pid: int | None = int(pid_text)
+        except (OSError, ValueError):
+            pid, host = None, ""
+        dead = pid is not None and host == socket.gethostname() and not _is_running(pid)
+        if dead or time.monotonic() - started > patience:
+            holder = (
+                f"process {pid}, which no longer runs"
+                if dead
+                else f"process {pid} on {host}"
+                if pid is not None
+                else "a process that is not known"
+            )
+            raise RuntimeError(
+                f"pkg.jit: {lock} is held by {holder}. If no build is under way there, one was "
+                f"killed and left the lock behind: delete the file and call load() again"
+            )
+        time.sleep(0.2)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,92 @@
+"""``d_sigmoid``: the derivative of the logistic function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registration import batch_to_front
+from .mul import mul
+
+
+def d_sigmoid(z: Tensor) -> Tensor:
+    """Computes the derivative of the sigmoid, ``(1 - σ(z)) σ(z)``, in one pass.
+
+    It is computed from ``exp(-|z|)``, so no digits cancel for large ``|z|``.
+
+    Args:
+        z: Any shape; float16, bfloat16, float32 or float64.
+
+    Returns:
+        The derivative, of the shape and dtype of ``z``. Differentiable as often
+        as wanted.
+
+    Raises:
+        RuntimeError: ``z`` is not floating.
+
+    Example:
+        >>> d_sigmoid(torch.tensor([0.0, 2.0, -2.0]))
+        tensor([0.2500, 0.1050, 0.1050])
+    """
+    result: Tensor = torch.ops.pkg.d_sigmoid.default(z)
+    return result
+
+
+def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
+    """``grad`` times the derivative of :func:`d_sigmoid` at ``z``, in one pass."""
+    result: Tensor = torch.ops.pkg.d_sigmoid_backward.default(grad, z)
+    return result
+
+
+@torch.library.register_fake("pkg::d_sigmoid")
+def _fake(z: Tensor) -> Tensor:
+    return torch.sigmoid(z)
+
+
+@torch.library.register_fake("pkg::d_sigmoid_backward")
+def _fake_backward(grad: Tensor, z: Tensor) -> Tensor:
+    return torch.mul(z, grad)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    (z,) = ctx.saved_tensors
+    return _d_sigmoid_backward(grad, z)
+
+
+def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    grad, z = ctx.saved_tensors
+    grad_of_grad = grad_of_z = None
+    if ctx.needs_input_grad[0]:
+        grad_of_grad = _d_sigmoid_backward(grad_grad, z)
+    if ctx.needs_input_grad[1]:
+        # With d = σ(1 - σ) and t = 1 - 2σ: d' = d t and d'' = d (t² - 2 d).
+        d = d_sigmoid(z)
+        t = -torch.tanh(z / 2)
+        grad_of_z = mul(mul(grad_grad, grad), mul(d, mul(t, t) - 2 * d))
+    return grad_of_grad, grad_of_z
+
+
+def _vmap(info: Any, in_dims: Sequence[int | None], z: Tensor) -> tuple[Tensor, int | None]:
+    return d_sigmoid(z), in_dims[0]
+
+
+def _vmap_backward(
+    info: Any, in_dims: Sequence[int | None], grad: Tensor, z: Tensor
+) -> tuple[Tensor, int]:
+    grad, z = torch.broadcast_tensors(*batch_to_front((grad, z), in_dims))
+    return _d_sigmoid_backward(grad, z), 0
+
+
+torch.library.register_autograd("pkg::d_sigmoid", _backward, setup_context=_setup_context)
+torch.library.register_autograd(
+    "pkg::d_sigmoid_backward", _double_backward, setup_context=_setup_context
+)
+torch.library.register_vmap("pkg::d_sigmoid", _vmap)
+torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)

@@ -1,0 +1,55 @@
+"""``mul``: the elementwise product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registration import reduce_to, register_pointwise_vmap
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiplies two tensors elementwise: ``a * b``.
+
+    Args:
+        a: Any shape; bool, an integer dtype, float16, bfloat16, float32 or float64.
+        b: A shape that broadcasts with ``a``'s, on the same device.
+
+    Returns:
+        The product, of the broadcast shape and the promoted dtype, as
+        ``torch.mul`` gives them. Half precision is rounded once, from float32.
+
+    Raises:
+        RuntimeError: The shapes do not broadcast, a dtype is not supported, or
+            the devices differ.
+
+    Example:
+        >>> mul(torch.tensor([1.0, 2.0]), torch.tensor([[3.0], [4.0]]))
+        tensor([[3., 6.],
+                [4., 8.]])
+    """
+    result: Tensor = torch.ops.pkg.mul.default(a, b)
+    return result
+
+
+@torch.library.register_fake("pkg::mul")
+def _fake(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mul(a, b)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    return (
+        reduce_to(mul(grad, b), a) if ctx.needs_input_grad[0] else None,
+        reduce_to(mul(grad, a), b) if ctx.needs_input_grad[1] else None,
+    )
+
+
+torch.library.register_autograd("pkg::mul", _backward, setup_context=_setup_context)
+register_pointwise_vmap("mul")

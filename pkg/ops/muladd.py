@@ -1,0 +1,58 @@
+"""``muladd``: a product and a sum in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registration import reduce_to, register_pointwise_vmap
+from .mul import mul
+
+
+def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
+    """Computes ``a * b + c`` in one pass over memory.
+
+    Args:
+        a: Any shape; bool, an integer dtype, float16, bfloat16, float32 or float64.
+        b: A shape that broadcasts with ``a``'s, on the same device.
+        c: The number that is added; no gradient flows to it.
+
+    Returns:
+        The result, of the broadcast shape and the promoted dtype: that of
+        ``a * b`` where it is floating, else PyTorch's default dtype. Rounded
+        once where the processor has a fused multiply-add.
+
+    Raises:
+        RuntimeError: The shapes do not broadcast, a dtype is not supported, or
+            the devices differ.
+
+    Example:
+        >>> muladd(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.5)
+        tensor([3.5000, 8.5000])
+    """
+    result: Tensor = torch.ops.pkg.muladd.default(a, b, c)
+    return result
+
+
+@torch.library.register_fake("pkg::muladd")
+def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
+    return torch.add(torch.mul(a, b), c)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b = ctx.saved_tensors
+    return (
+        reduce_to(mul(grad, b), a) if ctx.needs_input_grad[0] else None,
+        reduce_to(mul(grad, a), b) if ctx.needs_input_grad[1] else None,
+        None,
+    )
+
+
+torch.library.register_autograd("pkg::muladd", _backward, setup_context=_setup_context)
+register_pointwise_vmap("muladd")

@@ -1,0 +1,217 @@
+"""What is compiled: targets and sources. Flags: pkg/_build_flags.py; metadata: pyproject.toml."""
+
+from __future__ import annotations
+
+import copy
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+from setuptools import Extension, setup
+from torch.utils import cpp_extension
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+ROOT = Path(__file__).parent.resolve()
+CSRC = ROOT / "csrc"
+# Not imported: the package itself needs what is built here.
+FLAGS = SimpleNamespace(**runpy.run_path(str(ROOT / "pkg" / "_build_flags.py")))
+VERSION = runpy.run_path(str(ROOT / "pkg" / "version.py"))["__version__"]
+
+
+def cxx_flags() -> list[str]:
+    """The package's flags, PyTorch's headers as system headers, and the caller's wishes."""
+    flags = list(FLAGS.cxx_flags())
+    if not FLAGS.WINDOWS:
+        flags += [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+    return flags + os.environ.get("PKG_EXTRA_CFLAGS", "").split()
+
+
+def link_flags() -> list[str]:
+    """No symbol tables, and no library that is not used."""
+    if FLAGS.WINDOWS:
+        return []
+    return ["-Wl,-dead_strip"] if FLAGS.MACOS else ["-Wl,--as-needed", "-Wl,-s"]
+
+
+def relative(paths: list[Path]) -> list[str]:
+    """Paths as setuptools wants them, in an order that does not change."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted(paths)]
+
+
+def headers(*folders: Path) -> list[str]:
+    """Files whose change means a new build of the sources beside them."""
+    return relative([p for folder in folders for p in (*folder.glob("*.h"), *folder.glob("*.cuh"))])
+
+
+def find_cuda_home() -> Path | None:
+    """The CUDA toolkit's folder. torch.utils looks for one only in CUDA builds of PyTorch."""
+    nvcc = "nvcc.exe" if FLAGS.WINDOWS else "nvcc"
+    on_path = shutil.which(nvcc)
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    candidates += [str(Path(on_path).resolve().parents[1])] if on_path else []
+    for folder in map(Path, filter(None, [*candidates, "/usr/local/cuda"])):
+        if (folder / "bin" / nvcc).exists() and (folder / "include" / "cuda_runtime.h").exists():
+            return folder
+    return None
+
+
+def nvcc_version() -> str | None:
+    """The release of the CUDA toolkit found, or None without one."""
+    if CUDA_HOME is None:
+        return None
+    command = [CUDA_HOME / "bin" / "nvcc", "--version"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return text.split("release ")[1].split(",")[0]
+
+
+def cuda_architectures() -> str:
+    """Compute capabilities to build for, as TORCH_CUDA_ARCH_LIST writes them."""
+    return (
+        os.environ.get("PKG_CUDA_ARCH_LIST")
+        or os.environ.get("TORCH_CUDA_ARCH_LIST")
+        or FLAGS.DEFAULT_CUDA_ARCHITECTURES
+    )
+
+
+def binding() -> Extension:
+    """pkg._C: the pybind11 module and the schemas."""
+    facts = {
+        "PKG_VERSION": VERSION,
+        "PKG_COMPILE_FLAGS": " ".join(FLAGS.cxx_flags()),
+        "PKG_CUDA_TOOLKIT": nvcc_version() or "",
+        "PKG_CUDA_ARCHITECTURES": cuda_architectures() if CUDA_HOME else "",
+    }
+    baseline = [] if FLAGS.WINDOWS else FLAGS.cpu_levels()["baseline"]
+    return CppExtension(
+        "pkg._C",
+        relative(list(CSRC.glob("*.cpp"))),
+        depends=headers(CSRC),
+        define_macros=[(name, f'"{text}"') for name, text in facts.items()],
+        extra_compile_args=[*cxx_flags(), *baseline],
+        extra_link_args=link_flags(),
+    )
+
+
+def cpu_library(level: str) -> Extension:
+    """pkg._cpu_<level>: every CPU kernel, compiled whole for one instruction set."""
+    return CppExtension(
+        f"pkg._cpu_{level}",
+        relative(list((CSRC / "cpu").glob("*.cpp"))),
+        depends=headers(CSRC, CSRC / "cpu"),
+        extra_compile_args=[*cxx_flags(), *FLAGS.cpu_kernel_flags(level)],
+        extra_link_args=link_flags(),
+    )
+
+
+def cuda_library() -> Extension:
+    """pkg._cuda: every CUDA kernel, for all architectures, with the runtime linked in."""
+    os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_architectures()
+    includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+    nvcc = FLAGS.nvcc_flags(threads=min(os.cpu_count() or 1, 4))
+    extension = CUDAExtension(
+        "pkg._cuda",
+        relative(list((CSRC / "cuda").glob("*.cu"))),
+        depends=headers(CSRC, CSRC / "cuda"),
+        extra_compile_args={
+            "cxx": cxx_flags(),
+            "nvcc": [*nvcc, *includes, *os.environ.get("PKG_EXTRA_NVCC_FLAGS", "").split()],
+        },
+        extra_link_args=link_flags(),
+    )
+    # Of PyTorch's libraries only those whose C functions are called; the CUDA runtime is static.
+    extension.libraries = ["torch_cpu", "torch_cuda", "cudart_static"]
+    if not FLAGS.WINDOWS:
+        extension.libraries += ["dl", "pthread", "rt"]
+        # libtorch_cuda is named even where the one linked against is empty.
+        extension.extra_link_args = ["-Wl,--no-as-needed", "-Wl,-s"]
+    return extension
+
+
+class Build(BuildExtension):
+    """BuildExtension with a folder of objects for each target, targets side by side."""
+
+    def build_extensions(self) -> None:
+        """Checks the compiler, shares the cores out, then builds."""
+        if not FLAGS.WINDOWS:
+            self.check_compiler()
+        # Targets run side by side, each with a ninja of its own: share the cores out.
+        cores = os.cpu_count() or 1
+        self.parallel = min(len(self.extensions), cores)
+        os.environ.setdefault("MAX_JOBS", str(max(1, cores // self.parallel)))
+        super().build_extensions()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds one target with objects of its own: targets share sources."""
+        worker = copy.copy(self)
+        # Not setuptools' build_temp, which for an editable install is a new folder each time.
+        worker.build_temp = str(ROOT / "build" / f"objects-{sysconfig.get_platform()}" / ext.name)
+        if ext.name == "pkg._cuda":
+            ext.library_dirs.append(self.folder_of_torch_cuda(worker.build_temp))
+        super(Build, worker).build_extension(ext)
+
+    def compiler_command(self) -> list[str]:
+        """The C++ compiler: CXX, or what Python was built with."""
+        return (os.environ.get("CXX") or self.compiler.compiler_cxx[0]).split()
+
+    def check_compiler(self) -> None:
+        """Refuses a compiler without C++20 before it fills the screen with errors."""
+        command = self.compiler_command()
+        if shutil.which(command[0]) is None:
+            sys.exit(
+                f"pkg needs a C++ compiler to build and '{command[0]}' is not there. "
+                "Debian, Ubuntu: apt-get install g++. Or set CXX to one."
+            )
+        source = "#include <span>\n#include <bit>\nint main() { return std::bit_cast<int>(0U); }"
+        result = subprocess.run(
+            [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"],
+            input=source,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            sys.exit(
+                f"pkg needs a C++20 compiler (GCC 11, Clang 14 or newer) and "
+                f"'{' '.join(command)}' refused a C++20 program:\n{result.stderr}\n"
+                "Set CXX to a newer one."
+            )
+
+    def folder_of_torch_cuda(self, build_folder: str) -> str:
+        """A folder with a libtorch_cuda to link against.
+
+        The CUDA library must name libtorch_cuda, where the C functions that it
+        calls live. A CPU build of PyTorch has none; there an empty one serves
+        for linking, and the real one is found at run time.
+        """
+        libraries = Path(cpp_extension.library_paths()[0])
+        if FLAGS.WINDOWS or (libraries / "libtorch_cuda.so").exists():
+            return str(libraries)
+        stub = Path(build_folder, "stub", "libtorch_cuda.so")
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            [*self.compiler_command(), "-shared", f"-Wl,-soname,{stub.name}"]
+            + ["-o", str(stub), "-x", "c", os.devnull],
+            check=True,
+        )
+        return str(stub.parent)
+
+
+def targets() -> list[Extension]:
+    """Every library of the package that can be built here."""
+    extensions = [binding(), *map(cpu_library, FLAGS.cpu_levels())]
+    for extension in extensions:
+        extension.libraries = ["torch_cpu"]
+    if CUDA_HOME is None:
+        print("pkg: no CUDA toolkit (CUDA_HOME, nvcc on PATH): building without CUDA kernels")
+        return extensions
+    return [*extensions, cuda_library()]
+
+
+CUDA_HOME = find_cuda_home() if os.environ.get("PKG_BUILD_CUDA", "1") != "0" else None
+cpp_extension.CUDA_HOME = str(CUDA_HOME) if CUDA_HOME else None
+setup(ext_modules=targets(), cmdclass={"build_ext": Build})
