@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "namespace.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg {
 
@@ -56,6 +57,11 @@ void define_operators() {
     PKG_CHECK(aoti_torch_library_def(library, schema) == TORCH_SUCCESS,
               "PyTorch refused the operator schema '", schema, "'");
   }
+  auto* composites = new torch::stable::detail::StableLibrary(
+      torch::stable::detail::StableLibrary::Kind::IMPL, PKG_NAMESPACE_TEXT,
+      "CompositeImplicitAutograd", __FILE__, __LINE__);
+  composites->impl("scaled_dot_product_attention",
+                   TORCH_BOX(&scaled_dot_product_attention));
 }
 
 }  // namespace pkg

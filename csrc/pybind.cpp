@@ -5,7 +5,9 @@
 #include <pybind11/stl.h>
 #include <torch/headeronly/version.h>
 
+#include <filesystem>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -131,7 +133,22 @@ std::string version_text(uint64_t version) {
          std::to_string((version >> 48) & 0xFF);
 }
 
-py::dict build_info() {
+// The package's libraries that lie beside this one.
+std::vector<std::string> libraries_beside(const py::handle& module) {
+  std::set<std::string> names;
+  const std::filesystem::path file(module.attr("__file__").cast<std::string>());
+  for (const auto& entry :
+       std::filesystem::directory_iterator(file.parent_path())) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    if (name.starts_with('_') && (extension == ".so" || extension == ".pyd")) {
+      names.insert(name.substr(0, name.find('.')));
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+py::dict build_info(const py::handle& module) {
   py::dict info;
   info["version"] = PKG_VERSION;
   info["namespace"] = PKG_NAMESPACE_TEXT;
@@ -142,6 +159,7 @@ py::dict build_info() {
   info["cuda_toolkit"] =
       *PKG_CUDA_TOOLKIT ? py::cast(PKG_CUDA_TOOLKIT) : py::none();
   info["cuda_architectures"] = PKG_CUDA_ARCHITECTURES;
+  info["libraries"] = libraries_beside(module);
   return info;
 }
 
@@ -175,9 +193,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pkg::define_operators();
 
   module.def(
-      "build_info", &build_info,
-      "Version, compiler, flags, stable-ABI target and CUDA toolkit that "
-      "this build was made with.");
+      "build_info", [self = module.ptr()] { return build_info(self); },
+      "Version, compiler, flags, stable-ABI target and CUDA toolkit that this "
+      "build was made with, and the libraries that are present.");
   module.def("cpu_capability", &cpu_capability,
              "The best instruction set that this processor and its operating "
              "system run, or None below the baseline.");

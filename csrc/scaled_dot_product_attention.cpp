@@ -21,6 +21,8 @@ Tensor draw_seed(const Tensor& like) {
       std::nullopt, device, std::nullopt);
 }
 
+}  // namespace
+
 Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
                                     const Tensor& value,
                                     const std::optional<Tensor>& attn_mask,
@@ -34,10 +36,4 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
       key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa));
 }
 
-PKG_IMPLEMENT(CompositeImplicitAutograd, library) {
-  library.impl("scaled_dot_product_attention",
-               TORCH_BOX(&scaled_dot_product_attention));
-}
-
-}  // namespace
 }  // namespace pkg

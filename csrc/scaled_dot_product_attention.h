@@ -213,6 +213,115 @@ inline AttentionOperand attention_mask_operand(const AttentionShape& shape,
   return operand;
 }
 
+// With dropout there must be a seed: one int64 on the query's device.
+inline void check_dropout_seed(const Tensor& query,
+                               const std::optional<Tensor>& seed,
+                               double dropout_p) {
+  const char* op = "scaled_dot_product_attention";
+  PKG_CHECK(seed || dropout_p == 0.0, op, ": dropout_p is ", dropout_p,
+            " but there is no dropout_seed");
+  if (seed) {
+    PKG_CHECK(
+        dtype_of(*seed) == ScalarType::Long && product(sizes_of(*seed)) == 1,
+        op, ": dropout_seed is ", dtype_name(dtype_of(*seed)), " of shape ",
+        shape_text(*seed), "; it must be torch.int64 with one element");
+    check_same_device(op, "query", query, "dropout_seed", *seed);
+  }
+}
+
+inline void check_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
+                               int64_t columns, double dropout_p) {
+  const char* op = "attention_dropout_mask";
+  PKG_CHECK(dtype_of(seed) == ScalarType::Long && product(sizes_of(seed)) == 1,
+            op, ": seed is ", dtype_name(dtype_of(seed)), " of shape ",
+            shape_text(seed), "; it must be torch.int64 with one element");
+  PKG_CHECK(batch >= 0 && rows >= 0 && columns >= 0, op, ": batch ", batch,
+            ", rows ", rows, " and columns ", columns, " must not be negative");
+  PKG_CHECK(dropout_p >= 0.0 && dropout_p <= 1.0, op, ": dropout_p is ",
+            dropout_p, "; a probability lies between 0 and 1");
+}
+
+// The type that sums over one call's inputs are held in.
+inline ScalarType attention_accumulate_type(const AttentionShape& shape) {
+  return shape.type == ScalarType::Double ? ScalarType::Double
+                                          : ScalarType::Float;
+}
+
+// The output (..., L, Ev). Where the query is a transposed view of (..., L,
+// heads, E), as most models have it, the CPU's output is one too, so that what
+// a model does next, transposing it back and joining the heads, copies nothing.
+// The fake kernel in Python knows this rule.
+inline Tensor allocate_attention_output(const AttentionShape& shape,
+                                        const Tensor& query) {
+  std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
+  const size_t dims = shape.lead_dims + 2;
+  sizes[dims - 2] = shape.rows;
+  sizes[dims - 1] = shape.value_size;
+  const auto q = sizes_of(query);
+  const auto q_strides = strides_of(query);
+  const DeviceId device = device_of(query);
+  const bool transposed = device.type == aoti_torch_device_type_cpu() &&
+                          dims >= 3 && q.size() == dims && q[dims - 3] > 1 &&
+                          q[dims - 2] > 1 &&
+                          q_strides[dims - 3] < q_strides[dims - 2];
+  if (!transposed) {
+    return empty_contiguous({sizes.data(), dims}, shape.type, device);
+  }
+  std::array<int64_t, kMaxDims> strides{};
+  const auto at_least_one = [](int64_t size) { return size > 0 ? size : 1; };
+  strides[dims - 1] = 1;
+  strides[dims - 3] = at_least_one(shape.value_size);
+  strides[dims - 2] = strides[dims - 3] * at_least_one(sizes[dims - 3]);
+  int64_t stride = strides[dims - 2] * at_least_one(shape.rows);
+  for (size_t i = dims - 3; i-- > 0;) {
+    strides[i] = stride;
+    stride *= at_least_one(sizes[i]);
+  }
+  return empty_strided({sizes.data(), dims}, {strides.data(), dims}, shape.type,
+                       device);
+}
+
+// The log-sum-exp of the scores of each row (..., L), contiguous.
+inline Tensor allocate_log_sum_exp(const AttentionShape& shape,
+                                   const Tensor& query) {
+  std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
+  sizes[shape.lead_dims] = shape.rows;
+  return empty_contiguous({sizes.data(), shape.lead_dims + 1},
+                          attention_accumulate_type(shape), device_of(query));
+}
+
+// What the backward pass gets from the forward pass besides its inputs.
+inline void check_attention_backward(const AttentionShape& shape,
+                                     const Tensor& query,
+                                     const Tensor& grad_output,
+                                     const Tensor& output,
+                                     const Tensor& log_sum_exp,
+                                     const std::optional<Tensor>& attn_mask,
+                                     bool needs_mask_grad) {
+  const char* op = "scaled_dot_product_attention_backward";
+  std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
+  sizes[shape.lead_dims] = shape.rows;
+  sizes[shape.lead_dims + 1] = shape.value_size;
+  const auto check = [&](const char* name, const Tensor& tensor, size_t dims,
+                         ScalarType type) {
+    check_same_device(op, "query", query, name, tensor);
+    PKG_CHECK(dtype_of(tensor) == type, op, ": ", name, " is ",
+              dtype_name(dtype_of(tensor)), "; it must be ", dtype_name(type));
+    const std::span<const int64_t> expected(sizes.data(), dims);
+    PKG_CHECK(std::ranges::equal(sizes_of(tensor), expected), op, ": ", name,
+              " has shape ", shape_text(tensor), "; it must be ",
+              shape_text(expected));
+  };
+  check("grad_output", grad_output, shape.lead_dims + 2, shape.type);
+  check("output", output, shape.lead_dims + 2, shape.type);
+  check("log_sum_exp", log_sum_exp, shape.lead_dims + 1,
+        attention_accumulate_type(shape));
+  PKG_CHECK(!needs_mask_grad || (attn_mask && is_floating(dtype_of(*attn_mask))),
+            op, ": needs_mask_grad is set, but attn_mask is ",
+            attn_mask ? dtype_name(dtype_of(*attn_mask)) : "absent",
+            "; only a mask of numbers has a gradient");
+}
+
 inline void check_scaled_dot_product_attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
@@ -220,5 +329,13 @@ inline void check_scaled_dot_product_attention(
   plan_attention(query, key, value, attn_mask, dropout_p, is_causal,
                  std::nullopt, enable_gqa);
 }
+
+// The composite operator: draws the dropout's seed and calls the forward one.
+Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
+                                    const Tensor& value,
+                                    const std::optional<Tensor>& attn_mask,
+                                    double dropout_p, bool is_causal,
+                                    std::optional<double> scale,
+                                    bool enable_gqa);
 
 }  // namespace pkg

@@ -12,6 +12,7 @@ import importlib.machinery
 import os
 import platform
 import re
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -89,14 +90,26 @@ def _check_torch() -> None:
 
 
 def _import_binding() -> ModuleType:
-    if library_file("_C") is None:
+    path = library_file("_C")
+    if path is None:
         raise ImportError(_why_missing("_C"))
+    _check_whole("_C")
     try:
-        return importlib.import_module("pkg._C")
+        module = importlib.import_module("pkg._C")
     except ImportError as error:
         if "already registered" in str(error):
             raise
         raise ImportError(_why_unloadable("_C", error)) from error
+    # pybind11 hands out the module that it made first under this name.
+    first = Path(str(module.__file__))
+    if first.resolve() != path.resolve():
+        raise ImportError(
+            f"the operator namespace 'pkg' is already registered in this process, by the copy of "
+            f"pkg in {first.parent}, and this one is in {FOLDER}; PyTorch allows one. Import only "
+            "one of them, or build this one under another name: "
+            'pkg.jit.load(namespace="another_name")'
+        )
+    return module
 
 
 def _choose_cpu_capability(module: ModuleType) -> str:
@@ -137,10 +150,34 @@ def _load_library(name: str) -> None:
     path = library_file(name)
     if path is None:
         raise ImportError(_why_missing(name))
+    _check_whole(name)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(_why_unloadable(name, error)) from error
+
+
+def _check_whole(name: str) -> None:
+    """Refuses a library that was cut short: loading it would end the process."""
+    path = library_file(name)
+    if path is None or sys.platform != "linux":
+        return
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        # ELF64: the program headers say which parts of the file are mapped.
+        header = file.read(64)
+        whole = len(header) == 64 and header[:5] == b"\x7fELF\x02"
+        if whole:
+            (table,) = struct.unpack_from("<Q", header, 32)
+            entry, count = struct.unpack_from("<HH", header, 54)
+            file.seek(table)
+            entries = file.read(entry * count)
+            whole = len(entries) == entry * count and all(
+                sum(struct.unpack_from("<Q", entries, i * entry + at)[0] for at in (8, 32)) <= size
+                for i in range(count)
+            )
+    if not whole:
+        raise ImportError(_why_unloadable(name, f"it is {size} bytes long and incomplete"))
 
 
 def _why_missing(name: str) -> str:
@@ -166,7 +203,7 @@ def _why_missing(name: str) -> str:
     )
 
 
-def _why_unloadable(name: str, error: Exception) -> str:
+def _why_unloadable(name: str, error: object) -> str:
     import torch
 
     path = library_file(name)

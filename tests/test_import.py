@@ -1,0 +1,207 @@
+"""Importing the package, and every way in which that can fail.
+
+Each case runs in a process of its own, with a copy of the installed package that
+the test damages, so that nothing of the installed one is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import pkg
+
+INSTALLED = Path(pkg.__file__).parent
+SUFFIX = Path(pkg._C.__file__).name.removeprefix("_C")
+
+pytestmark = pytest.mark.skipif(
+    not pkg._loader.library_file("_C"), reason="pkg was compiled on import (PKG_JIT)"
+)
+
+
+def run_python(code: str, path: Path | None = None, **environment: str):
+    """Runs code with the package of `path` (or the installed one) importable."""
+    env = {k: v for k, v in os.environ.items() if k != "PKG_CPU_CAPABILITY"}
+    env |= {"PYTHONPATH": str(path or INSTALLED.parent)} | environment
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+
+
+def import_error(path: Path | None = None, before: str = "", **environment: str) -> str:
+    """The message of the ImportError that `import pkg` raises, after a check of what it leaves."""
+    code = f"""
+import sys
+{textwrap.dedent(before)}
+try:
+    import pkg
+except ImportError as error:
+    left = [m for m in sys.modules if m == "pkg" or m.startswith("pkg.")]
+    assert not left, left
+    print(error)
+else:
+    sys.exit("imported")
+"""
+    result = run_python(code, path, **environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def damaged_copy(tmp_path: Path) -> Path:
+    """A copy of the installed package, for a test to damage."""
+    shutil.copytree(INSTALLED, tmp_path / "pkg", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_import_loads_the_best_library() -> None:
+    result = run_python("import pkg; print(pkg._loader.cpu_capability, pkg._C.cpu_capability())")
+    loaded, best = result.stdout.split()
+    assert loaded == best
+
+
+@pytest.mark.parametrize("capability", pkg._C.cpu_capabilities())
+def test_capability_can_be_chosen(capability: str) -> None:
+    code = """
+        import pkg, torch
+        libraries = [l for l in open('/proc/self/maps') if '/_cpu_' in l] \\
+            if __import__('os').path.exists('/proc/self/maps') else [pkg._loader.cpu_capability]
+        print(pkg._loader.cpu_capability, pkg.ops.mul(torch.ones(3), torch.ones(3)).tolist())
+        print({l.split('/_cpu_')[-1].split('.')[0].strip() for l in libraries})
+    """
+    result = run_python(code, PKG_CPU_CAPABILITY=capability.upper())
+    assert result.stdout.splitlines() == [
+        f"{capability} [1.0, 1.0, 1.0]",
+        str({capability}),
+    ], result.stderr
+
+
+def test_unknown_capability_is_named() -> None:
+    message = import_error(PKG_CPU_CAPABILITY="sse9")
+    assert "PKG_CPU_CAPABILITY is 'sse9'" in message
+    assert "baseline, avx2, avx512, avx512_bf16" in message
+
+
+def test_capability_beyond_the_processor(damaged_copy: Path) -> None:
+    # Every level runs on some machines that test this: pretend that few do.
+    loader = damaged_copy / "pkg" / "_loader.py"
+    text = loader.read_text().replace("module.cpu_capabilities()", "['baseline']")
+    loader.write_text(text)
+    message = import_error(damaged_copy, PKG_CPU_CAPABILITY="avx512")
+    assert "PKG_CPU_CAPABILITY is 'avx512'" in message
+    assert "runs only baseline" in message
+
+
+def test_processor_below_the_baseline(damaged_copy: Path) -> None:
+    loader = damaged_copy / "pkg" / "_loader.py"
+    loader.write_text(loader.read_text().replace("module.cpu_capabilities()", "[]"))
+    assert "SSE4.2" in import_error(damaged_copy)
+
+
+def test_capability_that_this_build_lacks(damaged_copy: Path) -> None:
+    (damaged_copy / "pkg" / f"_cpu_baseline{SUFFIX}").unlink()
+    message = import_error(damaged_copy, PKG_CPU_CAPABILITY="baseline")
+    assert f"_cpu_baseline{SUFFIX} is missing" in message
+    assert "set PKG_CPU_CAPABILITY to one of these" in message
+
+
+def test_torch_absent() -> None:
+    hide = """
+        class Hide:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        sys.meta_path.insert(0, Hide())
+    """
+    message = import_error(before=hide)
+    assert "needs PyTorch 2.10 or newer" in message
+    assert "pip install 'torch>=2.10'" in message
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.9.1+cu128"])
+def test_torch_too_old(tmp_path: Path, version: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"__version__ = '{version}'")
+    before = f"sys.path.insert(0, {str(tmp_path)!r})"
+    message = import_error(before=before)
+    assert f"this is {version}" in message
+    assert "pip install -U" in message
+
+
+def test_binding_missing(damaged_copy: Path) -> None:
+    (damaged_copy / "pkg" / f"_C{SUFFIX}").unlink()
+    message = import_error(damaged_copy)
+    assert f"_C{SUFFIX} is missing" in message
+    assert "pip install -e ." in message
+
+
+@pytest.mark.parametrize("other", ["_C.cpython-27-x86_64-linux-gnu.so", "_C.cp399-win_amd64.pyd"])
+def test_built_for_another_python(damaged_copy: Path, other: str) -> None:
+    folder = damaged_copy / "pkg"
+    (folder / f"_C{SUFFIX}").rename(folder / other)
+    message = import_error(damaged_copy)
+    assert "built for another system" in message
+    assert other in message
+    assert SUFFIX in message
+
+
+@pytest.mark.parametrize("library", ["_C", f"_cpu_{pkg._C.cpu_capability()}"])
+def test_damaged_library(damaged_copy: Path, library: str) -> None:
+    path = damaged_copy / "pkg" / f"{library}{SUFFIX}"
+    path.write_bytes(path.read_bytes()[:3000])
+    message = import_error(damaged_copy)
+    assert str(path) in message
+    assert "does not load" in message
+    assert "--force-reinstall" in message
+
+
+def test_import_succeeds_after_the_cause_is_mended(damaged_copy: Path) -> None:
+    code = """
+        import os
+        os.environ["PKG_CPU_CAPABILITY"] = "nonsense"
+        try:
+            import pkg
+        except ImportError:
+            del os.environ["PKG_CPU_CAPABILITY"]
+        import pkg, torch
+        print(pkg.ops.mul(torch.ones(2), torch.ones(2)).tolist())
+    """
+    result = run_python(code)
+    assert result.stdout == "[1.0, 1.0]\n", result.stderr
+
+
+def test_second_copy_is_refused(damaged_copy: Path) -> None:
+    code = f"""
+        import sys, pkg
+        for name in [m for m in sys.modules if m.split(".")[0] == "pkg"]:
+            del sys.modules[name]
+        sys.path.insert(0, {str(damaged_copy)!r})
+        try:
+            import pkg
+        except ImportError as error:
+            print(error)
+    """
+    result = run_python(code)
+    assert "namespace 'pkg' is already registered" in result.stdout, result.stderr
+    assert "pkg.jit.load(namespace=" in result.stdout
+
+
+def test_build_info_tells_what_was_built() -> None:
+    info = pkg._C.build_info()
+    assert info["version"] == pkg.__version__
+    assert info["stable_abi_target"] == "2.10"
+    assert "-std=c++20" in info["flags"] or "/std:c++20" in info["flags"]
+    assert "_C" in info["libraries"]
+    assert f"_cpu_{pkg._loader.cpu_capability}" in info["libraries"]
+    assert ("_cuda" in info["libraries"]) == (info["cuda_toolkit"] is not None)

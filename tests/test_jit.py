@@ -1,0 +1,148 @@
+"""pkg.jit: compiling the sources at run time, beside the installed package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import pkg
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's sources with few operators, so that they compile in seconds."""
+    folder = tmp_path_factory.mktemp("jit") / "csrc"
+    shutil.copytree(pkg.jit.source_folder(), folder, ignore=shutil.ignore_patterns("cuda"))
+    for path in (folder / "cpu").glob("*.cpp"):
+        if path.stem != "mul":
+            path.unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jit_build")
+
+
+@pytest.fixture(scope="module")
+def module(sources: Path, build_folder: Path):
+    return pkg.jit.load(
+        namespace="pkg_jit_test", sources=sources, build_directory=build_folder, with_cuda=False
+    )
+
+
+def test_loads_beside_the_installed_package(module) -> None:
+    a, b = torch.randn(5), torch.randn(5)
+    assert torch.equal(module.mul(a, b), pkg.ops.mul(a, b))
+    assert torch.equal(torch.ops.pkg_jit_test.mul(a, b), pkg.ops.mul(a, b))
+    assert module.build_info()["namespace"] == "pkg_jit_test"
+
+
+def test_second_load_is_the_same_module(module, sources: Path, build_folder: Path) -> None:
+    again = pkg.jit.load(
+        namespace="pkg_jit_test", sources=sources, build_directory=build_folder, with_cuda=False
+    )
+    assert again is module
+
+
+def test_changed_sources_need_another_namespace(module, sources: Path, build_folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"already registered.*have changed.*'pkg_jit_test2'"):
+        pkg.jit.load(
+            namespace="pkg_jit_test",
+            sources=sources,
+            build_directory=build_folder,
+            with_cuda=False,
+            extra_cflags=["-DPKG_ANOTHER_FLAG"],
+        )
+
+
+def test_namespace_of_the_installed_package_is_refused(sources: Path) -> None:
+    with pytest.raises(RuntimeError, match="'pkg' is already registered.*the installed pkg"):
+        pkg.jit.load(namespace="pkg", sources=sources)
+
+
+def test_new_process_compiles_nothing(module, sources: Path, build_folder: Path) -> None:
+    objects = {path: path.stat().st_mtime_ns for path in build_folder.glob("*.o")}
+    assert objects
+    code = f"""
+        import pkg, torch
+        module = pkg.jit.load(namespace="pkg_jit_test", sources={str(sources)!r},
+                              build_directory={str(build_folder)!r}, with_cuda=False)
+        print(module.mul(torch.ones(2), torch.ones(2)).tolist())
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "[1.0, 1.0]\n", result.stderr
+    assert objects == {path: path.stat().st_mtime_ns for path in build_folder.glob("*.o")}
+
+
+def test_lock_of_a_dead_process_is_explained(sources: Path, tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / "lock").touch()
+    (tmp_path / "owner").write_text(f"{dead.pid} {os.uname().nodename}")
+    with pytest.raises(RuntimeError, match=r"lock is held by process \d+, which no longer runs"):
+        pkg.jit.load(namespace="pkg_jit_locked", sources=sources, build_directory=tmp_path)
+    assert (tmp_path / "lock").exists(), "the lock is the user's to delete"
+
+
+def test_lock_without_an_owner_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with pytest.raises(RuntimeError, match="a process that is not known.*delete the file"):
+        pkg.jit._wait_for_lock(tmp_path / "lock", patience=0.5)
+
+
+def test_wrong_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no pybind\.cpp"):
+        pkg.jit.load(namespace="pkg_jit_nothing", sources=tmp_path)
+
+
+def test_wrong_namespace_and_capability_are_named() -> None:
+    with pytest.raises(ValueError, match="'my kernels' is no identifier"):
+        pkg.jit.load(namespace="my kernels")
+    with pytest.raises(ValueError, match="capability is 'sse9'"):
+        pkg.jit.load(namespace="pkg_jit_sse9", capability="sse9")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this is a CUDA build of PyTorch")
+def test_cuda_on_a_cpu_build_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="needs nvcc .* and a CUDA build of PyTorch"):
+        pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
+
+
+def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
+    # The Python files and the sources as a checkout has them, and no library.
+    shutil.copytree(
+        Path(pkg.__file__).parent,
+        tmp_path / "pkg",
+        ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"),
+    )
+    shutil.copytree(pkg.jit.source_folder(), tmp_path / "csrc")
+    code = """
+        import pkg, torch
+        a = torch.ones(2, requires_grad=True)
+        pkg.ops.mul(a, a).sum().backward()
+        print(pkg.__file__, a.grad.tolist())
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ
+        | {
+            "PYTHONPATH": str(tmp_path),
+            "PKG_JIT": "1",
+            "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.stdout == f"{tmp_path / 'pkg' / '__init__.py'} [2.0, 2.0]\n", result.stderr
