@@ -124,11 +124,17 @@ def cuda_library() -> Extension:
         extra_link_args=link_flags(),
     )
     # Of PyTorch's libraries only those whose C functions are called; the CUDA runtime is static.
-    extension.libraries = ["torch_cpu", "torch_cuda", "cudart_static"]
-    if not FLAGS.WINDOWS:
+    extension.libraries = ["torch_cpu", "cudart_static"]
+    if FLAGS.WINDOWS:
+        extension.libraries.append("torch_cuda")
+    else:
         extension.libraries += ["dl", "pthread", "rt"]
-        # libtorch_cuda is named even where the one linked against is empty.
-        extension.extra_link_args = ["-Wl,--no-as-needed", "-Wl,-s"]
+        # Named in the library even where the one linked against is empty.
+        extension.extra_link_args += [
+            "-Wl,--push-state,--no-as-needed",
+            "-ltorch_cuda",
+            "-Wl,--pop-state",
+        ]
     return extension
 
 
@@ -194,8 +200,11 @@ class Build(BuildExtension):
         stub = Path(build_folder, "stub", "libtorch_cuda.so")
         stub.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(
-            [*self.compiler_command(), "-shared", f"-Wl,-soname,{stub.name}"]
-            + ["-o", str(stub), "-x", "c", os.devnull],
+            [
+                *self.compiler_command(),
+                *("-shared", f"-Wl,-soname,{stub.name}", "-o", str(stub)),
+                *("-x", "c", os.devnull),
+            ],
             check=True,
         )
         return str(stub.parent)

@@ -26,9 +26,11 @@ def _site_packages_of(prefix: str) -> Iterator[Path]:
     """Folders that hold an environment's packages for this Python version."""
     base = {"base": prefix, "platbase": prefix}
     for key in ("purelib", "platlib"):
-        yield Path(sysconfig.get_path(key, scheme="venv", vars=base)
-                   if "venv" in sysconfig.get_scheme_names()
-                   else sysconfig.get_path(key, vars=base))
+        yield Path(
+            sysconfig.get_path(key, scheme="venv", vars=base)
+            if "venv" in sysconfig.get_scheme_names()
+            else sysconfig.get_path(key, vars=base)
+        )
 
 
 def _prefix_of_parent() -> str | None:
@@ -47,8 +49,11 @@ def _candidates() -> Iterator[Path]:
     yield from (Path(sysconfig.get_path(key)) for key in ("purelib", "platlib"))
     # `python -m build` runs another interpreter: the caller's environment is the
     # active one, or that of the parent process.
-    for prefix in (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX"),
-                   _prefix_of_parent()):
+    for prefix in (
+        os.environ.get("VIRTUAL_ENV"),
+        os.environ.get("CONDA_PREFIX"),
+        _prefix_of_parent(),
+    ):
         if prefix:
             yield from _site_packages_of(prefix)
 

@@ -7,11 +7,18 @@
 
 namespace pkg {
 
+// An argument that an operator refuses. A RuntimeError in Python, as PyTorch's
+// own operators raise.
+class ArgumentError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 template <class... Words>
 [[noreturn]] [[gnu::cold]] [[gnu::noinline]] void fail(const Words&... words) {
   std::ostringstream message;
   (message << ... << words);
-  throw std::runtime_error(message.str());
+  throw ArgumentError(message.str());
 }
 
 }  // namespace pkg

@@ -74,4 +74,29 @@ Result dispatch(const char* name, const char* overload,
   return detail::ResultOf<Result>::take(stack.data());
 }
 
+// Dispatches an operator whose checks are known. They run beforehand where the
+// message of a failure would be lost, and otherwise only after one, for an
+// error in the operator's own words without what PyTorch adds to them on the
+// way.
+template <class Result, class Check, class... Arguments>
+Result checked_dispatch(const Check& check, const char* name,
+                        const Arguments&... arguments) {
+  if (!dispatch_errors_have_messages()) {
+    check();
+    return dispatch<Result>(name, "", arguments...);
+  }
+  try {
+    return dispatch<Result>(name, "", arguments...);
+  } catch (const std::runtime_error&) {
+    try {
+      check();
+    } catch (const ArgumentError&) {
+      throw;
+    } catch (...) {
+      // Not to be checked here (symbolic sizes): the first error stands.
+    }
+    throw;
+  }
+}
+
 }  // namespace pkg

@@ -54,6 +54,8 @@ inline ScalarType matmul_output_type(ScalarType input,
 inline MatmulPlan plan_matmul(const Tensor& a, const Tensor& b,
                               std::optional<ScalarType> out_dtype) {
   MatmulPlan plan;
+  check_strided("matmul", "a", a);
+  check_strided("matmul", "b", b);
   plan.input_type = dtype_of(a);
   PKG_CHECK(is_floating(plan.input_type) || plan.input_type == ScalarType::Char,
             "matmul: a is ", dtype_name(plan.input_type),

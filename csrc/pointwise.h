@@ -91,6 +91,7 @@ inline ScalarType result_type(const Tensor& a, const Tensor& b) {
 
 inline void check_pointwise_dtype(const char* op, const char* name,
                                   const Tensor& tensor) {
+  check_strided(op, name, tensor);
   const ScalarType type = dtype_of(tensor);
   PKG_CHECK(is_supported_by_pointwise(type), op, ": ", name, " is ",
             dtype_name(type),

@@ -42,24 +42,6 @@ namespace py = pybind11;
 namespace pkg::python {
 namespace {
 
-// Calls an operator. Its checks run beforehand where the dispatcher would lose
-// the message of a failure, and otherwise only after one, for an error in the
-// operator's own words, without what PyTorch adds to them on the way.
-template <class Result, class Check, class... Arguments>
-Result checked_dispatch(const Check& check, const char* name,
-                        const Arguments&... arguments) {
-  if (!dispatch_errors_have_messages()) {
-    check();
-    return dispatch<Result>(name, "", arguments...);
-  }
-  try {
-    return dispatch<Result>(name, "", arguments...);
-  } catch (const std::runtime_error&) {
-    check();
-    throw;
-  }
-}
-
 Tensor call_muladd(const Tensor& a, const Tensor& b, double c) {
   return checked_dispatch<Tensor>([&] { check_muladd(a, b); },
                                   PKG_NAMESPACE_TEXT "::muladd", a, b, c);

@@ -291,13 +291,10 @@ inline Tensor allocate_log_sum_exp(const AttentionShape& shape,
 }
 
 // What the backward pass gets from the forward pass besides its inputs.
-inline void check_attention_backward(const AttentionShape& shape,
-                                     const Tensor& query,
-                                     const Tensor& grad_output,
-                                     const Tensor& output,
-                                     const Tensor& log_sum_exp,
-                                     const std::optional<Tensor>& attn_mask,
-                                     bool needs_mask_grad) {
+inline void check_attention_backward(
+    const AttentionShape& shape, const Tensor& query, const Tensor& grad_output,
+    const Tensor& output, const Tensor& log_sum_exp,
+    const std::optional<Tensor>& attn_mask, bool needs_mask_grad) {
   const char* op = "scaled_dot_product_attention_backward";
   std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
   sizes[shape.lead_dims] = shape.rows;
@@ -316,10 +313,11 @@ inline void check_attention_backward(const AttentionShape& shape,
   check("output", output, shape.lead_dims + 2, shape.type);
   check("log_sum_exp", log_sum_exp, shape.lead_dims + 1,
         attention_accumulate_type(shape));
-  PKG_CHECK(!needs_mask_grad || (attn_mask && is_floating(dtype_of(*attn_mask))),
-            op, ": needs_mask_grad is set, but attn_mask is ",
-            attn_mask ? dtype_name(dtype_of(*attn_mask)) : "absent",
-            "; only a mask of numbers has a gradient");
+  PKG_CHECK(
+      !needs_mask_grad || (attn_mask && is_floating(dtype_of(*attn_mask))), op,
+      ": needs_mask_grad is set, but attn_mask is ",
+      attn_mask ? dtype_name(dtype_of(*attn_mask)) : "absent",
+      "; only a mask of numbers has a gradient");
 }
 
 inline void check_scaled_dot_product_attention(

@@ -133,8 +133,19 @@ inline bool is_integral(ScalarType type) {
          type == ScalarType::Int || type == ScalarType::Long;
 }
 
+// A sparse or otherwise exotic tensor has no strides to compute with.
+inline void check_strided(const char* op, const char* name,
+                          const Tensor& tensor) {
+  static const int32_t strided = aoti_torch_layout_strided();
+  int32_t layout = strided;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  PKG_CHECK(layout == strided, op, ": ", name,
+            " is not a strided (dense) tensor; convert it with .to_dense()");
+}
+
 inline void check_floating(const char* op, const char* name,
                            const Tensor& tensor) {
+  check_strided(op, name, tensor);
   const ScalarType type = dtype_of(tensor);
   PKG_CHECK(is_floating(type), op, ": ", name, " is ", dtype_name(type),
             "; supported are torch.float16, bfloat16, float32 and float64");

@@ -20,13 +20,15 @@ BENCHMARKS = "pkg._benchmarks"
 
 
 def load_benchmarks() -> ModuleType:
-    """The package of benchmarks: of the install, or else of the checkout that pkg is run from.
+    """The module that runs benchmarks: of the checkout that pkg is in, or else of the install.
 
     Raises:
         ImportError: there is neither, or a package that the benchmarks need is missing.
     """
-    folder = Path(__file__).resolve().parent.parent / "benchmarks"
-    if importlib.util.find_spec(BENCHMARKS) is None and (folder / "harness.py").exists():
+    checkout = Path(__file__).resolve().parent.parent
+    folder = checkout / "benchmarks"
+    # An editable install of another checkout would offer the benchmarks of that one.
+    if (checkout / "csrc").exists() and folder.exists() and BENCHMARKS not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             BENCHMARKS, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
@@ -41,8 +43,9 @@ def load_benchmarks() -> ModuleType:
             raise ImportError(
                 "this install has no benchmarks; they are in the folder benchmarks of the sources"
             ) from error
+        package = (error.name or "").partition(".")[0]
         raise ImportError(
-            f"the benchmarks need {error.name}: pip install 'pkg-kernels[bench]'"
+            f"the benchmarks need {package}: pip install 'pkg-kernels[bench]'"
         ) from error
 
 

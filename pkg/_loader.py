@@ -24,6 +24,8 @@ FOLDER = Path(__file__).parent
 # Set by load(): the CPU library in use, and whether the CUDA library is.
 cpu_capability: str | None = None
 cuda_loaded = False
+# Keeps what it registered while it lives.
+_refusals: object = None
 
 
 def load() -> ModuleType:
@@ -52,6 +54,8 @@ def load() -> ModuleType:
     cpu_capability = _choose_cpu_capability(module)
     _load_library(f"_cpu_{cpu_capability}")
     cuda_loaded = _load_cuda()
+    if not cuda_loaded:
+        _explain_missing_cuda_kernels()
     return module
 
 
@@ -144,6 +148,30 @@ def _load_cuda() -> bool:
     return True
 
 
+def _explain_missing_cuda_kernels() -> None:
+    """On a CUDA build of PyTorch without our CUDA library, tells CUDA callers what is missing."""
+    global _refusals
+    import torch
+
+    if torch.version.cuda is None:
+        return
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError(
+            f"this build of pkg has no CUDA kernels ({FOLDER} holds no _cuda library): no nvcc was "
+            "found when it was built. Install a wheel that has them, build from source with nvcc "
+            "on PATH, or move the tensors to the CPU"
+        )
+
+    _refusals = torch.library.Library("pkg", "IMPL")
+    for name in torch._C._dispatch_get_all_op_names():
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+            name, "CompositeImplicitAutograd"
+        )
+        if name.startswith("pkg::") and not composite:
+            _refusals.impl(name.removeprefix("pkg::"), refuse, "CUDA")
+
+
 def _load_library(name: str) -> None:
     import torch
 
@@ -154,7 +182,8 @@ def _load_library(name: str) -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise ImportError(_why_unloadable(name, error)) from error
+        # PyTorch's own error names only the file; the linker's words are its cause.
+        raise ImportError(_why_unloadable(name, error.__cause__ or error)) from error
 
 
 def _check_whole(name: str) -> None:

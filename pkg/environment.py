@@ -43,7 +43,9 @@ import pkg
 print(json.dumps({
     "version": pkg.__version__,
     "file": pkg.__file__,
-    "CPU capability": pkg._C.cpu_capability(),
+    "CPU capability loaded": pkg._loader.cpu_capability,
+    "CPU capabilities of this processor": pkg._C.cpu_capabilities(),
+    "CUDA kernels loaded": "yes" if pkg._loader.cuda_loaded else "no",
     "build": pkg._C.build_info(),
 }))
 """

@@ -65,7 +65,8 @@ def best_capability() -> str:
         torch.backends.cpu.get_cpu_capability(), "baseline"
     )
     if level == "avx512" and all(
-        getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_vnni_supported")
+        getattr(torch.cpu, name, bool)()
+        for name in ("_is_avx512_bf16_supported", "_is_vnni_supported")
     ):
         level = "avx512_bf16"
     return level if level in levels else "baseline"

@@ -64,7 +64,7 @@ def test_changed_sources_need_another_namespace(module, sources: Path, build_fol
 
 
 def test_namespace_of_the_installed_package_is_refused(sources: Path) -> None:
-    with pytest.raises(RuntimeError, match="'pkg' is already registered.*the installed pkg"):
+    with pytest.raises(RuntimeError, match=r"'pkg' is already registered.*the installed pkg"):
         pkg.jit.load(namespace="pkg", sources=sources)
 
 
@@ -96,7 +96,7 @@ def test_lock_of_a_dead_process_is_explained(sources: Path, tmp_path: Path) -> N
 
 def test_lock_without_an_owner_is_explained(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    with pytest.raises(RuntimeError, match="a process that is not known.*delete the file"):
+    with pytest.raises(RuntimeError, match=r"a process that is not known.*delete the file"):
         pkg.jit._wait_for_lock(tmp_path / "lock", patience=0.5)
 
 
@@ -114,7 +114,7 @@ def test_wrong_namespace_and_capability_are_named() -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this is a CUDA build of PyTorch")
 def test_cuda_on_a_cpu_build_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="needs nvcc .* and a CUDA build of PyTorch"):
+    with pytest.raises(RuntimeError, match=r"needs nvcc .* and a CUDA build of PyTorch"):
         pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 library = torch.library.Library("pkg", "IMPL")
 
@@ -22,6 +25,86 @@ def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
     return gradient.to(like.dtype)
+
+
+def check_one_device(name: str, *tensors: Tensor) -> None:
+    """For fake kernels: tensors on meta and on a real device do not mix."""
+    torch._check(
+        len({tensor.device for tensor in tensors}) == 1,
+        lambda: (
+            f"{name}: the tensors are on {', '.join(str(t.device) for t in tensors)}; "
+            "move them to one device"
+        ),
+    )
+
+
+def fake_pointwise(name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """The result of a pointwise operator: TensorIterator's shape and strides, and a dtype.
+
+    The strides are those of float32 stand-ins: where dtypes differ, or are half
+    precision, PyTorch's own meta functions convert first and lose the layout.
+    """
+    check_one_device(name, a, b)
+    stand_ins = (t.new_empty_strided(t.shape, t.stride(), dtype=torch.float32) for t in (a, b))
+    return torch.empty_like(torch.mul(*stand_ins), dtype=dtype)
+
+
+def register_gradients(
+    name: str, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+) -> None:
+    """Registers a backward formula that torch.func serves too.
+
+    ``torch.library.register_autograd`` takes the same formulas, but refuses torch.func.grad, and
+    drops the tangents of forward mode in silence. So the operator gets an autograd kernel as
+    PyTorch's own have: it records at one level and runs the operator at the levels below.
+
+    Args:
+        name: The operator's name, without its namespace.
+        backward: Takes the context and the gradients of the outputs; returns one
+            gradient or None for each positional argument.
+        setup_context: Takes ``ctx``, ``inputs`` and ``output``, and ``keyword_only_inputs``
+            where the operator has such.
+    """
+    operator = getattr(torch.ops.pkg, name).default
+    arguments = operator._schema.arguments
+    positional = [argument for argument in arguments if not argument.kwarg_only]
+    keyword_only = [argument for argument in arguments if argument.kwarg_only]
+
+    def forward(ctx: Any, *values: Any) -> Any:
+        inputs = values[: len(positional)]
+        keywords = {a.name: v for a, v in zip(keyword_only, values[len(positional) :], strict=True)}
+        # A level of torch.func below this one records for itself, if gradients are enabled.
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            output = operator(*inputs, **keywords)
+        more = {"keyword_only_inputs": keywords} if keyword_only else {}
+        setup_context(ctx=ctx, inputs=inputs, output=output, **more)
+        return output
+
+    def recorded_backward(ctx: Any, *gradients: Tensor) -> Any:
+        result = backward(ctx, *gradients)
+        of_inputs = result if isinstance(result, tuple) else (result,)
+        return (*of_inputs, *(None for _ in keyword_only))
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(recorded_backward)}
+    function: Any = type(f"pkg_{name}_", (_SingleLevelFunction,), members)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        recording = torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
+        )
+        # In forward mode too: without a formula for it, apply() refuses.
+        if not recording and forward_ad._current_level < 0:
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*args, **kwargs)
+        # The dispatcher leaves trailing arguments out that equal their defaults.
+        values = [*args, *(argument.default_value for argument in positional[len(args) :])]
+        values += [kwargs.get(argument.name, argument.default_value) for argument in keyword_only]
+        if not torch._C._are_functorch_transforms_active():
+            return function.apply(*values)
+        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+            return function.apply(*values)
+
+    library.impl(name, kernel, "Autograd")
 
 
 def register_lower_precision_autocast(name: str) -> None:
@@ -98,7 +181,7 @@ def promoted_for_vmap(a: Tensor, b: Tensor, dims: Sequence[int | None]) -> tuple
 
 
 def register_pointwise_vmap(name: str) -> None:
-    """vmap of a pointwise operator on tensors (a, b) and other arguments."""
+    """Registers vmap of a pointwise operator on tensors (a, b) and other arguments."""
     operator: Callable[..., Any] = getattr(torch.ops.pkg, name).default
 
     def rule(

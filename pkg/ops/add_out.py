@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from ._registration import batch_to_front, library, promoted_for_vmap
+from ._registration import batch_to_front, check_one_device, library, promoted_for_vmap
 
 
 def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -36,7 +36,7 @@ def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
 
 @torch.library.register_fake("pkg::add_out")
 def _fake(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    return None
+    check_one_device("add_out", a, b, out)
 
 
 def _refuse_gradients(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -70,11 +70,16 @@ def _vmap(a: Tensor, b: Tensor, *, out: Tensor) -> None:
             "add_out: under vmap an input has a batch dimension and out has none to hold the "
             "results; pass an out that is mapped over too"
         )
-    with interpreter.lower():
+    with torch._C._ExcludeDispatchKeyGuard(_VMAP_KEYS):
+        if out_dim is None:
+            return add_out(a, b, out=out)
         a, b = promoted_for_vmap(a, b, (a_dim, b_dim))
         a, b, out = batch_to_front((a, b, out), (a_dim, b_dim, out_dim))
-        add_out(a, b, out=out)
+        # Where neither input has the batch dimension, their sum is every slice's.
+        return add_out(a.expand_as(out), b, out=out)
 
+
+_VMAP_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
 library.impl("add_out", _refuse_gradients, "Autograd")
 library.impl("add_out", _count_write, "ADInplaceOrView")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registration import batch_to_front
+from ._registration import batch_to_front, fake_pointwise, register_gradients
 from .mul import mul
 
 
@@ -48,7 +48,7 @@ def _fake(z: Tensor) -> Tensor:
 
 @torch.library.register_fake("pkg::d_sigmoid_backward")
 def _fake_backward(grad: Tensor, z: Tensor) -> Tensor:
-    return torch.mul(z, grad)
+    return fake_pointwise("d_sigmoid_backward", z, grad, z.dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -84,9 +84,7 @@ def _vmap_backward(
     return _d_sigmoid_backward(grad, z), 0
 
 
-torch.library.register_autograd("pkg::d_sigmoid", _backward, setup_context=_setup_context)
-torch.library.register_autograd(
-    "pkg::d_sigmoid_backward", _double_backward, setup_context=_setup_context
-)
+register_gradients("d_sigmoid", _backward, setup_context=_setup_context)
+register_gradients("d_sigmoid_backward", _double_backward, setup_context=_setup_context)
 torch.library.register_vmap("pkg::d_sigmoid", _vmap)
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)

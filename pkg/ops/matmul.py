@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registration import reduce_to, register_lower_precision_autocast
+from ._registration import (
+    check_one_device,
+    reduce_to,
+    register_gradients,
+    register_lower_precision_autocast,
+)
 
 
 def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -44,6 +49,7 @@ def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Ten
 
 @torch.library.register_fake("pkg::matmul")
 def _fake(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    check_one_device("matmul", a, b)
     torch._check(a.dim() >= 1 and b.dim() >= 1, lambda: "matmul: an operand has no dimensions")
     inner = b.shape[0] if b.dim() == 1 else b.shape[-2]
     torch._check(a.shape[-1] == inner, lambda: "matmul: inner dimensions differ")
@@ -125,6 +131,6 @@ def _vmap(
     return product, 0
 
 
-torch.library.register_autograd("pkg::matmul", _backward, setup_context=_setup_context)
+register_gradients("matmul", _backward, setup_context=_setup_context)
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registration import reduce_to, register_pointwise_vmap
+from ._registration import fake_pointwise, reduce_to, register_gradients, register_pointwise_vmap
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.library.register_fake("pkg::mul")
 def _fake(a: Tensor, b: Tensor) -> Tensor:
-    return torch.mul(a, b)
+    return fake_pointwise("mul", a, b, torch.result_type(a, b))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -51,5 +51,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-torch.library.register_autograd("pkg::mul", _backward, setup_context=_setup_context)
+register_gradients("mul", _backward, setup_context=_setup_context)
 register_pointwise_vmap("mul")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registration import reduce_to, register_pointwise_vmap
+from ._registration import fake_pointwise, reduce_to, register_gradients, register_pointwise_vmap
 from .mul import mul
 
 
@@ -38,7 +38,10 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
 
 @torch.library.register_fake("pkg::muladd")
 def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
-    return torch.add(torch.mul(a, b), c)
+    dtype = torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    return fake_pointwise("muladd", a, b, dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -54,5 +57,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     )
 
 
-torch.library.register_autograd("pkg::muladd", _backward, setup_context=_setup_context)
+register_gradients("muladd", _backward, setup_context=_setup_context)
 register_pointwise_vmap("muladd")

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from ._registration import (
+    batch_to_front,
+    check_one_device,
+    library,
+    reduce_to,
+    register_gradients,
+    register_lower_precision_autocast,
+)
+from .matmul import matmul
+
+_Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def scaled_dot_product_attention(
@@ -16,8 +31,401 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Placeholder docstring."""
+    """Computes ``softmax(query @ key.mT * scale + attn_mask) @ value``.
+
+    The signature and meaning of
+    :func:`torch.nn.functional.scaled_dot_product_attention`, by the tiled online
+    softmax of FlashAttention-2 (https://arxiv.org/abs/2307.08691): the matrix of
+    scores is never held, forward or backward, so memory is O(L + S) for every kind
+    of mask and for dropout. Any strides are read in place. Half precision is
+    accumulated in float32. A second derivative is O(L S) in memory.
+
+    Args:
+        query: Shape (..., L, E); float16, bfloat16, float32 or float64.
+        key: Shape (..., S, E), of the same dtype and device. Leading dimensions
+            broadcast.
+        value: Shape (..., S, Ev), likewise.
+        attn_mask: A shape that broadcasts to (..., L, S). Boolean: True where a key
+            takes part. Numbers, of ``query``'s dtype or float32: added to the
+            scaled scores; they may require grad. Not together with ``is_causal``.
+        dropout_p: Probability with which a weight is dropped; the others are
+            divided by ``1 - dropout_p``. Drawn from PyTorch's generator, so that
+            :func:`torch.manual_seed` reproduces it. Always applied: pass 0 to
+            evaluate.
+        is_causal: Query i sees keys 0 to i alone.
+        scale: Factor of the scores; ``1 / sqrt(E)`` by default.
+        enable_gqa: Key and value have fewer heads (dimension -3) than the query,
+            each shared by as many neighbouring query heads.
+
+    Returns:
+        Shape (..., L, Ev). A query without any key gets zeros. On the CPU, where
+        ``query`` is a transposed view of (..., L, heads, E) the result is one too,
+        and contiguous otherwise.
+
+    Raises:
+        RuntimeError: Shapes do not fit or broadcast, dtypes or devices differ or
+            are not supported, ``dropout_p`` is no probability, or ``attn_mask`` is
+            given together with ``is_causal``.
+
+    Example:
+        >>> value = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+        >>> query = key = torch.zeros(2, 4)
+        >>> scaled_dot_product_attention(query, key, value)
+        tensor([[2., 4.],
+                [2., 4.]])
+        >>> scaled_dot_product_attention(query, key, value, is_causal=True)
+        tensor([[1., 2.],
+                [2., 4.]])
+    """
     result: Tensor = torch.ops.pkg.scaled_dot_product_attention.default(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return result
+
+
+def _leading_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:
+    """The leading dimensions that the inputs broadcast to, the query's heads last."""
+    key_lead, value_lead = key.shape[:-2], value.shape[:-2]
+    if enable_gqa:
+        key_lead = torch.Size((*key_lead[:-1], query.shape[-3]))
+        value_lead = torch.Size((*value_lead[:-1], query.shape[-3]))
+    lead: torch.Size = torch.broadcast_shapes(query.shape[:-2], key_lead, value_lead)
+    return lead
+
+
+def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
+    """An output with the strides that ``csrc/scaled_dot_product_attention.h`` gives it."""
+    rows = query.shape[-2]
+    heads_inside = (
+        query.device.type != "cuda"
+        and query.dim() == len(lead) + 2 >= 3
+        and query.shape[-3] > 1
+        and rows > 1
+        and query.stride(-3) < query.stride(-2)
+    )
+    if heads_inside:
+        return query.new_empty((*lead[:-1], rows, lead[-1], value_size)).transpose(-3, -2)
+    return query.new_empty((*lead, rows, value_size))
+
+
+@torch.library.register_fake("pkg::scaled_dot_product_attention_forward")
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:
+    tensors = (query, key, value, attn_mask, dropout_seed)
+    check_one_device("scaled_dot_product_attention", *(t for t in tensors if t is not None))
+    torch._check(
+        query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
+    )
+    torch._check(key.shape[-2] == value.shape[-2], lambda: "key and value differ in length")
+    lead = _leading_shape(query, key, value, enable_gqa)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return (
+        _new_output(query, lead, value.shape[-1]),
+        query.new_empty((*lead, query.shape[-2]), dtype=dtype),
+    )
+
+
+@torch.library.register_fake("pkg::scaled_dot_product_attention_backward")
+def _fake_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    needs_mask_grad: bool,
+) -> _Four:
+    tensors = (grad_output, query, key, value, attn_mask, dropout_seed, output, log_sum_exp)
+    check_one_device(
+        "scaled_dot_product_attention_backward", *(t for t in tensors if t is not None)
+    )
+    if needs_mask_grad and attn_mask is not None:
+        grad_mask = attn_mask.new_empty(attn_mask.shape)
+    else:
+        grad_mask = query.new_empty((0,))
+    return (
+        query.new_empty(query.shape),
+        key.new_empty(key.shape),
+        value.new_empty(value.shape),
+        grad_mask,
+    )
+
+
+@torch.library.register_fake("pkg::attention_dropout_mask")
+def _fake_dropout_mask(
+    seed: Tensor, batch: int, rows: int, columns: int, dropout_p: float
+) -> Tensor:
+    return seed.new_empty((batch, rows, columns), dtype=torch.bool)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output)
+    ctx.options = inputs[5:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, attn_mask, dropout_seed, output, log_sum_exp = ctx.saved_tensors
+    gradients = torch.ops.pkg.scaled_dot_product_attention_backward.default(
+        grad,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_seed,
+        output,
+        log_sum_exp,
+        *ctx.options,
+        ctx.needs_input_grad[3],
+    )
+    needed = ctx.needs_input_grad[:4]
+    return (
+        *(g if need else None for g, need in zip(gradients, needed, strict=True)),
+        *(None,) * (1 + len(ctx.options)),
+    )
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[8:]
+
+
+def _grouped(tensor: Tensor, group: int) -> Tensor:
+    """Key or value heads repeated for the query heads that share them."""
+    if group == 1:
+        return tensor
+    shape = (*tensor.shape[:-2], group, *tensor.shape[-2:])
+    return tensor.unsqueeze(-3).expand(shape).flatten(-4, -3)
+
+
+def _summed_over_group(gradient: Tensor, group: int) -> Tensor:
+    if group == 1:
+        return gradient
+    return gradient.unflatten(-3, (gradient.shape[-3] // group, group)).sum(-3)
+
+
+def _dropout_factors(
+    seed: Tensor | None, lead: torch.Size, weights: Tensor, dropout_p: float
+) -> Tensor | float:
+    """What dropout multiplies the weights by, of shape (*lead, L, S)."""
+    if seed is None or dropout_p == 0.0:
+        return 1.0
+    if dropout_p == 1.0:
+        return 0.0
+    rows, columns = weights.shape[-2:]
+    kept: Tensor = torch.ops.pkg.attention_dropout_mask.default(
+        seed, lead.numel(), rows, columns, dropout_p
+    )
+    return kept.reshape(*lead, rows, columns).to(weights.dtype) / (1.0 - dropout_p)
+
+
+def _weights(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float
+) -> Tensor:
+    """The attention weights before dropout; 0 throughout in a row without any key."""
+    scores = matmul(query, key.mT) * scale
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        else:
+            scores = scores + attn_mask
+    excluded = (scores == -torch.inf).all(-1, keepdim=True)
+    weights: Tensor = torch.softmax(scores.masked_fill(excluded, 0.0), -1)
+    weights = weights.masked_fill(excluded, 0.0)
+    return weights
+
+
+def _softmax_gradient(weights: Tensor, gradient: Tensor) -> Tensor:
+    return weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
+
+
+def _double_backward(
+    ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor, grad_mask: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradient of the gradients, from the definition: O(L S) memory.
+
+    With P the weights, M dropout's factors, G the gradient of the output, the first
+    backward pass is A = M (G V^T), D = rowsum(P A), dS = P (A - D),
+    dQ = scale dS K, dK = scale dS^T Q, dV = (M P)^T G. Here each of these is taken
+    backward in turn; gradients to output and log-sum-exp flow to the inputs that
+    they are functions of.
+    """
+    dropout_p, is_causal, scale, enable_gqa, needs_mask_grad = ctx.options
+    *tensors, mask, seed = ctx.saved_tensors
+    dtype = torch.promote_types(tensors[1].dtype, torch.float32)
+    upstream, query, key, value = (tensor.to(dtype) for tensor in tensors)
+    group = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    lead = _leading_shape(query, key, value, enable_gqa)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    key, value = _grouped(key, group), _grouped(value, group)
+    grad_query = grad_query.to(dtype)
+    grad_key = _grouped(grad_key.to(dtype), group)
+    grad_value = _grouped(grad_value.to(dtype), group)
+
+    weights = _weights(query, key, mask, is_causal, scale)
+    factors = _dropout_factors(seed, lead, weights, dropout_p)
+    grad_weights = matmul(upstream, value.mT) * factors
+    delta = (weights * grad_weights).sum(-1, keepdim=True)
+    grad_scores = weights * (grad_weights - delta)
+
+    # Of dS, from dQ, dK and the mask's gradient.
+    of_grad_scores = scale * (matmul(grad_query, key.mT) + matmul(query, grad_key.mT))
+    if needs_mask_grad:
+        of_grad_scores = of_grad_scores + grad_mask
+    total = (of_grad_scores * weights).sum(-1, keepdim=True)
+    of_products = factors * weights * (of_grad_scores - total)
+    of_weights = (
+        of_grad_scores * (grad_weights - delta)
+        - grad_weights * total
+        + matmul(upstream, grad_value.mT) * factors
+    )
+    of_scores = _softmax_gradient(weights, of_weights)
+
+    of_upstream = matmul(weights * factors, grad_value) + matmul(of_products, value)
+    of_query = scale * (matmul(grad_scores, grad_key) + matmul(of_scores, key))
+    of_key = scale * (matmul(grad_scores.mT, grad_query) + matmul(of_scores.mT, query))
+    of_value = matmul(of_products.mT, upstream)
+    of_mask = None
+    if mask is not None and ctx.needs_input_grad[4]:
+        of_mask = reduce_to(of_scores, mask)
+    return (
+        reduce_to(of_upstream, tensors[0]),
+        reduce_to(of_query, tensors[1]),
+        reduce_to(_summed_over_group(of_key, group), tensors[2]),
+        reduce_to(_summed_over_group(of_value, group), tensors[3]),
+        of_mask,
+        *(None,) * (3 + len(ctx.options)),
+    )
+
+
+def _each_slice(
+    operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> list[Any]:
+    """Calls the operator on one slice of the vmap dimension after the other."""
+    return [
+        operator(
+            *(
+                argument if dim is None else argument.select(dim, index)
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for index in range(size)
+    ]
+
+
+def _with_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor with its vmap dimension first, a view."""
+    if dim is None:
+        return tensor.unsqueeze(0).expand(size, *tensor.shape)
+    return tensor.movedim(dim, 0)
+
+
+def _decomposed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The composite operator again, for vmap: there the seed is drawn as ``randomness`` says."""
+    seed = None
+    if dropout_p > 0.0:
+        limit = torch.iinfo(torch.int64).max
+        seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+    forward = torch.ops.pkg.scaled_dot_product_attention_forward.default
+    output: Tensor = forward(
+        query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa
+    )[0]
+    return output
+
+
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    operator = torch.ops.pkg.scaled_dot_product_attention_forward.default
+    query, key, value, mask, seed, *options = arguments
+    if seed is not None:
+        # The mask that a slice draws depends on its place in its own batch.
+        slices = _each_slice(operator, info.batch_size, in_dims, arguments)
+        return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0)
+    query = _with_batch(query, in_dims[0], info.batch_size)
+    tensors = [query, key, value] + [mask] * (mask is not None)
+    query, key, value, *masks = batch_to_front(tensors, [0, *in_dims[1 : len(tensors)]])
+    return operator(query, key, value, *(masks if masks else (None,)), None, *options), (0, 0)
+
+
+def _vmap_backward(
+    info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    operator = torch.ops.pkg.scaled_dot_product_attention_backward.default
+    grad, query, key, value, mask, seed, output, log_sum_exp, *options = arguments
+    needs_mask_grad = options[-1]
+    out_dims = (0, 0, 0, 0 if needs_mask_grad else None)
+    if seed is not None:
+        slices = _each_slice(operator, info.batch_size, in_dims, arguments)
+        gradients = [
+            parts[0] if dim is None else torch.stack(parts)
+            for parts, dim in zip(zip(*slices, strict=True), out_dims, strict=True)
+        ]
+        return tuple(gradients), out_dims
+    batched = [
+        _with_batch(tensor, dim, info.batch_size)
+        for tensor, dim in zip((query, key, value), in_dims[1:4], strict=True)
+    ]
+    if mask is not None:
+        batched.append(_with_batch(mask, in_dims[4], info.batch_size))
+    query, key, value, *masks = batch_to_front(batched, [0] * len(batched))
+    grad, output, log_sum_exp = (
+        _with_batch(tensor, dim, info.batch_size)
+        for tensor, dim in ((grad, in_dims[0]), (output, in_dims[6]), (log_sum_exp, in_dims[7]))
+    )
+    gradients = operator(
+        grad, query, key, value, *(masks if masks else (None,)), None, output, log_sum_exp, *options
+    )
+    # Without the ones that were put in to line the dimensions up.
+    kept = [
+        gradient if dim is None else gradient.reshape(tensor.shape)
+        for gradient, tensor, dim in zip(
+            gradients, [*batched, query][: len(gradients)], out_dims, strict=False
+        )
+    ]
+    return (*kept, *gradients[len(kept) :]), out_dims
+
+
+def _vmap_dropout_mask(
+    info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> tuple[Tensor, int]:
+    operator = torch.ops.pkg.attention_dropout_mask.default
+    return torch.stack(_each_slice(operator, info.batch_size, in_dims, arguments)), 0
+
+
+register_gradients("scaled_dot_product_attention_forward", _backward, setup_context=_setup_context)
+register_gradients(
+    "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
+)
+library.impl("scaled_dot_product_attention", _decomposed, "FuncTorchBatched")
+torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
+torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
+torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
+register_lower_precision_autocast("scaled_dot_product_attention")

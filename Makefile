@@ -1,0 +1,87 @@
+# make demo and make test are the two to know. Each target makes the environment that it needs.
+
+# The interpreter of the environment, the environment, and the PyTorch in it as pip names it
+# (TORCH="torch==2.13.0"). Without TORCH the PyTorch that is there stays; where none is, the
+# newest is installed.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+# A name that says which TORCH was asked for, so that another one is installed and built against.
+TORCH_NAME := $(if $(TORCH),$(firstword $(shell printf %s '$(TORCH)' | cksum)),any)
+TORCH_STAMP := $(VENV)/.torch-$(TORCH_NAME)
+ifeq ($(TORCH),)
+TORCH_STAMP := $(firstword $(wildcard $(VENV)/.torch-*) $(TORCH_STAMP))
+endif
+INSTALLED := $(VENV)/.installed
+CPP_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+# Quoted as the shell needs them; the list stands on one line there.
+BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',')
+
+# What the CPU libraries other than the best one have to pass too.
+CAPABILITY_TESTS := tests/ops tests/test_c_functions.py
+
+.PHONY: help demo test bench debug format lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo    train a small GPT with these operators beside PyTorch'"'"'s, and let it write'
+	@echo 'make test    run the tests, on every CPU library that this processor can use'
+	@echo 'make bench   time the operators beside PyTorch'"'"'s (OPERATORS="matmul mul" for some)'
+	@echo 'make debug   describe this machine, its compilers, its PyTorch and what was built'
+	@echo 'make format  format and mend the sources;  make lint: check them'
+	@echo 'make clean   remove what was built'
+	@echo 'PYTHON=python3.12 TORCH="torch==2.13.0" VENV=.venv choose the environment'
+
+demo: $(INSTALLED)
+	$(RUN) examples/gpt.py $(DEMO_ARGUMENTS)
+
+test: $(INSTALLED)
+	$(RUN) -m pytest $(PYTEST_ARGUMENTS)
+	@set -e; for capability in $$($(RUN) -m pkg env --capabilities | tail -n +2); do \
+	    echo "CPU library $$capability:"; \
+	    PKG_CPU_CAPABILITY=$$capability $(RUN) -m pytest -q $(CAPABILITY_TESTS) $(PYTEST_ARGUMENTS); \
+	done
+
+bench: $(INSTALLED)
+	$(RUN) -m pkg bench $(OPERATORS)
+
+# It must work where nothing else does.
+debug:
+	@$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) pkg/environment.py
+
+format: $(INSTALLED)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_SOURCES)
+
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+clean:
+	rm -rf build dist *.egg-info pkg/*.so $(INSTALLED)
+
+$(RUN):
+	@command -v '$(PYTHON)' > /dev/null || { echo '$(PYTHON) is not there: install Python 3.10 or newer, or say PYTHON=/path/to/python'; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo '$(PYTHON) is older than 3.10: say PYTHON=/path/to/a/newer/python'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo '$(PYTHON) cannot make virtual environments. Debian, Ubuntu: apt-get install python3-venv'; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { echo '$(PYTHON) has no Python.h to compile with. Debian, Ubuntu: apt-get install python3-dev'; exit 1; }
+	@command -v $${CXX:-c++} > /dev/null || { echo "There is no C++ compiler ($${CXX:-c++}). Debian, Ubuntu: apt-get install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(TORCH_STAMP): | $(RUN)
+	$(PIP) install '$(or $(TORCH),torch>=2.10)'
+	@rm -f $(VENV)/.torch-*
+	@touch $@
+
+# Without build isolation: compiled against this very PyTorch, and only what has changed.
+$(INSTALLED): $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py $(CPP_SOURCES)
+	$(PIP) install $(BUILD_REQUIREMENTS)
+	@echo 'Compiling the C++ libraries; the first time takes minutes.'
+	$(PIP) install --no-build-isolation -e '.[test,dev,bench,examples]'
+	@touch $@

@@ -1,0 +1,373 @@
+// The tiled backward pass. scaled_dot_product_attention_backward.cpp says what
+// it computes and why it is shaped as it is.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "scaled_dot_product_attention_pack.h"
+#include "scaled_dot_product_attention_problem.h"
+#include "scaled_dot_product_attention_softmax.h"
+#include "scaled_dot_product_attention_tile.h"
+#include "workspace.h"
+
+namespace pkg::cpu::attention {
+
+// Rows of a pair of blocks: even, since bfloat16 goes by pairs of rows.
+inline constexpr int64_t kGradientRows = kStripRows * 8;
+static_assert(kGradientRows % 2 == 0);
+
+// What of a row is needed to recompute its weights and their gradients.
+template <class Number>
+struct RowStatistics {
+  Number origin;  // its log-sum-exp; exp(score - origin) is the weight
+  Number delta;   // the sum of grad_output times output
+};
+
+template <class Input>
+struct BackwardProblem {
+  using Number = simd::Compute<Input>;
+  Problem<Input> forward;
+  Matrices<Input> grad_output;
+  Matrices<Input> output;
+  Matrices<Number> log_sum_exp;
+  RowStatistics<Number>* statistics;  // of each row of the batch
+
+  const AttentionShape& shape() const { return forward.shape; }
+};
+
+// A row without any key has weights of 0; one whose largest score is infinite
+// has none that is a number.
+template <class Number>
+Number weight_origin(Number log_sum_exp) {
+  if (log_sum_exp == -kInfinity<Number>) {
+    return kInfinity<Number>;
+  }
+  return log_sum_exp == kInfinity<Number>
+             ? std::numeric_limits<Number>::quiet_NaN()
+             : log_sum_exp;
+}
+
+// A register of rows at a time: their elements are multiplied and added in the
+// order in which the micro-kernel adds those of grad_output V^T, so that the
+// difference of the two is exactly 0 where one key has all the weight.
+template <class Input>
+void compute_statistics(const BackwardProblem<Input>& problem) {
+  using Number = simd::Compute<Input>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  const AttentionShape& shape = problem.shape();
+  const int64_t blocks = (shape.rows + kLanes - 1) / kLanes;
+  const int64_t grain = std::max<int64_t>(
+      1, 16384 / (kLanes * std::max<int64_t>(shape.value_size, 1)));
+  parallel_for(shape.batch() * blocks, grain, [&](int64_t begin, int64_t end) {
+    const Part<Number> part{shape.value_size * kLanes};
+    std::byte* memory =
+        Workspace::of_this_thread<3>().request<std::byte>(2 * part.size());
+    Number* gradients = part.take(memory);
+    Number* outputs = part.take(memory);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t batch = block / blocks;
+      const int64_t row = block % blocks * kLanes;
+      const int rows =
+          static_cast<int>(std::min<int64_t>(kLanes, shape.rows - row));
+      const auto pack = [&](const Matrices<Input>& matrices, Number* to) {
+        const auto matrix = matrices.at(shape, batch).from(row, 0);
+        pack_lines<Floating<Number>>(matrix.data, matrix.row_stride,
+                                     matrix.column_stride, rows, kLanes,
+                                     shape.value_size, to);
+      };
+      pack(problem.grad_output, gradients);
+      pack(problem.output, outputs);
+      Vector<Number> delta{};
+      for (int64_t i = 0; i < shape.value_size * kLanes; i += kLanes) {
+        delta = Floating<Number>::multiply_add(simd::load(gradients + i),
+                                               simd::load(outputs + i), delta);
+      }
+      const auto log_sum_exp =
+          problem.log_sum_exp.at(shape, batch).from(row, 0);
+      for (int i = 0; i < rows; ++i) {
+        problem.statistics[batch * shape.rows + row + i] = {
+            weight_origin(*log_sum_exp.at(i, 0)), delta[i]};
+      }
+    }
+  });
+}
+
+// Queries and output gradients of one head as left operands (for the scores
+// and the weights' gradients), block of rows by block of rows.
+template <class Input>
+struct PackedQueries {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Lane = typename Arithmetic::Lane;
+  int64_t query_depth;
+  int64_t grad_depth;
+
+  explicit PackedQueries(const AttentionShape& shape)
+      : query_depth(depth_of<Arithmetic>(shape.head_size)),
+        grad_depth(depth_of<Arithmetic>(shape.value_size)) {}
+
+  int64_t size(int64_t rows) const {
+    return padded_rows(rows) * (query_depth + grad_depth);
+  }
+  Lane* queries(Lane* block) const { return block; }
+  Lane* gradients(Lane* block, int64_t rows) const {
+    return block + padded_rows(rows) * query_depth;
+  }
+  void pack(const BackwardProblem<Input>& problem, int64_t batch, int64_t row,
+            int64_t rows, Lane* block) const {
+    const AttentionShape& shape = problem.shape();
+    pack_strips<Arithmetic>(problem.forward.query.at(shape, batch).from(row, 0),
+                            rows, shape.head_size, queries(block));
+    pack_strips<Arithmetic>(problem.grad_output.at(shape, batch).from(row, 0),
+                            rows, shape.value_size, gradients(block, rows));
+  }
+};
+
+// Keys and values of a block as right operands for the same products.
+template <class Input>
+struct PackedKeys {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Lane = typename Arithmetic::Lane;
+  int64_t key_depth;
+  int64_t value_depth;
+
+  explicit PackedKeys(const AttentionShape& shape)
+      : key_depth(depth_of<Arithmetic>(shape.head_size)),
+        value_depth(depth_of<Arithmetic>(shape.value_size)) {}
+
+  static constexpr int64_t kPaddedKeys =
+      round_up(kKeyBlock, kTileColumns<Arithmetic>);
+  int64_t size() const { return kPaddedKeys * (key_depth + value_depth); }
+  Lane* keys(Lane* block) const { return block; }
+  Lane* values(Lane* block) const { return block + kPaddedKeys * key_depth; }
+  void pack(const Problem<Input>& problem, int64_t batch, int64_t column,
+            int64_t count, Lane* block) const {
+    const AttentionShape& shape = problem.shape;
+    pack_right<Arithmetic>(
+        problem.key.at(shape, batch).from(column, 0).transposed(), count,
+        shape.head_size, keys(block));
+    pack_right<Arithmetic>(
+        problem.value.at(shape, batch).from(column, 0).transposed(), count,
+        shape.value_size, values(block));
+  }
+};
+
+// Where a strip lies: rows from `row` of matrix `batch`, of which `used` exist,
+// against `count` keys from `column`.
+struct StripPlace {
+  int64_t batch;
+  int64_t mask_offset;
+  int64_t row;
+  int used;
+  int64_t column;
+  int64_t count;
+};
+
+// exp(score - origin). The difference of two numbers of some size is small, and
+// rounding it to their precision would be the largest error of the gradients:
+// what was rounded off (Knuth's exact sum of two numbers) is put back. Half
+// precision does not notice.
+template <class Input, class Number>
+[[gnu::always_inline]] inline Vector<Number> recomputed_weight(
+    Vector<Number> score, Number origin) {
+  const Vector<Number> difference = score - origin;
+  const Vector<Number> weight = simd::exp(difference);
+  if constexpr (!std::is_same_v<Input, Number>) {
+    return weight;
+  } else {
+    const Vector<Number> taken = score - difference;
+    Vector<Number> rest = (score - (difference + taken)) + (taken - origin);
+    rest = rest == rest ? rest : Vector<Number>{};  // infinite scores
+    return weight * rest + weight;
+  }
+}
+
+// Recomputes the weights of a strip and the gradients of its scores:
+//   weights = M exp(S - log_sum_exp)
+//   gradients = exp(S - log_sum_exp) (M (grad_output V^T) - delta)
+// with M of dropout. Both have rows of kScoreStride; what is not used of the
+// strip's rows is 0, and so are the keys up to a whole register.
+template <class Input, int kRows>
+void strip_gradients(const BackwardProblem<Input>& problem,
+                     const StripPlace& place,
+                     const typename PackedQueries<Input>::Lane* queries,
+                     const typename PackedQueries<Input>::Lane* grad_outputs,
+                     const PackedKeys<Input>& packing,
+                     typename PackedKeys<Input>::Lane* keys,
+                     simd::Compute<Input>* weights,
+                     simd::Compute<Input>* gradients) {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Number = simd::Compute<Input>;
+  using V = Vector<Number>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  const AttentionShape& shape = problem.shape();
+  multiply_strip<Arithmetic, PackedLeft, kRows>(
+      queries, packing.keys(keys), kColumns * packing.key_depth,
+      packing.key_depth, place.count,
+      StoreScaled<Number>{weights, kScoreStride,
+                          static_cast<Number>(shape.scale)});
+  multiply_strip<Arithmetic, PackedLeft, kRows>(
+      grad_outputs, packing.values(keys), kColumns * packing.value_depth,
+      packing.value_depth, place.count,
+      StoreScaled<Number>{gradients, kScoreStride, Number{1}});
+
+  const int64_t padded = round_up(place.count, kLanes);
+  alignas(64) Number factors[kScoreStride];
+  for (int i = 0; i < place.used; ++i) {
+    Number* weight_row = weights + i * kScoreStride;
+    Number* gradient_row = gradients + i * kScoreStride;
+    const int64_t row = place.row + i;
+    problem.forward.mask_scores(weight_row, place.mask_offset, row,
+                                place.column, place.count);
+    const auto [origin, delta] =
+        problem.statistics[place.batch * shape.rows + row];
+    const bool drops = static_cast<bool>(problem.forward.dropout);
+    if (drops) {
+      problem.forward.dropout.factors(factors, place.batch, row, place.column,
+                                      padded);
+    }
+    for (int64_t j = 0; j < padded; j += kLanes) {
+      V weight = recomputed_weight<Input>(simd::load(weight_row + j), origin);
+      V gradient = simd::load(gradient_row + j);
+      const V before_dropout = weight;
+      if (drops) {
+        const V factor = simd::load(factors + j);
+        gradient = gradient * factor;
+        weight = weight * factor;
+      }
+      // A weight of zero passes nothing on, whatever its value holds.
+      gradient = before_dropout == Number{0}
+                     ? V{}
+                     : before_dropout * (gradient - delta);
+      simd::store(weight_row + j, weight);
+      simd::store(gradient_row + j, gradient);
+    }
+  }
+  for (int i = place.used; i < kRows; ++i) {
+    std::fill_n(weights + i * kScoreStride, padded, Number{0});
+    std::fill_n(gradients + i * kScoreStride, padded, Number{0});
+  }
+}
+
+// Weights and score gradients of a pair of blocks, as operands: by rows for the
+// gradient of the queries, transposed for those of keys and values. For
+// numbers that multiply as they are, one layout serves both.
+template <class Arithmetic>
+struct BlockGradients {
+  using Number = typename Arithmetic::Accumulator;
+  static constexpr int kDepth = Arithmetic::kDepth;
+  Number* weights;
+  Number* gradients;
+
+  static constexpr int64_t kCount = kGradientRows * kScoreStride;
+  static int64_t bytes() { return 2 * Part<Number>{kCount}.size(); }
+  explicit BlockGradients(std::byte*& memory)
+      : weights(Part<Number>{kCount}.take(memory)),
+        gradients(Part<Number>{kCount}.take(memory)) {}
+
+  Number* strip_weights(int64_t row) { return weights + row * kScoreStride; }
+  Number* strip_gradients(int64_t row) {
+    return gradients + row * kScoreStride;
+  }
+  void finish_strip(int64_t, int, int64_t) {}
+
+  const Number* gradients_by_rows(int64_t row) const {
+    return gradients + row * kScoreStride;
+  }
+  const Number* weights_transposed(int64_t row, int64_t key) const {
+    return weights + row * kScoreStride + key;
+  }
+  const Number* gradients_transposed(int64_t row, int64_t key) const {
+    return gradients + row * kScoreStride + key;
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bfloat16 pairs: neighbours in a row, or the same key of two rows.
+template <>
+struct BlockGradients<Bfloat16Dot> {
+  float* weights;
+  float* gradients;
+  uint16_t* gradient_rows;
+  uint32_t* weight_pairs;
+  uint32_t* gradient_pairs;
+
+  static constexpr int64_t kStrip = kStripRows * kScoreStride;
+  static constexpr int64_t kCount = kGradientRows * kScoreStride;
+  static int64_t bytes() {
+    return 2 * Part<float>{kStrip}.size() + Part<uint16_t>{kCount}.size() +
+           2 * Part<uint32_t>{kCount / 2}.size();
+  }
+  explicit BlockGradients(std::byte*& memory)
+      : weights(Part<float>{kStrip}.take(memory)),
+        gradients(Part<float>{kStrip}.take(memory)),
+        gradient_rows(Part<uint16_t>{kCount}.take(memory)),
+        weight_pairs(Part<uint32_t>{kCount / 2}.take(memory)),
+        gradient_pairs(Part<uint32_t>{kCount / 2}.take(memory)) {}
+
+  float* strip_weights(int64_t) { return weights; }
+  float* strip_gradients(int64_t) { return gradients; }
+
+  // The numbers of one row in the low halves, those of the next in the high.
+  static void store_pairs(const float* first, uint32_t* to) {
+    const auto bits = [](const float* from) {
+      return __builtin_convertvector(
+          std::bit_cast<simd::detail::Bits16>(
+              _mm512_cvtneps_pbh(std::bit_cast<__m512>(simd::load(from)))),
+          Vector<uint32_t>);
+    };
+    simd::store(to, bits(first) | bits(first + kScoreStride) << 16);
+  }
+  void finish_strip(int64_t row, int height, int64_t count) {
+    constexpr int kLanes = simd::kLanes<float>;
+    for (int i = 0; i < height; ++i) {
+      for (int64_t j = 0; j < count; j += kLanes) {
+        WeightsOf<Bfloat16Dot>::store(
+            gradient_rows + (row + i) * kScoreStride + j,
+            simd::load(gradients + i * kScoreStride + j));
+      }
+    }
+    for (int i = 0; i < height; i += 2) {
+      for (int64_t j = 0; j < count; j += kLanes) {
+        const int64_t from = i * kScoreStride + j;
+        const int64_t to = (row + i) / 2 * kScoreStride + j;
+        store_pairs(weights + from, weight_pairs + to);
+        store_pairs(gradients + from, gradient_pairs + to);
+      }
+    }
+  }
+
+  const uint32_t* gradients_by_rows(int64_t row) const {
+    return reinterpret_cast<const uint32_t*>(gradient_rows +
+                                             row * kScoreStride);
+  }
+  const uint32_t* weights_transposed(int64_t row, int64_t key) const {
+    return weight_pairs + row / 2 * kScoreStride + key;
+  }
+  const uint32_t* gradients_transposed(int64_t row, int64_t key) const {
+    return gradient_pairs + row / 2 * kScoreStride + key;
+  }
+};
+#endif
+
+// Where a gradient goes: matrices in the order of the batch, of the inputs'
+// type, or of the type of the sums where the operand was broadcast and the
+// gradient is yet to be summed over the batch.
+template <class Input>
+struct GradientTarget {
+  using Number = simd::Compute<Input>;
+  Input* narrow;
+  Number* wide;
+
+  void store(const Number* row, int64_t count, Number factor,
+             int64_t offset) const {
+    if (wide != nullptr) {
+      store_row(row, count, factor, wide + offset);
+    } else {
+      store_row(row, count, factor, narrow + offset);
+    }
+  }
+};
+
+}  // namespace pkg::cpu::attention

@@ -1,0 +1,93 @@
+// The forward pass of scaled dot-product attention.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A task is a
+// block of rows of one head; it walks the keys block by block: scores
+// S = Q K^T, the rows' running maximum m and sum l, weights P = exp(S - m),
+// output O = exp(m_old - m) O + P V. Within the pair of blocks it goes strip by
+// strip of 12 rows, so that scores and weights (10 KiB) never leave the L1
+// cache, while the packed keys and values stream from L2. Keys and values of a
+// head are packed once, by all threads, and shared by all its blocks of rows.
+// Strips against keys that causality hides are skipped.
+//
+// Tiles: the micro-kernel's (scaled_dot_product_attention_tile.h); 192 keys,
+// at most 192 rows (ForwardPlan). bfloat16 keeps weights as bfloat16 pairs for
+// the dot product instructions where there are some.
+//
+// Operations: 2 L S (E + Ev) and L S exponentials for each head, half if
+// causal. Bytes, at the least: (L + S)(E + Ev) elements; extra memory
+// S (E + Ev), never L S. Bound by the multiply-add units. A few rows against
+// many keys (decoding) take another way, bound by memory:
+// scaled_dot_product_attention_decode.h.
+#include "scaled_dot_product_attention_forward.h"
+
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention_decode.h"
+
+namespace pkg::cpu {
+namespace {
+
+using namespace attention;
+
+template <class Input>
+void run_forward(const AttentionShape& shape, const Tensor& query,
+                 const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& attn_mask,
+                 const std::optional<Tensor>& dropout_seed, double dropout_p,
+                 bool is_causal, const Tensor& output,
+                 const Tensor& log_sum_exp) {
+  using Number = simd::Compute<Input>;
+  const auto problem = make_problem<Input>(shape, query, key, value, attn_mask,
+                                           dropout_seed, dropout_p, is_causal);
+  const ForwardOutputs<Input> outputs{
+      static_cast<Input*>(output.mutable_data_ptr()),
+      attention_operand(shape, output, 1),
+      static_cast<Number*>(log_sum_exp.mutable_data_ptr())};
+  if (decodes(problem)) {
+    attention_forward_decoding(problem, outputs);
+  } else {
+    attention_forward_tiled(problem, outputs);
+  }
+}
+
+std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const std::optional<Tensor>& attn_mask,
+    const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
+    std::optional<double> scale, bool enable_gqa) {
+  const AttentionShape shape = plan_attention(
+      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  check_dropout_seed(query, dropout_seed, dropout_p);
+  const Tensor output = allocate_attention_output(shape, query);
+  const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
+  if (shape.batch() * shape.rows == 0) {
+    return {output, log_sum_exp};
+  }
+  const auto run = [&]<class Input>(Input) {
+    run_forward<Input>(shape, query, key, value, attn_mask, dropout_seed,
+                       dropout_p, is_causal, output, log_sum_exp);
+  };
+  switch (shape.type) {
+    case ScalarType::Double:
+      run(double{});
+      break;
+    case ScalarType::Float:
+      run(float{});
+      break;
+    case ScalarType::Half:
+      run(Half{});
+      break;
+    default:
+      run(BFloat16{});
+  }
+  return {output, log_sum_exp};
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl("scaled_dot_product_attention_forward",
+               TORCH_BOX(&scaled_dot_product_attention_forward));
+}
+
+}  // namespace
+}  // namespace pkg::cpu

@@ -1,0 +1,22 @@
+#include "../add_out.h"
+#include "../namespace.h"
+#include "pointwise.h"
+
+namespace pkg::cuda {
+namespace {
+
+void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  check_add_out(a, b, out);
+  const DeviceGuard guard(device_of(a).index);
+  const ScalarType type = result_type(a, b);
+  const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
+  const auto loop = plan_pointwise_into<3>(shape, {&out, &a, &b});
+  run_pointwise("add_out", {loop, type, out, {&a, &b}}, Add{});
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("add_out", TORCH_BOX(&add_out));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

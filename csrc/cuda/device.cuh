@@ -1,0 +1,43 @@
+// What device code needs from its compiler: nvcc, or the host compiler over
+// tests/emulation/cuda_emulator.h, which runs the same kernels on a CPU and
+// checks their every access to shared memory.
+#pragma once
+
+#ifdef __CUDACC__
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// PKG_SHARED(float, panel, [16][64]); aligned, so that the compiler may merge
+// neighbouring reads into 128-bit ones.
+#define PKG_SHARED(type, name, dimensions) \
+  __shared__ __align__(16) type name dimensions
+
+#define PKG_DYNAMIC_SHARED(type, name)                               \
+  extern __shared__ __align__(16) unsigned char pkg_dynamic_bytes[]; \
+  type* const name = reinterpret_cast<type*>(pkg_dynamic_bytes)
+
+#define PKG_UNROLL _Pragma("unroll")
+#define PKG_UNROLL_BY_4 _Pragma("unroll 4")
+
+#else
+
+#include "cuda_emulator.h"
+
+#endif
+
+#include <cstdint>
+
+namespace pkg::cuda {
+
+// Every kernel walks its work in steps of the grid, so any grid is right and a
+// grid never has to hold more blocks than a launch may ask for.
+__device__ __forceinline__ int64_t global_thread_index() {
+  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ int64_t global_thread_count() {
+  return static_cast<int64_t>(gridDim.x) * blockDim.x;
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,66 @@
+#include <optional>
+
+#include "../matmul.h"
+#include "../namespace.h"
+#include "launch.h"
+#include "matmul.cuh"
+
+namespace pkg::cuda {
+namespace {
+
+template <class Input, class Output>
+void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
+                   const Tensor& output) {
+  MatmulProblem<Input, Output> problem = {};
+  problem.a = static_cast<const Input*>(a.const_data_ptr());
+  problem.b = static_cast<const Input*>(b.const_data_ptr());
+  problem.c = static_cast<Output*>(output.mutable_data_ptr());
+  problem.rows = plan.rows;
+  problem.columns = plan.columns;
+  problem.depth = plan.inner;
+  problem.a_row_stride = plan.a_row_stride;
+  problem.a_depth_stride = plan.a_column_stride;
+  problem.b_depth_stride = plan.b_row_stride;
+  problem.b_column_stride = plan.b_column_stride;
+  problem.batch_count = plan.batch();
+  int& dims = problem.batch.count;
+  for (size_t d = 0; d < plan.batch_dims; ++d) {
+    if (plan.batch_sizes[d] == 1) {
+      continue;
+    }
+    check_batch_dims("matmul", dims + 1);
+    problem.batch.sizes[dims] = plan.batch_sizes[d];
+    problem.a_batch_strides.strides[dims] = plan.a_batch_strides[d];
+    problem.b_batch_strides.strides[dims] = plan.b_batch_strides[d];
+    ++dims;
+  }
+  launch(matmul_kernel<Input, Output>, problem.tile_count(), kTileThreads,
+         current_stream(output), problem);
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b,
+              std::optional<ScalarType> out_dtype) {
+  const MatmulPlan plan = plan_matmul(a, b, out_dtype);
+  const DeviceGuard guard(device_of(a).index);
+  const Tensor output = allocate_matmul_output(plan, a);
+  if (plan.input_type == ScalarType::Char) {
+    launch_matmul<int8_t, int32_t>(plan, a, b, output);
+    return output;
+  }
+  with_floating_type(plan.input_type, [&](auto example) {
+    using Input = decltype(example);
+    if (plan.output_type == plan.input_type) {
+      launch_matmul<Input, Input>(plan, a, b, output);
+    } else if constexpr (sizeof(Input) < sizeof(float)) {
+      launch_matmul<Input, float>(plan, a, b, output);
+    }
+  });
+  return output;
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("matmul", TORCH_BOX(&matmul));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

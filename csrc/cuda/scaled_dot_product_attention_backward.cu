@@ -1,0 +1,180 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_grad_key_value.cuh"
+#include "scaled_dot_product_attention_grad_mask.cuh"
+#include "scaled_dot_product_attention_grad_query.cuh"
+
+namespace pkg::cuda {
+namespace {
+
+// A call, with all that does not depend on the type of its elements.
+struct BackwardCall {
+  AttentionShape shape;
+  AttentionBatch batch;
+  const Tensor& query;
+  const Tensor& key;
+  const Tensor& value;
+  const std::optional<Tensor>& attn_mask;
+  Tensor grad_query;
+  Tensor grad_key;
+  Tensor grad_value;
+  Tensor grad_mask;
+  cudaStream_t stream;
+};
+
+template <class Element>
+Element* data_of(const Tensor& tensor) {
+  return static_cast<Element*>(tensor.mutable_data_ptr());
+}
+
+template <class Element>
+void launch_delta(const AttentionBackward<Element>& backward,
+                  cudaStream_t stream) {
+  constexpr int64_t kRowsPerBlock = kTileThreads / kWarpSize;
+  const int64_t rows = backward.problem.batch_count * backward.problem.rows;
+  launch(attention_delta_kernel<Element>,
+         (rows + kRowsPerBlock - 1) / kRowsPerBlock, kTileThreads, stream,
+         backward);
+}
+
+template <class Element>
+void launch_grad_query(const BackwardCall& call,
+                       const AttentionBackward<Element>& backward) {
+  const AttentionGradQuery<Element> gradient = {
+      backward, call.batch.partition(call.shape, call.query, 1),
+      data_of<Element>(call.grad_query)};
+  with_width<Element>(call.shape.head_size, [&]<int kWidth>() {
+    launch(attention_grad_query_kernel<Element, kWidth>,
+           gradient.template tile_count<kWidth>(), kTileThreads, call.stream,
+           gradient);
+  });
+}
+
+template <class Element>
+void launch_grad_key_value(const AttentionGradKeyValue<Element>& gradient,
+                           cudaStream_t stream) {
+  const auto& problem = gradient.backward.problem;
+  const int64_t head_size = std::max(problem.head_size, problem.value_size);
+  with_width<Element>(head_size, [&]<int kWidth>() {
+    launch(attention_grad_key_value_kernel<Element, kWidth>,
+           gradient.template tile_count<kWidth>(), kTileThreads, stream,
+           gradient);
+  });
+}
+
+template <class Element>
+void launch_grad_key_value(const BackwardCall& call,
+                           const AttentionBackward<Element>& backward) {
+  const auto key = call.batch.partition(call.shape, call.key, call.shape.group);
+  const auto value =
+      call.batch.partition(call.shape, call.value, call.shape.group);
+  Element* const grad_key = data_of<Element>(call.grad_key);
+  Element* const grad_value = data_of<Element>(call.grad_value);
+  if (key == value) {
+    launch_grad_key_value<Element>({backward, key, grad_key, grad_value},
+                                   call.stream);
+  } else {
+    launch_grad_key_value<Element>({backward, key, grad_key, nullptr},
+                                   call.stream);
+    launch_grad_key_value<Element>({backward, value, nullptr, grad_value},
+                                   call.stream);
+  }
+}
+
+template <class MaskElement, class Element>
+void launch_grad_mask(const BackwardCall& call,
+                      const AttentionBackward<Element>& backward) {
+  const Tensor& mask = *call.attn_mask;
+  const auto sizes = sizes_of(mask);
+  const auto size = [&](size_t from_last) {
+    return from_last <= sizes.size() ? sizes[sizes.size() - from_last] : 1;
+  };
+  const AttentionGradMask<Element, MaskElement> gradient = {
+      backward, call.batch.partition(call.shape, mask, 1),
+      data_of<MaskElement>(call.grad_mask), size(2), size(1)};
+  launch(attention_grad_mask_kernel<Element, MaskElement>,
+         gradient.tile_count(), kTileThreads, call.stream, gradient);
+}
+
+template <class Element>
+void launch_all(const BackwardCall& call,
+                const AttentionBackward<Element>& backward,
+                bool needs_mask_grad) {
+  launch_delta(backward, call.stream);
+  launch_grad_query(call, backward);
+  launch_grad_key_value(call, backward);
+  if (!needs_mask_grad) {
+    return;
+  }
+  if (dtype_of(*call.attn_mask) == call.shape.type) {
+    launch_grad_mask<Element>(call, backward);
+  } else {
+    launch_grad_mask<float>(call, backward);
+  }
+}
+
+Tensor empty_for(const Tensor& tensor) {
+  return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
+                          device_of(tensor));
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor>
+scaled_dot_product_attention_backward(
+    const Tensor& grad_output, const Tensor& query, const Tensor& key,
+    const Tensor& value, const std::optional<Tensor>& attn_mask,
+    const std::optional<Tensor>& dropout_seed, const Tensor& output,
+    const Tensor& log_sum_exp, double dropout_p, bool is_causal,
+    std::optional<double> scale, bool enable_gqa, bool needs_mask_grad) {
+  const AttentionShape shape = plan_attention(
+      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  check_dropout_seed(query, dropout_seed, dropout_p);
+  check_attention_backward(shape, query, grad_output, output, log_sum_exp,
+                           attn_mask, needs_mask_grad);
+  const DeviceGuard guard(device_of(query).index);
+  const BackwardCall call = {
+      shape,
+      AttentionBatch(shape),
+      query,
+      key,
+      value,
+      attn_mask,
+      empty_for(query),
+      empty_for(key),
+      empty_for(value),
+      needs_mask_grad ? empty_for(*attn_mask)
+                      : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
+                                         device_of(query)),
+      current_stream(query)};
+  const Tensor delta = allocate_log_sum_exp(shape, query);
+  // As the forward pass makes it; a caller may have changed its strides.
+  const Tensor dense_log_sum_exp = torch::stable::contiguous(log_sum_exp);
+  with_floating_type(shape.type, [&](auto example) {
+    using Element = decltype(example);
+    const AttentionBackward<Element> backward = {
+        attention_problem<Element>(shape, call.batch, query, key, value,
+                                   attn_mask, dropout_seed, dropout_p,
+                                   is_causal),
+        matrix_batch<Element>(shape, call.batch, grad_output),
+        matrix_batch<Element>(shape, call.batch, output),
+        static_cast<const Accumulator<Element>*>(
+            dense_log_sum_exp.const_data_ptr()),
+        data_of<Accumulator<Element>>(delta)};
+    launch_all(call, backward, needs_mask_grad);
+  });
+  return {call.grad_query, call.grad_key, call.grad_value, call.grad_mask};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("scaled_dot_product_attention_backward",
+               TORCH_BOX(&scaled_dot_product_attention_backward));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

@@ -1,0 +1,51 @@
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_forward.cuh"
+
+namespace pkg::cuda {
+namespace {
+
+template <class Element>
+void launch_forward(const AttentionForward<Element>& call,
+                    cudaStream_t stream) {
+  with_width<Element>(call.problem.value_size, [&]<int kWidth>() {
+    launch(attention_forward_kernel<Element, kWidth>,
+           call.template tile_count<kWidth>(), kTileThreads, stream, call);
+  });
+}
+
+std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const std::optional<Tensor>& attn_mask,
+    const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
+    std::optional<double> scale, bool enable_gqa) {
+  const AttentionShape shape = plan_attention(
+      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  check_dropout_seed(query, dropout_seed, dropout_p);
+  const DeviceGuard guard(device_of(query).index);
+  const Tensor output = allocate_attention_output(shape, query);
+  const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
+  const AttentionBatch batch(shape);
+  const AttentionOperand layout = attention_operand(shape, output, 1);
+  with_floating_type(shape.type, [&](auto example) {
+    using Element = decltype(example);
+    const AttentionForward<Element> call = {
+        attention_problem<Element>(shape, batch, query, key, value, attn_mask,
+                                   dropout_seed, dropout_p, is_causal),
+        static_cast<Element*>(output.mutable_data_ptr()), batch.strides(layout),
+        layout.row_stride,
+        static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())};
+    launch_forward(call, current_stream(query));
+  });
+  return {output, log_sum_exp};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("scaled_dot_product_attention_forward",
+               TORCH_BOX(&scaled_dot_product_attention_forward));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

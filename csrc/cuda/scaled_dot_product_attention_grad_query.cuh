@@ -1,0 +1,79 @@
+// The gradient of attention's query: dQ = scale dS K, see
+// scaled_dot_product_attention_gradients.cuh.
+//
+// A block owns 64 queries and 64 or 128 columns of their gradient, and walks
+// the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
+// for each matrix of the batch, a half if causal; a wider head repeats the
+// first two of the three products. Bound by the multiply-add units.
+#pragma once
+
+#include <cstdint>
+
+#include "batch.cuh"
+#include "device.cuh"
+#include "numeric.cuh"
+#include "scaled_dot_product_attention_gradients.cuh"
+#include "tile.cuh"
+#include "tile_product.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+struct AttentionGradQuery {
+  AttentionBackward<Element> backward;
+  BatchPartition partition;  // of the batch, as the query sees it
+  Element* grad_query;       // contiguous: owned, rows, head_size
+
+  template <int kWidth>
+  __host__ __device__ int64_t tile_count() const {
+    return partition.owned_count *
+           tiles_of(backward.problem.rows, kAttentionTile) *
+           tiles_of(backward.problem.head_size, kWidth);
+  }
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
+    const __grid_constant__ AttentionGradQuery<Element> call) {
+  using Number = Accumulator<Element>;
+  constexpr int kTile = kAttentionTile;
+  constexpr int kDepth = kAttentionDepth<Element>;
+  PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
+  PKG_SHARED(Number, b_panels, [2][kDepth][kWidth + kPanelPadding]);
+  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
+
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const int64_t row_tiles = tiles_of(problem.rows, kTile);
+  const int64_t head_tiles = tiles_of(problem.head_size, kWidth);
+  const int64_t tiles = call.template tile_count<kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t owned = index / head_tiles / row_tiles;
+    const int64_t row_begin = index / head_tiles % row_tiles * kTile;
+    const int64_t head_begin = index % head_tiles * kWidth;
+
+    int64_t column_end = problem.columns;
+    if (problem.is_causal && row_begin + kTile < column_end) {
+      column_end = row_begin + kTile;
+    }
+    Tile<Number, kTile, kWidth> sum(0);
+    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
+      const int64_t batch = call.partition.batch_index(owned, shared);
+      const auto key = problem.key.by_column(
+          problem.batch, batch, problem.columns, problem.head_size);
+      for (int64_t column_begin = 0; column_begin < column_end;
+           column_begin += kTile) {
+        store_transposed(grad_score_tile(call.backward, batch, row_begin,
+                                         column_begin, a_panels, b_panels),
+                         weights);
+        multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
+                                       column_begin, b_panels);
+      }
+    }
+    sum.scale(static_cast<Number>(problem.scale));
+    store_tile(sum, call.grad_query + owned * problem.rows * problem.head_size,
+               problem.rows, problem.head_size, problem.head_size, row_begin,
+               head_begin);
+  }
+}
+
+}  // namespace pkg::cuda

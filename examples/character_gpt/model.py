@@ -1,0 +1,206 @@
+"""A small GPT whose matrix products and attention are given to it.
+
+The network is GPT-2's (Radford et al., 2019) without biases: normalisation before each half of a
+block, one matrix for the embedding and for the output. Positions are rotations of the queries and
+keys (Su et al., arXiv 2104.09864), with which so small a model learns several times faster than
+with learned positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators that a model computes with.
+
+    Attributes:
+        name: what the reports call them.
+        linear: ``(input (..., in), weight (out, in)) -> (..., out)``.
+        attention: the signature of ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+
+    name: str
+    linear: Callable[[Tensor, Tensor], Tensor]
+    attention: Callable[..., Tensor]
+
+
+def pytorch_operators() -> Operators:
+    """PyTorch's own operators."""
+    return Operators("PyTorch", functional.linear, functional.scaled_dot_product_attention)
+
+
+def pkg_operators() -> Operators:
+    """The operators of ``pkg``; every matrix product of the model is one ``pkg.ops.matmul``."""
+    from pkg import ops
+
+    def linear(input: Tensor, weight: Tensor) -> Tensor:
+        return ops.matmul(input, weight.mT)
+
+    return Operators("pkg", linear, ops.scaled_dot_product_attention)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a model: everything that decides the shapes of its weights."""
+
+    vocabulary_size: int
+    context: int
+    layers: int
+    heads: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} cannot be shared by {self.heads} heads")
+        if self.width // self.heads % 2:
+            raise ValueError(f"a head's share of the width, {self.width // self.heads}, is odd")
+
+
+class Rotation(nn.Module):
+    """Turns each pair of channels by an angle that grows with the position.
+
+    Args:
+        context: positions that there are.
+        size: of a head; even.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, context: int, size: int) -> None:
+        super().__init__()
+        # Wavelengths from 2 pi to as many positions as a model of this size ever sees.
+        frequencies = 1000.0 ** -(torch.arange(size // 2) / (size // 2))
+        angles = torch.outer(torch.arange(context), frequencies)
+        self.register_buffer("cosine", angles.cos(), persistent=False)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+
+    def forward(self, heads: Tensor, start: int) -> Tensor:
+        """Turn (..., tokens, size), whose first token is at position `start`."""
+        end = start + heads.size(-2)
+        cosine, sine = self.cosine[start:end], self.sine[start:end]
+        left, right = heads.chunk(2, -1)
+        turned = (left * cosine - right * sine, left * sine + right * cosine)
+        return torch.cat(turned, -1).to(heads.dtype)
+
+
+class KeyValueCache:
+    """Keys and values of the tokens already read, of one layer, so that none is computed twice.
+
+    Args:
+        capacity: tokens that it can hold.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values (batch, heads, tokens, head size); return all those held."""
+        if self._buffers is None:
+            shape = (*key.shape[:2], self.capacity, key.size(3))
+            self._buffers = key.new_empty(shape), value.new_empty(shape)
+        start, self.length = self.length, self.length + key.size(2)
+        keys, values = self._buffers
+        keys[:, :, start : self.length] = key
+        values[:, :, start : self.length] = value
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+
+class Linear(nn.Module):
+    """``input @ weight.T`` with the given operators; the weight is (out, in)."""
+
+    def __init__(self, operators: Operators, inputs: int, outputs: int, deviation: float) -> None:
+        super().__init__()
+        self.operators = operators
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) * deviation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.operators.linear(input, self.weight)
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron; each adds to what passes through."""
+
+    def __init__(self, operators: Operators, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        # GPT-2's: what is added to the residual stream 2 * layers times keeps its variance.
+        residual_deviation = 0.02 / (2 * config.layers) ** 0.5
+        self.operators = operators
+        self.heads = config.heads
+        self.rotation = Rotation(config.context, width // config.heads)
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.attention_input = Linear(operators, width, 3 * width, 0.02)
+        self.attention_output = Linear(operators, width, width, residual_deviation)
+        self.perceptron_norm = nn.LayerNorm(width, bias=False)
+        self.perceptron_input = Linear(operators, width, 4 * width, 0.02)
+        self.perceptron_output = Linear(operators, 4 * width, width, residual_deviation)
+
+    def attend(self, stream: Tensor, cache: KeyValueCache | None) -> Tensor:
+        joined = self.attention_input(stream).unflatten(-1, (3, self.heads, -1))
+        query, key, value = (part.transpose(1, 2) for part in joined.unbind(2))
+        start = 0 if cache is None else cache.length
+        query, key = self.rotation(query, start), self.rotation(key, start)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        # A single new token may look at everything before it: nothing to mask.
+        attended = self.operators.attention(query, key, value, is_causal=query.size(2) > 1)
+        return self.attention_output(attended.transpose(1, 2).flatten(-2))
+
+    def forward(self, stream: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        stream = stream + self.attend(self.attention_norm(stream), cache)
+        hidden = functional.gelu(self.perceptron_input(self.perceptron_norm(stream)))
+        return stream + self.perceptron_output(hidden)
+
+
+class GPT(nn.Module):
+    """Predicts each character from those before it.
+
+    Args:
+        operators: what to compute with; the weights do not depend on it.
+        config: the shape of the model.
+    """
+
+    def __init__(self, operators: Operators, config: Config) -> None:
+        super().__init__()
+        self.operators = operators
+        self.config = config
+        self.characters = nn.Parameter(torch.randn(config.vocabulary_size, config.width) * 0.02)
+        self.blocks = nn.ModuleList(Block(operators, config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, bias=False)
+
+    def new_caches(self) -> list[KeyValueCache]:
+        """Empty caches, one a layer, for :meth:`forward`."""
+        return [KeyValueCache(self.config.context) for _ in self.blocks]
+
+    def forward(self, tokens: Tensor, caches: list[KeyValueCache] | None = None) -> Tensor:
+        """Logits (batch, tokens, vocabulary) of the characters that follow each token.
+
+        Args:
+            tokens: int64 (batch, tokens).
+            caches: of the tokens before these, which are added to them. The first call on empty
+                caches takes any number of tokens, later calls one.
+        """
+        stream = functional.embedding(tokens, self.characters)
+        for layer, block in enumerate(self.blocks):
+            stream = block(stream, caches[layer] if caches else None)
+        return self.operators.linear(self.norm(stream), self.characters)
+
+    def token_losses(self, tokens: Tensor) -> Tensor:
+        """Cross-entropy in nats, (batch, context), of ``tokens``, int64 (batch, context + 1)."""
+        logits = self(tokens[:, :-1])
+        # At least float32: the softmax of bfloat16 logits would decide the loss's second digit.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")

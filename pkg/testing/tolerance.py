@@ -1,0 +1,211 @@
+"""What error an operator may have, derived from the error that plain PyTorch has.
+
+The rule is that of FlashAttention-3's tests: measured against the same mathematics in float64, the
+error of an operator is at most twice the largest error of the plain low-precision reference on the
+same input, plus one unit in the last place of the result. Here it is in full, for a reference
+``f``, an input ``x`` that is exactly representable in the dtype under test, and a result ``y``:
+
+- ``exact = f(x in float64)``; ``plain = f(x)`` in the dtype under test.
+- ``|y - exact| <= 2 * max|plain - exact| + ulp(exact)`` for every element.
+
+Why one unit in the last place: a result that is computed in a wider type and rounded once is off by
+half of one, and one more rounding before it may cost the other half. It counts where the plain
+reference happens to be exact.
+
+float64 has no wider type to be measured in. The rounding error of a computation is, to first order,
+a constant of the data and the algorithm times the unit round-off. So the constant is measured in
+float32 and scaled by the ratio of the two round-offs, 2**-29. The exact value is then only that of
+plain float64, with its matrix products made accurate (:mod:`pkg.testing.exact`), and may be off by
+the plain error itself, which makes the factor three. (Where a float64 result comes from a call with
+mixed dtypes, plain PyTorch's own error counts if it is larger.)
+
+A maximum over few elements says little: one dot product can be right by luck, and one that sums in
+another order be unlucky. Where the result has fewer than 1024 elements, the plain reference is
+evaluated on neighbouring inputs too (each element moved by at most one unit in the last place),
+until 1024 errors have been seen or 64 inputs tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .exact import AccurateProducts, power_of_two
+from .report import require
+from .samples import Sample
+
+Evaluate = Callable[[Sample], list[Tensor]]
+"""Runs a reference on a sample and gives its results, outputs or gradients, as a list."""
+
+_ENOUGH_ERRORS = 1024
+_MOST_INPUTS = 64
+_FLOAT64_OVER_FLOAT32 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One result tensor: what it is exactly, what plain PyTorch makes of it, and the bound."""
+
+    exact: Tensor
+    plain: Tensor
+    plain_error: float
+    nearby_error: Callable[[], float]
+    """The plain error with neighbouring inputs taken in: asked for where it decides."""
+
+    def compare(self, actual: Tensor, name: str, max_ulps: float | None = None) -> None:
+        """Raise AssertionError unless ``actual`` is close enough.
+
+        Args:
+            actual: the result of the operator.
+            name: how the message calls it.
+            max_ulps: also hold every element to this many units in the last place. Without effect
+                on float64, whose exact value is known to float64 alone.
+        """
+        require(
+            actual.dtype == self.plain.dtype,
+            f"{name} has dtype {actual.dtype}; the reference gives {self.plain.dtype}",
+        )
+        require(
+            actual.shape == self.plain.shape,
+            f"{name} has shape {list(actual.shape)}; the reference gives {list(self.plain.shape)}",
+        )
+        require(
+            actual.device == self.plain.device,
+            f"{name} is on {actual.device}; the reference gives {self.plain.device}",
+        )
+        actual = actual.detach()
+        if not actual.dtype.is_floating_point:
+            _require(actual == self.plain, actual, self.plain, name, "must equal the reference")
+            return
+
+        rounded = self.exact.to(actual.dtype)
+        finite = actual.isfinite() & rounded.isfinite()
+        # Where plain PyTorch overflows on the way, an operator may do either.
+        agrees = finite | _identical(actual, rounded) | _identical(actual, self.plain)
+        _require(agrees, actual, rounded, name, "must be infinite or NaN where the reference is")
+
+        error = (actual.double() - self.exact).abs()
+        unit = ulp(self.exact, actual.dtype)
+        plain_error = self.plain_error
+        factor = 3 if actual.dtype == torch.float64 else 2
+        within = ~finite | (error <= factor * plain_error + unit)
+        if not bool(within.all()):
+            plain_error = max(plain_error, self.nearby_error())
+            within = ~finite | (error <= factor * plain_error + unit)
+        bound = f"{factor} times the plain error {plain_error:.3g} plus one ulp"
+        _require(within, actual, self.exact, name, f"must be within {bound}")
+        if max_ulps is not None and actual.dtype != torch.float64:
+            within = ~finite | (error <= max_ulps * unit)
+            _require(within, actual, self.exact, name, f"must be within {max_ulps} ulp")
+
+
+def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The unit in the last place of ``dtype`` at each ``value``, in float64.
+
+    Example:
+        >>> ulp(torch.tensor([1.0, 1.5, 4.0]).double(), torch.bfloat16).tolist()
+        [0.0078125, 0.0078125, 0.03125]
+    """
+    limits = torch.finfo(dtype)
+    value = value.double()
+    _, exponent = torch.frexp(value)
+    unit = power_of_two(exponent - 1) * limits.eps
+    return torch.where(value == 0, 0, unit).clamp(min=limits.smallest_normal * limits.eps)
+
+
+def expect(evaluate: Evaluate, sample: Sample) -> list[Expected]:
+    """Evaluate a reference exactly and plainly on ``sample``, and measure the plain error."""
+    plain = evaluate(sample)
+    in_float64 = any(result.dtype == torch.float64 for result in plain)
+    accurate = AccurateProducts() if in_float64 else nullcontext()  # type: ignore[no-untyped-call]
+    with accurate:
+        exact = _exactly(evaluate, sample)
+    measured = sample.converted(torch.float32) if in_float64 else sample
+    scales = [_FLOAT64_OVER_FLOAT32 if r.dtype == torch.float64 else 1.0 for r in plain]
+    errors = [_largest_error(*pair) for pair in zip(plain, exact, strict=True)]
+    if in_float64:
+        narrow = _largest_errors(evaluate, measured, inputs=1)
+        errors = [max(e, n * s) for e, n, s in zip(errors, narrow, scales, strict=True)]
+    elements = min((result.numel() for result in plain if result.numel()), default=_ENOUGH_ERRORS)
+    inputs = min(ceil(_ENOUGH_ERRORS / elements), _MOST_INPUTS)
+
+    @cache
+    def nearby() -> list[float]:
+        largest = _largest_errors(evaluate, measured, inputs)
+        return [error * scale for error, scale in zip(largest, scales, strict=True)]
+
+    return [
+        Expected(*parts, partial(lambda position: nearby()[position], position))
+        for position, parts in enumerate(zip(exact, plain, errors, strict=True))
+    ]
+
+
+def _exactly(evaluate: Evaluate, sample: Sample) -> list[Tensor]:
+    with _default_dtype(torch.float64):
+        return [result.double() for result in evaluate(sample.map(_widened))]
+
+
+def _widened(argument: Any) -> Any:
+    if isinstance(argument, Tensor) and argument.is_floating_point():
+        return argument.double()
+    if isinstance(argument, torch.dtype) and argument.is_floating_point:
+        return torch.float64
+    return argument
+
+
+def _largest_errors(evaluate: Evaluate, sample: Sample, inputs: int) -> list[float]:
+    """The largest plain errors over ``sample`` and others whose elements are an ulp away."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        steps = torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.device)
+        return (tensor.double() * (1 + torch.finfo(tensor.dtype).eps * steps)).to(tensor.dtype)
+
+    largest: list[float] = []
+    for attempt in range(inputs):
+        nearby = sample.map_tensors(moved) if attempt else sample
+        plain, exact = evaluate(nearby), _exactly(evaluate, nearby)
+        errors = [_largest_error(*pair) for pair in zip(plain, exact, strict=True)]
+        largest = [max(pair) for pair in zip(errors, largest or errors, strict=True)]
+    return largest
+
+
+def _largest_error(plain: Tensor, exact: Tensor) -> float:
+    finite = plain.isfinite() & exact.to(plain.dtype).isfinite()
+    error = (plain.double() - exact).abs()[finite]
+    return float(error.max()) if error.numel() else 0.0
+
+
+def _identical(actual: Tensor, expected: Tensor) -> Tensor:
+    return (actual == expected) | (actual.isnan() & expected.isnan())
+
+
+def _require(holds: Tensor, actual: Tensor, expected: Tensor, name: str, rule: str) -> None:
+    if bool(holds.all()):
+        return
+    wrong = (~holds).nonzero()
+    error = (actual.double() - expected.double()).abs()[~holds].nan_to_num(nan=float("inf"))
+    index = tuple(wrong[int(error.argmax())].tolist())
+    raise AssertionError(
+        f"{name} {rule}: {len(wrong)} of {actual.numel()} elements are not; at {list(index)} it is "
+        f"{float(actual[index])!r}, expected {float(expected[index])!r}"
+    )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)

@@ -1,0 +1,64 @@
+"""What every test shares: devices, seeds, and the facts of the machine in the header."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+# Several test processes share the cores: a thread that waits must not spin. Read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+import torch
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def pytest_report_header() -> list[str]:
+    """Name what is under test: the same suite runs once for each instruction set."""
+    import pkg
+
+    asked = os.environ.get("PKG_CPU_CAPABILITY")
+    capability = f"{pkg._loader.cpu_capability}{' (PKG_CPU_CAPABILITY)' if asked else ''}"
+    devices = [torch.cuda.get_device_name() if name == "cuda" else name for name in DEVICES]
+    return [
+        f"pkg: {pkg.__file__}, CPU capability {capability}",
+        f"torch: {torch.__version__}, {torch.get_num_threads()} threads, {', '.join(devices)}",
+    ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker for what need not run again for each instruction set."""
+    config.addinivalue_line("markers", "tracing: traces or compiles; the same at every CPU level")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device present; a test that takes it runs once on every one."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def require_memory(device: torch.device) -> Callable[[int], None]:
+    """Skip a test of large tensors where they would not fit beside what else is running."""
+
+    def require(size: int) -> None:
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+        else:
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            free = next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024
+        if free < 2 * size:
+            pytest.skip(f"needs {size >> 30} GiB with as much again to spare")
+
+    return require
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed PyTorch's generators from the name of the test: the same whatever runs before it."""
+    value = zlib.crc32(request.node.nodeid.encode())
+    torch.manual_seed(value)
+    return value

@@ -1,0 +1,135 @@
+"""How far the results of a tiled attention in limited precision may be from the exact ones.
+
+A first-order rounding error analysis (Higham, Accuracy and Stability of Numerical Algorithms,
+chapter 3) of the algorithm that csrc/cuda states, for any order of its sums: a sum of n products
+is off by at most n units of roundoff of the sum of their magnitudes, a product or an exponential
+by a few. Nothing in it is measured, and nothing was chosen so that a test passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 64
+SECOND_ORDER = 1.05  # what products of errors add, while the errors are small
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention in float64 over a broadcast batch; ``factors`` are those of dropout."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor  # added to the scores, minus infinity where a key takes no part
+    factors: Tensor
+    scale: float
+    accumulator: torch.dtype
+    result: torch.dtype
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2
+
+
+def finite(tensor: Tensor) -> Tensor:
+    return tensor.nan_to_num(nan=0, posinf=0, neginf=0)
+
+
+class Bounds:
+    """Bounds on the errors of the results, each of the shape of the whole batch.
+
+    Attributes:
+        output: the output.
+        log_sum_exp: the logarithm of the sum of exponentials.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        unit = unit_roundoff(problem.accumulator)
+        self.unit = unit
+        query, key, value = problem.query, problem.key, problem.value
+        columns, tiles = key.shape[-2], -(-key.shape[-2] // TILE)
+
+        scores = query @ key.mT * problem.scale + problem.mask
+        self.log_sum_exp_exact = scores.logsumexp(-1, keepdim=True)
+        self.weights = torch.exp(scores - finite(self.log_sum_exp_exact))
+        magnitude = finite(scores.abs())
+        largest = magnitude.amax(-1, keepdim=True)
+
+        products = abs(problem.scale) * (query.abs() @ key.abs().mT)
+        score_error = (query.shape[-1] + 2) * unit * products
+        score_error = score_error + 2 * unit * (finite(problem.mask.abs()) + magnitude + largest)
+        score_error = score_error * (self.weights > 0)
+        row_error = score_error.amax(-1, keepdim=True)
+        # The sum over the columns, rescaled once a tile.
+        sum_error = row_error + unit * (columns + 8 + 8 * tiles + 2 * tiles * largest)
+        log_sum_exp_error = sum_error + 2 * unit * (largest + finite(self.log_sum_exp_exact).abs())
+
+        dropped = self.weights * problem.factors
+        relative = score_error + sum_error + unit * (columns + 2 * tiles + 8)
+        self.output_exact = dropped @ value
+        self.output_error = (dropped * relative) @ value.abs()
+        self.output = self.rounded(self.output_error, self.output_exact)
+        self.log_sum_exp = (log_sum_exp_error * SECOND_ORDER).squeeze(-1)
+        self.log_sum_exp = self.log_sum_exp * self.reference_factor
+        # In the backward pass a weight is the exponential of score minus log-sum-exp.
+        difference = magnitude + finite(self.log_sum_exp_exact).abs()
+        self.weight_error = score_error + log_sum_exp_error + unit * (2 * difference + 4)
+
+    @property
+    def reference_factor(self) -> int:
+        """The exact results are computed in float64, with errors of their own."""
+        return 2 if self.problem.accumulator == torch.float64 else 1
+
+    def rounded(self, error: Tensor, exact: Tensor) -> Tensor:
+        """The error after the result is rounded to its dtype."""
+        dtype = self.problem.result
+        error = SECOND_ORDER * (error + unit_roundoff(dtype) * (exact.abs() + error))
+        return error * self.reference_factor + torch.finfo(dtype).smallest_normal
+
+    def sum_error(self, error: Tensor, magnitude: Tensor, terms: int, like: Tensor) -> Tensor:
+        """The error of the sum over the batch dimensions along which ``like`` is broadcast."""
+        shared = magnitude.numel() // max(like.numel(), 1)
+        total = error.sum_to_size(like.shape)
+        return total + self.unit * (terms * shared + 4) * magnitude.sum_to_size(like.shape)
+
+    def gradients(self, grad_output: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Bounds for the gradients of query, key, value and, where it is given, the mask."""
+        problem, unit, weights = self.problem, self.unit, self.weights
+        query, key, value, factors = problem.query, problem.key, problem.value, problem.factors
+        scale = abs(problem.scale)
+        rows, columns, value_size = query.shape[-2], key.shape[-2], value.shape[-1]
+
+        grad_weights = grad_output @ value.mT * factors
+        grad_weights_error = (value_size + 3) * unit * (grad_output.abs() @ value.abs().mT)
+        delta_terms = (grad_output * self.output_exact).abs().sum(-1, keepdim=True)
+        delta = (grad_output * self.output_exact).sum(-1, keepdim=True)
+        stored = self.output_error + unit_roundoff(problem.result) * self.output_exact.abs()
+        delta_error = (value_size + 2) * unit * delta_terms
+        delta_error = delta_error + (grad_output.abs() * stored).sum(-1, keepdim=True)
+
+        grad_scores = (weights * (grad_weights - delta)).abs()
+        grad_scores_error = weights * (
+            (self.weight_error + 6 * unit) * (grad_weights.abs() + delta.abs())
+            + factors * grad_weights_error
+            + delta_error
+        )
+        dropped = weights * factors
+
+        def product(error: Tensor, left: Tensor, right: Tensor, terms: int, like: Tensor) -> Tensor:
+            magnitude = left @ right.abs()
+            return self.sum_error(error @ right.abs(), magnitude, terms, like)
+
+        query_error = scale * product(grad_scores_error, grad_scores, key, columns, query)
+        key_error = scale * product(grad_scores_error.mT, grad_scores.mT, query, rows, key)
+        value_error = product(
+            (dropped * self.weight_error).mT, dropped.mT, grad_output, rows, value
+        )
+        errors = [query_error, key_error, value_error]
+        if mask is not None:
+            errors.append(self.sum_error(grad_scores_error, grad_scores, 1, mask))
+        return errors

@@ -1,0 +1,85 @@
+// The part of a request that every kernel of attention shares.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "../../csrc/cuda/scaled_dot_product_attention.cuh"
+#include "batches.h"
+#include "program.h"
+
+namespace pkg::emulation {
+
+template <class Element>
+cuda::MatrixBatch<Element> matrix_batch(const Request& request,
+                                        const std::string& name) {
+  const auto& strides = request.integers(name + "_strides");
+  return {request.buffer<Element>(name),
+          batch_strides(request.integers(name + "_batch_strides")),
+          strides.at(0), strides.at(1)};
+}
+
+template <class Element>
+cuda::AttentionMask attention_mask(const Request& request) {
+  if (request.buffer<uint8_t>("mask") == nullptr) {
+    return {};
+  }
+  const std::string& type = request.text("mask_type");
+  const auto& strides = request.integers("mask_strides");
+  return {request.buffer<uint8_t>("mask"),
+          type == "bool"                 ? cuda::MaskType::boolean
+          : type == request.text("type") ? cuda::MaskType::element
+                                         : cuda::MaskType::single,
+          batch_strides(request.integers("mask_batch_strides")), strides.at(0),
+          strides.at(1)};
+}
+
+template <class Element>
+cuda::AttentionProblem<Element> attention_problem(const Request& request) {
+  const double dropout = request.real("dropout");
+  return {
+      .batch = batch_sizes(request.integers("batch")),
+      .batch_count = count_of(request.integers("batch")),
+      .rows = request.integer("rows"),
+      .columns = request.integer("columns"),
+      .head_size = request.integer("head_size"),
+      .value_size = request.integer("value_size"),
+      .query = matrix_batch<Element>(request, "query"),
+      .key = matrix_batch<Element>(request, "key"),
+      .value = matrix_batch<Element>(request, "value"),
+      .mask = attention_mask<Element>(request),
+      .dropout =
+          cuda::attention_dropout(request.buffer<int64_t>("seed"), dropout),
+      .scale = request.real("scale"),
+      .is_causal = request.integer("is_causal") != 0,
+  };
+}
+
+// Calls function.operator()<Element, width>() for the types that the request
+// names; a head of more than 64 columns takes the wide kernels, as in the
+// library.
+template <class Function>
+void for_attention_type(const Request& request, int64_t head_size,
+                        Function&& function) {
+  const std::string& type = request.text("type");
+  const auto call = [&]<class Element>(Element) {
+    if (head_size <= 64 || std::is_same_v<Element, double>) {
+      function.template operator()<Element, 64>();
+    } else if constexpr (!std::is_same_v<Element, double>) {
+      function.template operator()<Element, 128>();
+    }
+  };
+  if (type == "float64") {
+    call(double());
+  } else if (type == "float32") {
+    call(float());
+  } else if (type == "float16") {
+    call(cuda::float16());
+  } else if (type == "bfloat16") {
+    call(cuda::bfloat16());
+  } else {
+    fail("attention has no kernel for " + type);
+  }
+}
+
+}  // namespace pkg::emulation

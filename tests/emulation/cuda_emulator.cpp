@@ -1,0 +1,425 @@
+// The scheduler of the emulated threads, and the checks of their accesses.
+// Compiled without sanitizers: it is the checker, and it is called for every
+// access to shared memory.
+#include "cuda_emulator.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fiber.h"
+
+namespace pkg::emulation {
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kMostThreads = 1024;
+constexpr int kWarpSize = 32;
+// More than any multiprocessor has, so that only the launch's own limit counts.
+constexpr size_t kMostStaticSharedBytes = 48 * 1024;
+
+enum class State { ready, in_block_barrier, in_warp_exchange, finished };
+
+struct Thread {
+  Thread() : fiber(kStackBytes) {}
+  Fiber fiber;
+  uint3 index;
+  State state = State::ready;
+  Site site;
+};
+
+// What the lanes named by one mask exchange. Two generations of values, since a
+// lane may arrive at the next exchange before another has read this one.
+struct Exchange {
+  unsigned arrived = 0;
+  uint64_t generation = 0;
+  uint64_t values[2][kWarpSize] = {};
+  Site site;
+};
+
+struct Warp {
+  std::map<unsigned, Exchange> exchanges;
+  uint32_t last_barrier = 0;
+};
+
+struct SharedArray : SharedStorage {
+  std::vector<std::byte> owned_bytes;
+  std::vector<AccessRecord> owned_records;
+};
+
+Fiber scheduler;
+std::vector<std::unique_ptr<Thread>> threads;
+std::vector<Warp> warps;
+std::map<const char*, SharedArray> arrays;
+size_t thread_count = 0;
+size_t dynamic_bytes = 0;
+constexpr int kScheduler = -1;
+int running = kScheduler;
+std::string pending_report;
+const std::function<void()>* running_kernel = nullptr;
+std::mt19937_64 order{0};
+// Counts barriers of the block and of its warps, from 1.
+uint32_t now = 1;
+uint32_t last_block_barrier = 0;
+
+// Ends the launch: at once where the scheduler runs, else by way of it, as an
+// exception cannot leave the fiber's stack. That stack is never used again.
+[[noreturn]] [[gnu::format(printf, 1, 2)]] void report(const char* format,
+                                                       ...) {
+  char words[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(words, sizeof(words), format, arguments);
+  va_end(arguments);
+  char place[64];
+  std::snprintf(place, sizeof(place), " [block (%u, %u, %u)]", blockIdx.x,
+                blockIdx.y, blockIdx.z);
+  const std::string message = std::string("cuda emulator: ") + words + place;
+  if (running == kScheduler) {
+    throw Report(message);
+  }
+  pending_report = message;
+  scheduler.switch_from(threads[running]->fiber);
+  std::abort();
+}
+
+int warp_of(int thread) { return thread / kWarpSize; }
+
+std::vector<size_t> shuffled(size_t count) {
+  std::vector<size_t> indices(count);
+  std::iota(indices.begin(), indices.end(), size_t{0});
+  std::shuffle(indices.begin(), indices.end(), order);
+  return indices;
+}
+
+void run_threads_for_ever() {
+  Fiber::entered();
+  while (true) {
+    (*running_kernel)();
+    Thread& thread = *threads[running];
+    thread.state = State::finished;
+    scheduler.switch_from(thread.fiber);
+  }
+}
+
+void resume(size_t index) {
+  running = static_cast<int>(index);
+  threadIdx = threads[index]->index;
+  threads[index]->fiber.switch_from(scheduler);
+  running = kScheduler;
+  if (!pending_report.empty()) {
+    // The stacks of the block's threads are in the middle of the kernel.
+    for (auto& thread : threads) {
+      thread.release();
+    }
+    threads.clear();
+    throw Report(std::exchange(pending_report, {}));
+  }
+}
+
+// Suspends the running thread until the scheduler has made it ready again.
+void wait(State state, Site site) {
+  Thread& thread = *threads[running];
+  thread.state = state;
+  thread.site = site;
+  scheduler.switch_from(thread.fiber);
+}
+
+void finish_block_barrier() {
+  const Thread* first = nullptr;
+  for (size_t i = 0; i < thread_count; ++i) {
+    const Thread& thread = *threads[i];
+    if (thread.state == State::in_block_barrier && first == nullptr) {
+      first = &thread;
+    }
+  }
+  for (size_t i = 0; i < thread_count; ++i) {
+    const Thread& thread = *threads[i];
+    if (thread.state == State::finished) {
+      report(
+          "thread %zu has returned, but thread %u waits in the barrier of "
+          "%s:%u for it",
+          i, first->index.x, first->site.file_name(), first->site.line());
+    }
+    if (thread.state == State::in_warp_exchange) {
+      report(
+          "divergent: thread %zu waits for lanes of its warp at %s:%u, while "
+          "thread %u waits in the barrier of line %u",
+          i, thread.site.file_name(), thread.site.line(), first->index.x,
+          first->site.line());
+    }
+    if (thread.site.line() != first->site.line()) {
+      report(
+          "divergent barrier: thread %zu waits at %s:%u, thread %u at line "
+          "%u",
+          i, thread.site.file_name(), thread.site.line(), first->index.x,
+          first->site.line());
+    }
+  }
+  for (size_t i = 0; i < thread_count; ++i) {
+    threads[i]->state = State::ready;
+  }
+  last_block_barrier = now++;
+}
+
+// Nobody can go on: either a barrier of the whole block is complete, or the
+// block has ended, or it never will.
+bool next_phase() {
+  size_t in_barrier = 0;
+  const Thread* in_exchange = nullptr;
+  for (size_t i = 0; i < thread_count; ++i) {
+    in_barrier += threads[i]->state == State::in_block_barrier;
+    if (threads[i]->state == State::in_warp_exchange) {
+      in_exchange = threads[i].get();
+    }
+  }
+  if (in_barrier > 0) {
+    finish_block_barrier();
+    return true;
+  }
+  if (in_exchange != nullptr) {
+    report("thread %u waits for lanes of its warp at %s:%u that have returned",
+           in_exchange->index.x, in_exchange->site.file_name(),
+           in_exchange->site.line());
+  }
+  return false;
+}
+
+void prepare_block(dim3 block) {
+  thread_count = static_cast<size_t>(block.x) * block.y * block.z;
+  if (thread_count > kMostThreads) {
+    report("a block of %zu threads; at most %zu are possible", thread_count,
+           kMostThreads);
+  }
+  while (threads.size() < thread_count) {
+    threads.push_back(std::make_unique<Thread>());
+    threads.back()->fiber.prepare(&run_threads_for_ever);
+  }
+  for (size_t i = 0; i < thread_count; ++i) {
+    const auto linear = static_cast<unsigned>(i);
+    threads[i]->state = State::ready;
+    threads[i]->index = {linear % block.x, linear / block.x % block.y,
+                         linear / block.x / block.y};
+  }
+  warps.assign((thread_count + kWarpSize - 1) / kWarpSize, Warp());
+  now = 1;
+  last_block_barrier = 0;
+  for (auto& [declaration, array] : arrays) {
+    std::fill(array.owned_bytes.begin(), array.owned_bytes.end(),
+              std::byte{0xff});
+    std::fill(array.owned_records.begin(), array.owned_records.end(),
+              AccessRecord());
+  }
+}
+
+void run_block(dim3 block) {
+  prepare_block(block);
+  const std::vector<size_t> threads_in_order = shuffled(thread_count);
+  do {
+    bool progress = true;
+    while (progress) {
+      progress = false;
+      for (const size_t i : threads_in_order) {
+        if (threads[i]->state == State::ready) {
+          resume(i);
+          progress = true;
+        }
+      }
+    }
+  } while (next_phase());
+}
+
+SharedArray& add_array(const char* declaration, const char* name,
+                       size_t element_size, size_t count) {
+  SharedArray& array = arrays[declaration];
+  array.name = name;
+  array.element_size = element_size;
+  array.count = count;
+  array.owned_bytes.assign(element_size * count, std::byte{0xff});
+  array.owned_records.assign(count, AccessRecord());
+  array.bytes = array.owned_bytes.data();
+  array.records = array.owned_records.data();
+  size_t total = 0;
+  for (const auto& [other, existing] : arrays) {
+    total += other == nullptr ? 0 : existing.owned_bytes.size();
+  }
+  if (total > kMostStaticSharedBytes) {
+    report("%zu bytes of static shared memory; a kernel may declare %zu", total,
+           kMostStaticSharedBytes);
+  }
+  return array;
+}
+
+constexpr int16_t kSeveralWarps = -1;
+int16_t several_of_warp(int warp) { return static_cast<int16_t>(-2 - warp); }
+
+// Whether an access by `other` (a thread, or a code for several) at `time`
+// comes before anything that the running thread does now.
+bool is_ordered(uint32_t time, int16_t other) {
+  if (time <= last_block_barrier || other == running) {
+    return true;
+  }
+  if (other == kSeveralWarps) {
+    return false;
+  }
+  const int warp = other < 0 ? -2 - other : warp_of(other);
+  return warp == warp_of(running) && time <= warps[warp].last_barrier;
+}
+
+[[noreturn]] void report_race(const SharedStorage& storage, size_t index,
+                              const char* what, int16_t other) {
+  if (other >= 0) {
+    report(
+        "race on shared %s, element %zu: thread %d %s thread %d without a "
+        "barrier between them",
+        storage.name, index, running, what, other);
+  }
+  report(
+      "race on shared %s, element %zu: thread %d %s several threads without "
+      "a barrier between them",
+      storage.name, index, running, what);
+}
+
+}  // namespace
+
+void check_access(const SharedStorage& storage, size_t index, Access access) {
+  AccessRecord& record = storage.records[index];
+  const bool was_written = record.write_time != 0;
+  if (access != Access::write && !was_written) {
+    report("thread %d reads shared %s, element %zu, which nobody has written",
+           running, storage.name, index);
+  }
+  const bool both_atomic =
+      access == Access::atomic && record.written_atomically;
+  if (was_written && !both_atomic &&
+      !is_ordered(record.write_time, record.writer)) {
+    report_race(storage, index,
+                access == Access::read ? "reads what was written by"
+                                       : "writes what was written by",
+                record.writer);
+  }
+  if (access != Access::read) {
+    if (record.read_time != 0 && !is_ordered(record.read_time, record.reader)) {
+      report_race(storage, index, "writes what was read by", record.reader);
+    }
+    record.write_time = now;
+    record.writer = static_cast<int16_t>(running);
+    record.written_atomically = access == Access::atomic;
+    return;
+  }
+  const bool is_first = record.read_time <= last_block_barrier;
+  if (is_first || record.reader == running) {
+    record.reader = static_cast<int16_t>(running);
+  } else {
+    const int reader = record.reader;
+    const int warp = reader == kSeveralWarps ? -1
+                     : reader < 0            ? -2 - reader
+                                             : warp_of(reader);
+    record.reader =
+        warp == warp_of(running) ? several_of_warp(warp) : kSeveralWarps;
+  }
+  record.read_time = now;
+}
+
+void report_index(const SharedStorage& storage, int64_t index, size_t extent) {
+  report("thread %d uses index %lld of shared %s in a dimension of %zu",
+         running, static_cast<long long>(index), storage.name, extent);
+}
+
+void report_lane(int source, Site site) {
+  report("thread %d shuffles from lane %d, which is not in the mask, at %s:%u",
+         running, source, site.file_name(), site.line());
+}
+
+SharedStorage& shared_storage(const char* declaration, const char* name,
+                              size_t element_size, size_t count) {
+  const auto found = arrays.find(declaration);
+  if (found != arrays.end()) {
+    return found->second;
+  }
+  return add_array(declaration, name, element_size, count);
+}
+
+// At most one dynamic array: its declaration is null.
+SharedStorage& dynamic_shared_storage(const char* name, size_t element_size) {
+  return shared_storage(nullptr, name, element_size,
+                        dynamic_bytes / element_size);
+}
+
+void synchronize_block(Site site) { wait(State::in_block_barrier, site); }
+
+int lane_index() { return running % kWarpSize; }
+
+void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
+              Site site) {
+  const int warp_index = warp_of(running);
+  const int first_thread = warp_index * kWarpSize;
+  // Lanes beyond the end of the block do not exist and are not waited for.
+  const size_t lanes = thread_count - static_cast<size_t>(first_thread);
+  const unsigned existing = lanes < kWarpSize ? (1u << lanes) - 1 : ~0u;
+  const unsigned own = 1u << lane_index();
+  if ((mask & own) == 0) {
+    report("thread %d is not in the mask that it passes at %s:%u", running,
+           site.file_name(), site.line());
+  }
+  Exchange& state = warps[warp_index].exchanges[mask];
+  if (state.arrived != 0 && state.site.line() != site.line()) {
+    report("divergent: lanes of one warp exchange at %s:%u and at line %u",
+           site.file_name(), site.line(), state.site.line());
+  }
+  state.site = site;
+  state.arrived |= own;
+  const uint64_t generation = state.generation;
+  state.values[generation % 2][lane_index()] = value;
+  if (state.arrived == (mask & existing)) {
+    state.arrived = 0;
+    ++state.generation;
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      if ((mask & existing) >> lane & 1) {
+        threads[first_thread + lane]->state = State::ready;
+      }
+    }
+  } else {
+    wait(State::in_warp_exchange, site);
+  }
+  std::copy_n(state.values[generation % 2], kWarpSize, values);
+}
+
+void synchronize_warp(unsigned mask, Site site) {
+  uint64_t values[kWarpSize];
+  const uint64_t time = now;
+  exchange(mask, time, values, site);
+  // Orders memory for all lanes, once, by the first of them to go on.
+  Warp& warp = warps[warp_of(running)];
+  if (mask == ~0u && warp.last_barrier < time) {
+    warp.last_barrier = now++;
+  }
+}
+
+void set_order(uint64_t seed) { order.seed(seed); }
+
+void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+            const std::function<void()>& kernel) {
+  gridDim = grid;
+  blockDim = block;
+  running_kernel = &kernel;
+  dynamic_bytes = dynamic_shared_bytes;
+  arrays.clear();
+  for (const size_t index :
+       shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z)) {
+    const auto linear = static_cast<unsigned>(index);
+    blockIdx = {linear % grid.x, linear / grid.x % grid.y,
+                linear / grid.x / grid.y};
+    run_block(block);
+  }
+}
+
+}  // namespace pkg::emulation

@@ -1,0 +1,388 @@
+// Runs CUDA device code on a CPU, compiled by the host compiler, and checks it.
+//
+// Included by csrc/cuda/device.cuh in place of nvcc's own definitions. Each
+// thread of a block is a fiber; blocks, and the threads between two barriers,
+// run one after another in shuffled order. Reported, with the place and the
+// threads, by an exception that launch() throws:
+//
+//   - a read of shared memory that no thread of the block has written,
+//   - a shared element that two threads access between two barriers, one of
+//     them to write it: a race, as a barrier is missing,
+//   - an index outside a dimension of a shared array,
+//   - a barrier that some threads of the block (or lanes of the mask) do not
+//     reach, or reach at another line.
+//
+// Global memory is what the caller passes; build with -fsanitize=address and
+// pass allocations of the exact size, and accesses beyond it are reported too.
+#pragma once
+
+#include <math.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <source_location>
+#include <stdexcept>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(threads)
+
+#define PKG_UNROLL
+#define PKG_UNROLL_BY_4
+
+#define PKG_SHARED(type, name, dimensions)                                 \
+  static const char name##_declaration = 0;                                \
+  const ::pkg::emulation::SharedView<type dimensions> name =               \
+      ::pkg::emulation::shared_array<type dimensions>(&name##_declaration, \
+                                                      #name)
+
+#define PKG_DYNAMIC_SHARED(type, name)              \
+  const ::pkg::emulation::SharedView<type[]> name = \
+      ::pkg::emulation::dynamic_shared_array<type>(#name)
+
+struct uint3 {
+  unsigned x = 0;
+  unsigned y = 0;
+  unsigned z = 0;
+};
+
+struct dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+};
+
+inline uint3 threadIdx;
+inline uint3 blockIdx;
+inline dim3 blockDim;
+inline dim3 gridDim;
+
+namespace pkg::emulation {
+
+using Site = std::source_location;
+
+struct Report : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What is known of one element of shared memory. Times count barriers; a
+// reader below zero stands for several threads.
+struct AccessRecord {
+  uint32_t write_time = 0;
+  uint32_t read_time = 0;
+  int16_t writer = 0;
+  int16_t reader = 0;
+  bool written_atomically = false;
+};
+
+struct SharedStorage {
+  const char* name = nullptr;
+  std::byte* bytes = nullptr;
+  AccessRecord* records = nullptr;
+  size_t element_size = 0;
+  size_t count = 0;
+};
+
+enum class Access { read, write, atomic };
+
+// The storage of a declaration in the running block: poisoned when the block
+// starts, the same for all its threads.
+SharedStorage& shared_storage(const char* declaration, const char* name,
+                              size_t element_size, size_t count);
+SharedStorage& dynamic_shared_storage(const char* name, size_t element_size);
+void check_access(const SharedStorage& storage, size_t index, Access access);
+[[noreturn]] void report_index(const SharedStorage& storage, int64_t index,
+                               size_t extent);
+
+template <class Element>
+struct SharedElement {
+  const SharedStorage* storage;
+  size_t index;
+
+  SharedElement(const SharedStorage& of, size_t at) : storage(&of), index(at) {}
+  SharedElement(const SharedElement&) = default;
+
+  Element* address() const {
+    return reinterpret_cast<Element*>(storage->bytes) + index;
+  }
+  operator Element() const {
+    check_access(*storage, index, Access::read);
+    return *address();
+  }
+  const SharedElement& operator=(Element value) const {
+    check_access(*storage, index, Access::write);
+    *address() = value;
+    return *this;
+  }
+  const SharedElement& operator=(const SharedElement& other) const {
+    return *this = static_cast<Element>(other);
+  }
+  const SharedElement& operator+=(Element value) const {
+    return *this = static_cast<Element>(*this) + value;
+  }
+  // Stands for a pointer into shared memory, which only atomics may take.
+  SharedElement operator&() const { return *this; }
+};
+
+// An array in shared memory, or a part of one, of type Array.
+template <class Array>
+class SharedView {
+ public:
+  SharedView(const SharedStorage& storage, size_t offset)
+      : storage_(&storage), offset_(offset) {}
+
+  auto operator[](int64_t index) const {
+    using Inner = std::remove_extent_t<Array>;
+    constexpr size_t stride = sizeof(Inner) / sizeof(Element);
+    const size_t extent = std::is_unbounded_array_v<Array>
+                              ? storage_->count
+                              : std::extent_v<Array>;
+    if (index < 0 || static_cast<size_t>(index) >= extent) {
+      report_index(*storage_, index, extent);
+    }
+    const size_t offset = offset_ + static_cast<size_t>(index) * stride;
+    if constexpr (std::is_array_v<Inner>) {
+      return SharedView<Inner>(*storage_, offset);
+    } else {
+      return SharedElement<Element>(*storage_, offset);
+    }
+  }
+
+ private:
+  using Element = std::remove_all_extents_t<Array>;
+  const SharedStorage* storage_;
+  size_t offset_;
+};
+
+template <class Array>
+SharedView<Array> shared_array(const char* declaration, const char* name) {
+  using Element = std::remove_all_extents_t<Array>;
+  return {shared_storage(declaration, name, sizeof(Element),
+                         sizeof(Array) / sizeof(Element)),
+          0};
+}
+
+template <class Element>
+SharedView<Element[]> dynamic_shared_array(const char* name) {
+  return {dynamic_shared_storage(name, sizeof(Element)), 0};
+}
+
+// Runs every block of the grid. `kernel` is called once for each thread. Throws
+// a Report of the first fault.
+void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+            const std::function<void()>& kernel);
+// Chooses the order of blocks and threads of the launches that follow.
+void set_order(uint64_t seed);
+
+void synchronize_block(Site site);
+// Exchanges up to 8 bytes among the lanes of the mask: `values` receives those
+// of all 32 lanes.
+void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32], Site site);
+void synchronize_warp(unsigned mask, Site site);
+int lane_index();
+[[noreturn]] void report_lane(int source, Site site);
+
+template <class Value>
+Value shuffle(unsigned mask, Value value, int source, Site site) {
+  static_assert(sizeof(Value) <= 8);
+  uint64_t bits = 0;
+  uint64_t values[32];
+  std::memcpy(&bits, &value, sizeof(Value));
+  exchange(mask, bits, values, site);
+  if ((mask >> source & 1) == 0) {
+    report_lane(source, site);
+  }
+  Value result;
+  std::memcpy(&result, &values[source], sizeof(Value));
+  return result;
+}
+
+template <class Element, class Update>
+Element update_atomically(SharedElement<Element> element, Update update) {
+  check_access(*element.storage, element.index, Access::atomic);
+  const Element old = *element.address();
+  *element.address() = update(old);
+  return old;
+}
+
+template <class Element, class Update>
+Element update_atomically(Element* address, Update update) {
+  const Element old = *address;
+  *address = update(old);
+  return old;
+}
+
+}  // namespace pkg::emulation
+
+inline void __syncthreads(
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  pkg::emulation::synchronize_block(site);
+}
+
+inline void __syncwarp(
+    unsigned mask = 0xffffffffu,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  pkg::emulation::synchronize_warp(mask, site);
+}
+
+template <class Value>
+Value __shfl_sync(unsigned mask, Value value, int source, int width = 32,
+                  pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  const int lane = pkg::emulation::lane_index();
+  return pkg::emulation::shuffle(mask, value,
+                                 lane / width * width + source % width, site);
+}
+
+template <class Value>
+Value __shfl_xor_sync(
+    unsigned mask, Value value, int lanes, int width = 32,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  const int lane = pkg::emulation::lane_index();
+  const int source = lane ^ lanes;
+  const bool inside = source / width <= lane / width;
+  return pkg::emulation::shuffle(mask, value, inside ? source : lane, site);
+}
+
+template <class Value>
+Value __shfl_up_sync(
+    unsigned mask, Value value, int lanes, int width = 32,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  const int lane = pkg::emulation::lane_index();
+  const bool inside = lane % width >= lanes;
+  return pkg::emulation::shuffle(mask, value, inside ? lane - lanes : lane,
+                                 site);
+}
+
+template <class Value>
+Value __shfl_down_sync(
+    unsigned mask, Value value, int lanes, int width = 32,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  const int lane = pkg::emulation::lane_index();
+  const bool inside = lane % width + lanes < width;
+  return pkg::emulation::shuffle(mask, value, inside ? lane + lanes : lane,
+                                 site);
+}
+
+inline unsigned __ballot_sync(
+    unsigned mask, int predicate,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  uint64_t values[32];
+  pkg::emulation::exchange(mask, predicate != 0, values, site);
+  unsigned ballot = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0 && values[lane] != 0) {
+      ballot |= 1u << lane;
+    }
+  }
+  return ballot;
+}
+
+inline int __any_sync(
+    unsigned mask, int predicate,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  return __ballot_sync(mask, predicate, site) != 0;
+}
+
+inline int __all_sync(
+    unsigned mask, int predicate,
+    pkg::emulation::Site site = pkg::emulation::Site::current()) {
+  return __ballot_sync(mask, predicate, site) == mask;
+}
+
+template <class Pointer, class Value>
+auto atomicAdd(Pointer address, Value value) {
+  return pkg::emulation::update_atomically(address, [value](auto old) {
+    return static_cast<decltype(old)>(old + value);
+  });
+}
+
+template <class Pointer, class Value>
+auto atomicMin(Pointer address, Value value) {
+  return pkg::emulation::update_atomically(
+      address, [value](auto old) { return value < old ? value : old; });
+}
+
+template <class Pointer, class Value>
+auto atomicMax(Pointer address, Value value) {
+  return pkg::emulation::update_atomically(
+      address, [value](auto old) { return old < value ? value : old; });
+}
+
+template <class Pointer, class Value>
+auto atomicExch(Pointer address, Value value) {
+  return pkg::emulation::update_atomically(address,
+                                           [value](auto) { return value; });
+}
+
+template <class Pointer, class Value>
+auto atomicCAS(Pointer address, Value expected, Value value) {
+  return pkg::emulation::update_atomically(
+      address, [=](auto old) { return old == expected ? value : old; });
+}
+
+// Half types, with the conversions that device code uses: to nearest, ties to
+// even, and CUDA's own NaN.
+struct __half {
+  uint16_t bits;
+};
+
+inline float __half2float(__half half) {
+  const uint32_t magnitude = half.bits & 0x7fffu;
+  float result;
+  if (magnitude >= 0x7c00) {
+    result = magnitude == 0x7c00 ? INFINITY : NAN;
+  } else {
+    // The bits as those of a float are too small by the difference of the
+    // exponents' biases; the product is exact, also for denormals.
+    const uint32_t bits = magnitude << 13;
+    std::memcpy(&result, &bits, sizeof(result));
+    result *= 0x1p112f;
+  }
+  return copysignf(result, (half.bits & 0x8000u) != 0 ? -1.0f : 1.0f);
+}
+
+inline __half __float2half_rn(float value) {
+  if (value != value) {
+    return {0x7fff};
+  }
+  const uint32_t sign = signbit(value) ? 0x8000 : 0;
+  const float magnitude = fabsf(value);
+  uint32_t bits;
+  if (magnitude >= 65520.0f) {  // halfway from the largest half to the next
+    bits = 0x7c00;
+  } else if (magnitude < 0x1p-14f) {
+    bits = static_cast<uint32_t>(rintf(magnitude * 0x1p24f));
+  } else {
+    std::memcpy(&bits, &magnitude, sizeof(bits));
+    bits += 0xfff + (bits >> 13 & 1);
+    bits = (bits - (112u << 23)) >> 13;
+  }
+  return {static_cast<uint16_t>(sign | bits)};
+}
+
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+
+inline float __bfloat162float(__nv_bfloat16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+inline __nv_bfloat16 __float2bfloat16_rn(float value) {
+  if (value != value) {
+    return {0x7fff};
+  }
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits += 0x7fff + (bits >> 16 & 1);
+  return {static_cast<uint16_t>(bits >> 16)};
+}

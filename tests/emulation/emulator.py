@@ -1,0 +1,240 @@
+"""Builds the program that runs the CUDA kernels on the CPU, and calls it.
+
+The kernels of ``csrc/cuda/*.cuh`` are compiled by the host compiler over ``cuda_emulator.h``, under
+the address and undefined-behaviour sanitizers. A call is one process: tensors go to it as bytes,
+in allocations that end where the tensor ends, and the outputs come back into their tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+ROOT = Path(__file__).parents[2]
+BUILDS = ROOT / "build" / "emulation"
+HERE = Path("tests", "emulation")  # in the tree that is built
+COMPILER = os.environ.get("CXX", "g++")
+FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror"]
+SANITIZE = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    # A register that is read before it is written holds neither 0 nor a plausible number.
+    "-ftrivial-auto-var-init=pattern",
+]
+# The checker itself is called for every access to shared memory, and is not what is checked.
+PLAIN = ("cuda_emulator.cpp", "fiber.cpp")
+NAMESPACE = "pkg_emulated"
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+
+Argument = torch.Tensor | int | float | str | Sequence[int] | None
+
+
+class EmulationError(Exception):
+    """The emulator or a sanitizer stopped the kernel; its report is the message."""
+
+
+def missing_compiler() -> str | None:
+    """Why the program cannot be built here, if so."""
+    if sys.platform != "linux":
+        return "the emulator runs on Linux"
+    if shutil.which(COMPILER.split()[0]) is None:
+        return f"the emulator needs a C++ compiler, and there is no {COMPILER}"
+    return None
+
+
+def digest(root: Path, files: Sequence[Path], flags: Sequence[str]) -> str:
+    """Tells an object made of these files from every other."""
+    total = hashlib.sha256(" ".join([COMPILER, *flags]).encode())
+    for file in files:
+        total.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def included_by(root: Path, file: Path) -> list[Path]:
+    """A source and every header of its tree that it includes, directly or not."""
+    found = {file}
+    pending = [file]
+    while pending:
+        current = pending.pop()
+        for line in current.read_text().splitlines():
+            if line.lstrip().startswith('#include "'):
+                name = line.split('"')[1]
+                for folder in (current.parent, root / HERE):
+                    header = (folder / name).resolve()
+                    if header.exists() and header not in found:
+                        found.add(header)
+                        pending.append(header)
+    return sorted(found)
+
+
+def compile_object(
+    root: Path, source: Path, extra: Sequence[str] = (), sanitize: Sequence[str] = SANITIZE
+) -> Path:
+    """Compile one file, unless that has been done before."""
+    flags = [*FLAGS, *(() if source.name in PLAIN else sanitize), *extra]
+    target = BUILDS / f"{source.stem}-{digest(root, included_by(root, source), flags)}.o"
+    if not target.exists():
+        command = [*COMPILER.split(), *flags, "-I", root / HERE, "-x", "c++", "-c", source, "-o"]
+        run_compiler(command, target)
+    return target
+
+
+def run_compiler(command: Sequence[str | Path], target: Path) -> None:
+    """Write the target whole or not at all, whatever interrupts."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
+    result = subprocess.run([*command, partial], text=True, capture_output=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{result.stderr}")
+    partial.replace(target)
+
+
+def link(objects: Sequence[Path], flags: Sequence[str] = SANITIZE[:1]) -> Path:
+    """The program or library made of these objects, whose names say what is in them."""
+    names = " ".join([*flags, *(each.name for each in objects)])
+    target = BUILDS / f"emulation-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
+    if not target.exists():
+        run_compiler([*COMPILER.split(), *objects, *flags, "-o"], target)
+    return target
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Let one process build at a time; the next finds what it needs."""
+    import fcntl  # not on Windows, where nothing is built
+
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with (BUILDS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(changed: Mapping[str, Path] | None = None) -> Path:
+    """Build the program, compiling what has changed since it was built last; returns its path.
+
+    Args:
+        changed: files of the program (``run_matmul.cpp``) that come from another tree, which
+            tests use to plant faults in the kernels.
+    """
+    changed = changed or {}
+
+    def compile_file(name: str) -> Path:
+        if name in changed:
+            root = changed[name].resolve()
+            return compile_object(root, root / HERE / name, ["-O0"])
+        return compile_object(ROOT, ROOT / HERE / name)
+
+    names = sorted(file.name for file in (ROOT / HERE).glob("*.cpp"))
+    with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return link(list(pool.map(compile_file, names)))
+
+
+def build_operators() -> Path:
+    """Build a library of the CUDA operators for CPU tensors: ``torch.ops.pkg_emulated``.
+
+    Their host code is the same but for the launch, which runs the kernel on the emulator. The
+    sanitizers, which a Python process cannot load late, are left to the program.
+    """
+    flags = ["-fPIC", "-fvisibility=hidden", f"-DPKG_NAMESPACE={NAMESPACE}", "-DTORCH_STABLE_ONLY"]
+    flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unknown-pragmas"]
+    for path in cpp_extension.include_paths():
+        flags += ["-isystem", path]
+    folder = ROOT / HERE
+    sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), ROOT / "csrc" / "library.cpp"]
+    sources += [ROOT / "csrc" / "scaled_dot_product_attention.cpp"]
+    sources += [folder / "operators" / "register.cpp", *(folder / name for name in PLAIN)]
+    flags += [f"-DPKG_BUILT_FOR={torch.__version__}"]  # compile again for another PyTorch
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda each: compile_object(ROOT, each, flags, ()), sources))
+        return link(objects, ["-shared", *libraries, "-ltorch_cpu"])
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (last + 1) * tensor.element_size()
+
+
+def buffer_line(name: str, tensor: torch.Tensor) -> bytes:
+    """The tensor's bytes at an address as well or badly aligned as its own."""
+    offset = tensor.data_ptr() % 16
+    size = extent(tensor)
+    content = bytes(offset) + (ctypes.string_at(tensor.data_ptr(), size) if size else b"")
+    return f"buffer {name} {offset} {len(content)}\n".encode() + content + b"\n"
+
+
+def argument_line(name: str, value: Argument) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return buffer_line(name, value)
+    if isinstance(value, str):
+        return f"text {name} {value}\n".encode()
+    if isinstance(value, float):
+        return f"real {name} {value!r}\n".encode()
+    values = [value] if isinstance(value, int) else list(value or ())
+    return f"integers {name} {' '.join(map(str, [len(values), *map(int, values)]))}\n".encode()
+
+
+class Emulator:
+    """A built program, and the way to call its kernels."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def run(
+        self, kernel: str, outputs: Sequence[str], blocks: int = 3, **arguments: Argument
+    ) -> None:
+        """Run a kernel; the outputs named are tensors among the arguments, written in place.
+
+        Args:
+            kernel: which of the program's kernels.
+            outputs: names of the arguments that come back.
+            blocks: the most blocks of the grid; fewer than there is work by default.
+            arguments: what ``run_*.cpp`` asks for, by name; None is passed as nothing.
+
+        Raises:
+            EmulationError: with the report of the emulator or a sanitizer.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None}
+        request = b"".join(argument_line(name, value) for name, value in given.items())
+        request += b"".join(f"output {name}\n".encode() for name in outputs)
+        # Another order for every call, the same each time.
+        order = zlib.crc32(request)
+        request += f"text kernel {kernel}\nintegers blocks 1 {blocks}\n".encode()
+        request += f"integers order 1 {order}\n".encode()
+        result = subprocess.run(
+            [self.program],
+            input=request,
+            capture_output=True,
+            env=os.environ | OPTIONS,
+            timeout=300,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise EmulationError(result.stderr.decode(errors="replace"))
+        received = memoryview(result.stdout)
+        for name in outputs:
+            tensor = given[name]
+            assert isinstance(tensor, torch.Tensor)
+            offset, size = tensor.data_ptr() % 16, extent(tensor)
+            ctypes.memmove(tensor.data_ptr(), bytes(received[offset : offset + size]), size)
+            received = received[offset + size :]
+        assert len(received) == 0

@@ -1,0 +1,20 @@
+// Runs one kernel of csrc/cuda on the CPU, as a request on standard input asks.
+#include "program.h"
+
+int main() {
+  using namespace pkg::emulation;
+  const Request request = Request::read();
+  set_order(static_cast<uint64_t>(request.integer("order")));
+  try {
+    const bool known = run_pointwise(request) || run_matmul(request) ||
+                       run_attention_forward(request) ||
+                       run_attention_backward(request) ||
+                       run_attention_dropout_mask(request);
+    if (!known) {
+      fail("no kernel is called " + request.text("kernel"));
+    }
+  } catch (const Report& report) {
+    fail(report.what());
+  }
+  request.write_outputs();
+}

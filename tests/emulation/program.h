@@ -1,0 +1,32 @@
+// The operators of the emulation program, one source file each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cuda_emulator.h"
+#include "request.h"
+
+namespace pkg::emulation {
+
+// Launch the kernel that request.text("kernel") names, or return false.
+bool run_pointwise(const Request& request);
+bool run_matmul(const Request& request);
+bool run_attention_forward(const Request& request);
+bool run_attention_backward(const Request& request);
+bool run_attention_dropout_mask(const Request& request);
+
+// Fewer blocks than there is work, so that blocks have to take more than one
+// piece, unless the test asks for a number.
+template <class Kernel, class... Arguments>
+void launch_blocks(const Request& request, int64_t pieces, int threads,
+                   Kernel kernel, const Arguments&... arguments) {
+  const int64_t blocks = std::min(pieces, request.integer("blocks"));
+  if (blocks > 0) {
+    launch({static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0,
+           [&] { kernel(arguments...); });
+  }
+}
+
+}  // namespace pkg::emulation

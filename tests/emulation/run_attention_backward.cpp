@@ -1,0 +1,109 @@
+#include "../../csrc/cuda/scaled_dot_product_attention_grad_key_value.cuh"
+#include "../../csrc/cuda/scaled_dot_product_attention_grad_mask.cuh"
+#include "../../csrc/cuda/scaled_dot_product_attention_grad_query.cuh"
+#include "attention_request.h"
+
+namespace pkg::emulation {
+namespace {
+
+// The dimensions of the batch that the tensor has: a list of 0 and 1.
+cuda::BatchPartition partition(const Request& request,
+                               const std::string& name) {
+  bool is_owned[cuda::kMaxBatchDims] = {};
+  const auto& owned = request.integers(name + "_owned");
+  std::copy(owned.begin(), owned.end(), is_owned);
+  return cuda::partition_batch(batch_sizes(request.integers("batch")),
+                               is_owned);
+}
+
+template <class Element>
+cuda::AttentionBackward<Element> backward_of(const Request& request) {
+  return {
+      .problem = attention_problem<Element>(request),
+      .grad_output = matrix_batch<Element>(request, "grad_output"),
+      .output = matrix_batch<Element>(request, "output"),
+      .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
+      .delta = request.buffer<cuda::Accumulator<Element>>("delta"),
+  };
+}
+
+template <class Element>
+void run_delta(const Request& request) {
+  const auto call = backward_of<Element>(request);
+  const int64_t warps_per_block = cuda::kTileThreads / cuda::kWarpSize;
+  const int64_t rows = call.problem.batch_count * call.problem.rows;
+  launch_blocks(request, (rows + warps_per_block - 1) / warps_per_block,
+                cuda::kTileThreads, cuda::attention_delta_kernel<Element>,
+                call);
+}
+
+template <class Element, int kWidth>
+void run_grad_query(const Request& request) {
+  const cuda::AttentionGradQuery<Element> call = {
+      .backward = backward_of<Element>(request),
+      .partition = partition(request, "query"),
+      .grad_query = request.buffer<Element>("grad_query"),
+  };
+  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
+                cuda::attention_grad_query_kernel<Element, kWidth>, call);
+}
+
+template <class Element, int kWidth>
+void run_grad_key_value(const Request& request) {
+  const cuda::AttentionGradKeyValue<Element> call = {
+      .backward = backward_of<Element>(request),
+      .partition = partition(request, "key"),
+      .grad_key = request.buffer<Element>("grad_key"),
+      .grad_value = request.buffer<Element>("grad_value"),
+  };
+  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
+                cuda::attention_grad_key_value_kernel<Element, kWidth>, call);
+}
+
+template <class Element, class MaskElement>
+void run_grad_mask(const Request& request) {
+  const cuda::AttentionGradMask<Element, MaskElement> call = {
+      .backward = backward_of<Element>(request),
+      .partition = partition(request, "mask"),
+      .grad_mask = request.buffer<MaskElement>("grad_mask"),
+      .rows = request.integers("mask_shape").at(0),
+      .columns = request.integers("mask_shape").at(1),
+  };
+  launch_blocks(request, call.tile_count(), cuda::kTileThreads,
+                cuda::attention_grad_mask_kernel<Element, MaskElement>, call);
+}
+
+}  // namespace
+
+bool run_attention_backward(const Request& request) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel == "attention_delta") {
+    for_attention_type(
+        request, 0, [&]<class Element, int>() { run_delta<Element>(request); });
+  } else if (kernel == "attention_grad_query") {
+    for_attention_type(request, request.integer("head_size"),
+                       [&]<class Element, int kWidth>() {
+                         run_grad_query<Element, kWidth>(request);
+                       });
+  } else if (kernel == "attention_grad_key_value") {
+    for_attention_type(
+        request,
+        std::max(request.integer("head_size"), request.integer("value_size")),
+        [&]<class Element, int kWidth>() {
+          run_grad_key_value<Element, kWidth>(request);
+        });
+  } else if (kernel == "attention_grad_mask") {
+    for_attention_type(request, 0, [&]<class Element, int>() {
+      if (request.text("mask_type") == request.text("type")) {
+        run_grad_mask<Element, Element>(request);
+      } else {
+        run_grad_mask<Element, float>(request);
+      }
+    });
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace pkg::emulation

@@ -1,0 +1,53 @@
+#include "../../csrc/cuda/scaled_dot_product_attention_dropout.cuh"
+#include "../../csrc/cuda/scaled_dot_product_attention_forward.cuh"
+#include "attention_request.h"
+
+namespace pkg::emulation {
+namespace {
+
+template <class Element, int kWidth>
+void run_forward(const Request& request) {
+  const cuda::AttentionForward<Element> call = {
+      .problem = attention_problem<Element>(request),
+      .output = request.buffer<Element>("output"),
+      .output_batch_strides =
+          batch_strides(request.integers("output_batch_strides")),
+      .output_row_stride = request.integers("output_strides").at(0),
+      .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
+  };
+  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
+                cuda::attention_forward_kernel<Element, kWidth>, call);
+}
+
+}  // namespace
+
+bool run_attention_forward(const Request& request) {
+  if (request.text("kernel") != "attention_forward") {
+    return false;
+  }
+  for_attention_type(request, request.integer("value_size"),
+                     [&]<class Element, int kWidth>() {
+                       run_forward<Element, kWidth>(request);
+                     });
+  return true;
+}
+
+bool run_attention_dropout_mask(const Request& request) {
+  if (request.text("kernel") != "attention_dropout_mask") {
+    return false;
+  }
+
+  const cuda::DropoutMask mask = {
+      .kept = request.buffer<uint8_t>("kept"),
+      .seed = request.buffer<int64_t>("seed"),
+      .keep_threshold = dropout_keep_threshold(request.real("dropout")),
+      .batch = request.integers("shape").at(0),
+      .rows = request.integers("shape").at(1),
+      .columns = request.integers("shape").at(2),
+  };
+  launch_blocks(request, mask.quad_count(), cuda::kDropoutThreads,
+                cuda::attention_dropout_mask_kernel, mask);
+  return true;
+}
+
+}  // namespace pkg::emulation

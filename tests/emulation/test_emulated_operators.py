@@ -1,0 +1,269 @@
+"""The CUDA operators whole: the host code of ``csrc/cuda/*.cu`` over emulated kernels.
+
+The library under test is compiled from the CUDA sources for CPU tensors. That the kernels are right
+is shown elsewhere; here the point is what the host code makes of a call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import references
+import test_emulated_attention as attention
+import torch
+from emulator import Emulator
+from pointwise_samples import binary_samples, mixed_samples
+from test_emulated_attention import Call, name_of
+from test_emulated_matmul import assert_product
+from torch import Tensor
+
+from pkg.testing import Sample
+from pkg.testing.tolerance import expect
+
+Operators = torch._ops._OpNamespace
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def check_pointwise(operators: Operators, name: str, sample: Sample) -> None:
+    """Against the reference; the strides are those of the CPU's operator."""
+    result = getattr(operators, name)(*sample.args)
+    reference = getattr(references, name)
+    (expected,) = expect(lambda each: [reference(*each.args)], sample)
+    expected.compare(result, f"{name} of {sample}")
+    assert result.stride() == getattr(torch.ops.pkg, name)(*sample.args).stride()
+
+
+@pytest.mark.parametrize(("name", "extra"), [("mul", ()), ("muladd", (0.25,))])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_pointwise(
+    emulated_operators: Operators, name: str, extra: tuple[float, ...], dtype: torch.dtype
+) -> None:
+    for sample in binary_samples(*extra):
+        check_pointwise(emulated_operators, name, sample.converted(dtype))
+
+
+@pytest.mark.parametrize(("name", "extra"), [("mul", ()), ("muladd", (0.25,))])
+def test_pointwise_of_mixed_dtypes(
+    emulated_operators: Operators, name: str, extra: tuple[float, ...]
+) -> None:
+    for sample in mixed_samples(*extra):
+        check_pointwise(emulated_operators, name, sample)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_d_sigmoid(emulated_operators: Operators, dtype: torch.dtype) -> None:
+    for shape in [(), (0,), (7,), (1030,), (33, 70)]:
+        z = (3 * torch.randn(shape, dtype=torch.float64)).to(dtype)
+        grad = torch.randn(shape, dtype=torch.float64).to(dtype)
+        for each in (z, z.mT if z.dim() == 2 else z):
+            check_pointwise(emulated_operators, "d_sigmoid", Sample((each,)))
+            gradient = grad.reshape(each.shape)
+            check_pointwise(emulated_operators, "d_sigmoid_backward", Sample((gradient, each)))
+
+
+def test_add_out(emulated_operators: Operators) -> None:
+    for out_dtype in [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool]:
+        dtype = out_dtype if out_dtype != torch.int8 else torch.int32
+        a = (4 * torch.randn(5, 33)).to(dtype)
+        b = (4 * torch.randn(33)).to(dtype)
+        storage = torch.zeros(10, 99).to(out_dtype)
+        for out in (torch.empty(5, 33, dtype=out_dtype), storage[::2, ::3]):
+            emulated_operators.add_out(a, b, out=out)
+            torch.testing.assert_close(out, (a + b).to(out_dtype), rtol=0, atol=0)
+    a = torch.randn(300)
+    expected = a + a
+    emulated_operators.add_out(a, a, out=a)
+    assert torch.equal(a, expected)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((5,), (5,)),
+        ((3, 5), (5,)),
+        ((5,), (5, 4)),
+        ((130, 5), (5, 131)),
+        ((2, 1, 3, 5), (4, 5, 7)),
+        ((2, 3, 5), (5,)),
+        ((0, 5), (5, 3)),
+        ((3, 0), (0, 4)),
+        ((2, 0, 3, 5), (5, 4)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=name_of)
+def test_matmul(
+    emulated_operators: Operators, a: tuple[int, ...], b: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    left = (4 * torch.randn(a, dtype=torch.float64)).to(dtype)
+    right = (4 * torch.randn(b, dtype=torch.float64)).to(dtype)
+    out_dtypes = [torch.int32] if dtype == torch.int8 else [None, dtype]
+    out_dtypes += [torch.float32] if dtype in (torch.float16, torch.bfloat16) else []
+    for out_dtype in out_dtypes:
+        result = emulated_operators.matmul(left, right, out_dtype=out_dtype)
+        assert result.shape == torch.matmul(left.float(), right.float()).shape
+        assert result.dtype == (out_dtype or dtype)
+        assert_product(result, left, right)
+        assert_product(torch.ops.pkg.matmul(left, right, out_dtype=out_dtype), left, right)
+    if left.dim() > 1 and right.dim() > 1 and dtype != torch.int8:
+        result = emulated_operators.matmul(right.mT, left.mT)
+        assert_product(result, right.mT, left.mT)
+
+
+def forward(operators: Operators, call: Call) -> tuple[Tensor, Tensor]:
+    return operators.scaled_dot_product_attention_forward(
+        call.query, call.key, call.value, *options_of(call)
+    )
+
+
+def options_of(call: Call) -> tuple[object, ...]:
+    seed = attention.SEED if call.dropout > 0 else None
+    return (call.mask, seed, call.dropout, call.is_causal, call.scale, call.enable_gqa)
+
+
+def backward(
+    operators: Operators, call: Call, output: Tensor, log_sum_exp: Tensor
+) -> tuple[Tensor, ...]:
+    mask, seed, *options = options_of(call)
+    needs_mask_grad = call.mask is not None and call.mask.is_floating_point()
+    assert call.grad_output is not None
+    return operators.scaled_dot_product_attention_backward(
+        call.grad_output.reshape(output.shape),
+        call.query,
+        call.key,
+        call.value,
+        mask,
+        seed,
+        output,
+        log_sum_exp,
+        *options,
+        needs_mask_grad,
+    )
+
+
+make = attention.make
+CALLS = {
+    "plain": lambda: make(2, 3, rows=9, columns=70, head=5, value_head=6),
+    "no leading dimension": lambda: make(rows=9, columns=70),
+    "causal": lambda: make(2, rows=70, columns=66, is_causal=True),
+    "scale": lambda: make(2, rows=3, columns=5, scale=-0.25),
+    "wide heads": lambda: make(2, head=65, value_head=130),
+    "wide values": lambda: make(2, head=5, value_head=130),
+    "bool mask": lambda: make(2, 3, mask=torch.rand(3, 1, 7) > 0.4),
+    "mask": lambda: make(2, 3, mask=torch.randn(2, 1, 5, 7)),
+    "mask of keys": lambda: make(2, 3, mask=torch.randn(7)),
+    "mask of queries": lambda: make(2, 3, mask=torch.randn(5, 1)),
+    "mask of a single number": lambda: make(2, 3, mask=torch.randn(())),
+    "mask with steps": lambda: make(2, 3, mask=torch.randn(2, 3, 5, 14)[..., ::2]),
+    "dropout": lambda: make(2, 3, dropout=0.4),
+    "everything dropped": lambda: make(2, 3, dropout=1.0),
+    "groups": lambda: make(2, 6, key_lead=(2, 2), enable_gqa=True),
+    "groups of one key head": lambda: make(2, 6, key_lead=(2, 1), enable_gqa=True),
+    "groups of one query": lambda: make(2, 3, enable_gqa=True),
+    "groups, mask of heads": lambda: make(
+        2, 6, key_lead=(2, 2), enable_gqa=True, mask=torch.randn(6, 5, 7)
+    ),
+    "groups, mask, dropout": lambda: make(
+        2, 4, key_lead=(2, 2), enable_gqa=True, mask=torch.randn(2, 1, 1, 7), dropout=0.3
+    ),
+    "query without heads": lambda: broadcast((2, 1), (2, 3), (2, 3)),
+    "key without batch": lambda: broadcast((2, 3), (3,), (3,)),
+    "all different": lambda: broadcast((1, 3), (2, 1), (3,)),
+    "value with a batch of its own": lambda: broadcast((3,), (), (2, 1)),
+    "heads inside": lambda: heads_inside(make(2, 3, rows=9, columns=70, head=8)),
+    "no keys": lambda: make(2, 3, columns=0),
+    "no queries": lambda: make(2, 3, rows=0),
+    "no batch": lambda: make(0, 3),
+}
+
+
+def broadcast(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> Call:
+    call = Call(torch.randn(*query, 5, 6), torch.randn(*key, 7, 6), torch.randn(*value, 7, 4))
+    return replace(call, grad_output=torch.randn(call.output_shape))
+
+
+def heads_inside(call: Call) -> Call:
+    def arrange(tensor: Tensor) -> Tensor:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+    return replace(
+        call, query=arrange(call.query), key=arrange(call.key), value=arrange(call.value)
+    )
+
+
+def converted(call: Call, dtype: torch.dtype) -> Call:
+    def convert(tensor: Tensor | None) -> Tensor | None:
+        return tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
+
+    names = ("query", "key", "value", "mask", "grad_output")
+    return replace(call, **{each: convert(getattr(call, each)) for each in names})
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_attention_is_that_of_the_kernels(
+    cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
+) -> None:
+    """To the last bit: what the host code passes is what the tests of the kernels pass."""
+    call = converted(CALLS[name](), dtype)
+    output, log_sum_exp = forward(emulated_operators, call)
+    expected, expected_sum = attention.emulated_forward(cuda_emulator, call)
+    assert torch.equal(output, expected.reshape(output.shape))
+    assert torch.equal(log_sum_exp, expected_sum.reshape(log_sum_exp.shape))
+
+    gradients = backward(emulated_operators, call, output, log_sum_exp)
+    if call.mask is None or not call.mask.is_floating_point():
+        assert gradients[3].shape == (0,)
+        gradients = gradients[:3]
+    expected_gradients = attention.emulated_backward(cuda_emulator, call, expected, expected_sum)
+    for gradient, each in zip(gradients, expected_gradients, strict=True):
+        assert torch.equal(gradient, each)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name_of)
+def test_attention_agrees_with_the_cpu(
+    emulated_operators: Operators, name: str, dtype: torch.dtype
+) -> None:
+    """Two right results are at most the sum of their errors apart.
+
+    In half precision the CPU's kernels round weights that the CUDA kernels do not.
+    """
+    call = converted(CALLS[name](), dtype)
+    results = []
+    for operators in (emulated_operators, torch.ops.pkg):
+        output, log_sum_exp = forward(operators, call)
+        results.append([output, log_sum_exp, *backward(operators, call, output, log_sum_exp)])
+    if call.columns == 0:  # everything is zero, and no bound is needed
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        return
+    exact = attention.exact_results(call)
+    for bound, ours, theirs in zip(attention.bounds_of(call, exact), *results, strict=False):
+        assert ours.dtype == theirs.dtype
+        error = (ours.double() - theirs.double()).abs().reshape(bound.shape)
+        assert ((error <= 2 * bound) | (ours == theirs).reshape(bound.shape)).all()
+
+
+def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:
+    call = make(2, 3, dtype=torch.float16, mask=torch.randn(5, 7))
+    gradients = backward(emulated_operators, call, *forward(emulated_operators, call))
+    assert gradients[3].dtype == torch.float32
+    exact = attention.exact_results(call)
+    error = (gradients[3].double() - exact[-1]).abs()
+    assert (error <= attention.bounds_of(call, exact)[-1]).all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_dropout_mask(emulated_operators: Operators, dropout: float) -> None:
+    for shape in [(2, 3, 5), (0, 3, 5), (1, 4, 64)]:
+        result = emulated_operators.attention_dropout_mask(attention.SEED, *shape, dropout)
+        expected = torch.ops.pkg.attention_dropout_mask(attention.SEED, *shape, dropout)
+        assert torch.equal(result, expected)
+
+
+def test_too_many_dimensions_are_refused_in_words(emulated_operators: Operators) -> None:
+    # Alternating strides, so that no two dimensions can be merged.
+    shape = [1 if dim < 10 else 2 for dim in range(36)]
+    a, b = torch.zeros(1).expand([*shape, 1, 1]), torch.zeros(1)
+    with pytest.raises(RuntimeError, match="matmul: the inputs have 26 dimensions"):
+        emulated_operators.matmul(a, b)

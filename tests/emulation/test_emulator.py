@@ -1,0 +1,212 @@
+"""The emulator accepts what is right and reports each kind of fault, also in the real kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import emulator
+import pytest
+import torch
+from emulator import HERE, ROOT, EmulationError, Emulator
+from test_emulated_attention import check as check_attention
+from test_emulated_attention import make as make_attention
+from test_emulated_matmul import assert_product, emulated_matmul
+from test_emulated_pointwise import agree, emulated_dense
+
+RIGHT = [
+    "block sum",
+    "warp barrier",
+    "shuffles",
+    "atomics",
+    "dynamic shared",
+    "several dimensions",
+    "global store",
+]
+REPORTS = {
+    "missing barrier after the store": "race on shared sums|nobody has written",
+    "missing barrier in the loop": "race on shared sums",
+    "missing warp barrier": "race on shared values|nobody has written",
+    "warp barrier across warps": "race on shared values|nobody has written",
+    "read of unwritten shared memory": "thread 5 reads shared values, element 5, which nobody",
+    "shared index beyond a row": "uses index 8 of shared tile in a dimension of 8",
+    "negative shared index": "uses index -1 of shared tile in a dimension of 4",
+    "dynamic index beyond the end": "uses index 64 of shared values in a dimension of 64",
+    "divergent barrier": "divergent barrier",
+    "exit before a barrier": "thread 17 has returned, but thread 0 waits in the barrier",
+    "lane missing from a shuffle": "waits for lanes of its warp",
+    "lane outside the mask": "shuffles from lane 20, which is not in the mask",
+    "global store beyond the end": "heap-buffer-overflow",
+}
+
+
+@pytest.fixture(scope="module", params=["", "-DPKG_EMULATION_UCONTEXT"], ids=["fast", "portable"])
+def faults(request: pytest.FixtureRequest) -> Path:
+    """The program of small kernels, over both ways of switching fibers."""
+    reason = emulator.missing_compiler()
+    if reason is not None:
+        pytest.skip(reason)
+    extra = request.param.split()
+    names = ["cuda_emulator.cpp", "fiber.cpp", "faults/faults.cpp"]
+    with emulator.building():
+        objects = [emulator.compile_object(ROOT, ROOT / HERE / name, extra) for name in names]
+        return emulator.link(objects)
+
+
+def run_case(program: Path, name: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, name],
+        text=True,
+        capture_output=True,
+        env=os.environ | emulator.OPTIONS,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_accepts(faults: Path, name: str) -> None:
+    result = run_case(faults, f"right: {name}")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_reports(faults: Path, name: str) -> None:
+    result = run_case(faults, name)
+    assert result.returncode != 0
+    assert any(words in result.stderr for words in REPORTS[name].split("|")), result.stderr
+
+
+def plant(folder: Path, program_file: str, kernel: str, right: str, wrong: str) -> Emulator:
+    """The program with one change in the text of a kernel's file."""
+    for part in (HERE, Path("csrc", "cuda")):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
+    shutil.copy(ROOT / "csrc" / "philox.h", folder / "csrc")
+    file = folder / "csrc" / "cuda" / kernel
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong, 1))
+    return Emulator(emulator.build({program_file: folder}))
+
+
+def run_matmul(planted: Emulator) -> None:
+    a, b = torch.randn(130, 20), torch.randn(20, 131)
+    assert_product(emulated_matmul(planted, a, b), a, b)
+
+
+def run_attention(planted: Emulator) -> None:
+    check_attention(planted, make_attention(rows=65, columns=70, head=20))
+
+
+def run_mask_gradient(planted: Emulator) -> None:
+    mask = torch.randn(70)
+    check_attention(planted, make_attention(rows=65, columns=70, head=20, mask=mask))
+
+
+def run_pointwise(planted: Emulator) -> None:
+    a, b = torch.randn(1027), torch.randn(1027)
+    agree("mul", emulated_dense(planted, "mul", a, b), a, b)
+
+
+MATMUL = ("run_matmul.cpp", run_matmul)
+ATTENTION = ("run_attention_forward.cpp", run_attention)
+POINTWISE = ("run_pointwise.cpp", run_pointwise)
+MASK_GRADIENT = ("run_attention_backward.cpp", run_mask_gradient)
+BARRIER_OF_LOOP = """    __syncthreads();
+    current = 1 - current;"""
+PLANTED = {
+    "missing barrier in the loop over panels": (
+        *MATMUL,
+        "tile_product.cuh",
+        BARRIER_OF_LOOP,
+        BARRIER_OF_LOOP.split("\n")[1],
+        "race on shared|nobody has written",
+    ),
+    "missing barrier before the first panel": (
+        *MATMUL,
+        "tile_product.cuh",
+        "  __syncthreads();\n  int current",
+        "  int current",
+        "race on shared|nobody has written",
+    ),
+    "wrong index of a stored column": (
+        *MATMUL,
+        "tile.cuh",
+        "column_begin + thread.column(j)",
+        "column_begin + thread.column(j ^ 4)",
+        "assert",
+    ),
+    "wrong index in a panel": (
+        *MATMUL,
+        "panel.cuh",
+        "panel[depth_index + j][outer_index]",
+        "panel[depth_index + j][outer_index + j]",
+        "race on shared|nobody has written",
+    ),
+    "store below the last row": (
+        *MATMUL,
+        "tile.cuh",
+        "if (row >= row_count)",
+        "if (row > row_count)",
+        "heap-buffer-overflow.*WRITE",
+    ),
+    "load beyond the last step": (
+        *MATMUL,
+        "panel.cuh",
+        "j < valid",
+        "j <= valid",
+        "heap-buffer-overflow.*READ",
+    ),
+    "misaligned packet": (
+        *POINTWISE,
+        "pointwise.cuh",
+        "data + index * kPacket);",
+        "data + index * kPacket + 1);",
+        "misaligned address",
+    ),
+    "element beyond the end": (
+        *POINTWISE,
+        "pointwise.cuh",
+        "if (index < operands.count)",
+        "if (index <= operands.count)",
+        "heap-buffer-overflow",
+    ),
+    "missing barrier before the weights are read": (
+        *ATTENTION,
+        "tile_product.cuh",
+        "  __syncthreads();  // also publishes",
+        "  // also publishes",
+        "race on shared|nobody has written",
+    ),
+    "missing barrier in a sum over rows": (
+        *MASK_GRADIENT,
+        "scaled_dot_product_attention_grad_mask.cuh",
+        "  __syncthreads();",
+        "",
+        "race on shared lane_sums|nobody has written",
+    ),
+    "log-sum-exp of a row too many": (
+        *ATTENTION,
+        "scaled_dot_product_attention_forward.cuh",
+        "row < problem.rows)",
+        "row <= problem.rows)",
+        "heap-buffer-overflow.*WRITE",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_catches_a_fault_planted_in_a_kernel(
+    cuda_emulator: Emulator, tmp_path: Path, fault: str
+) -> None:
+    program_file, run, kernel, right, wrong, report = PLANTED[fault]
+    run(cuda_emulator)
+    planted = plant(tmp_path, program_file, kernel, right, wrong)
+    if report == "assert":
+        with pytest.raises(AssertionError):
+            run(planted)
+    else:
+        with pytest.raises(EmulationError, match=f"(?s){report}"):
+            run(planted)

@@ -1,0 +1,72 @@
+"""The test that every operator passes: one pytest item for each check of check_op and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from pkg.testing import ErrorSample, Report, Sample, check_op, checks_for
+
+TRACING = (
+    *("registration", "fake", "meta", "compile", "compile_dynamic", "inductor", "export"),
+    *("autocast", "func", "jvp"),
+)
+"""The checks that do not depend on the instruction set; ``-m 'not tracing'`` leaves them out."""
+
+
+class OperatorTests:
+    """Base of the test class of one operator.
+
+    A subclass in ``tests/ops/test_<operator>.py`` names the operator, its reference and its
+    samples, and inherits the test. ``tests/test_every_operator.py`` looks for one of each.
+    """
+
+    op: ClassVar[torch._ops.OpOverload]
+    reference: ClassVar[Callable[..., Any]]
+    function: ClassVar[Callable[..., Any] | None] = None
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def samples(self) -> list[Sample]:
+        raise NotImplementedError
+
+    def errors(self) -> list[ErrorSample]:
+        return []
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "check" in metafunc.fixturenames:
+            checks = checks_for(self.options.get("without", ()))
+            tracing = {check: pytest.mark.tracing for check in checks if check in TRACING}
+            metafunc.parametrize(
+                "check", [pytest.param(check, marks=tracing.get(check, ())) for check in checks]
+            )
+
+    def run(self, device: torch.device, checks: Sequence[str], **options: Any) -> Report:
+        arguments: dict[str, Any] = {
+            "reference": type(self).reference,
+            "function": type(self).function,
+            "errors": self.errors(),
+            "device": device,
+            "checks": checks,
+            **self.options,
+            **options,
+        }
+        return check_op(self.op, arguments.pop("samples", None) or self.samples(), **arguments)
+
+    def test_check(self, device: torch.device, check: str) -> None:
+        report = self.run(device, [check])
+        assert list(report.runs) == [check]
+
+    def test_tensors_on_two_devices_are_refused(self, device: torch.device) -> None:
+        other = "meta" if device.type == "cpu" else "cpu"
+        sample = self.samples()[0].converted(torch.float32).map_tensors(lambda t: t.to(device))
+        function = type(self).function or self.op
+        for position, tensor in enumerate(sample.tensors if len(sample.tensors) > 1 else []):
+            tensors = sample.tensors
+            tensors[position] = tensor.to(other)
+            mixed = sample.with_tensors(tensors)
+            with pytest.raises(RuntimeError, match="device"):
+                function(*mixed.args, **mixed.kwargs)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from types import MappingProxyType
+
+import pytest
+import references
+import torch
+from operator_tests import OperatorTests
+from samples import FLOATING, around, normal, of_dtype
+
+import pkg
+from pkg.testing import ErrorSample, Sample
+
+# Every way in which two operands can meet.
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((5,), (5,)),
+    ((3, 5), (5,)),
+    ((5,), (5, 4)),
+    ((2, 3, 5), (5,)),
+    ((5,), (2, 5, 4)),
+    ((2, 3, 5), (5, 4)),
+    ((3, 5), (2, 5, 4)),
+    ((2, 3, 5), (2, 5, 4)),
+    ((2, 1, 3, 5), (4, 5, 2)),
+    ((1, 3, 5), (6, 5, 2)),
+    ((1, 1), (1, 1)),
+]
+EMPTY: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((0,), (0,)),
+    ((3, 0), (0, 4)),
+    ((0, 5), (5, 4)),
+    ((3, 5), (5, 0)),
+    ((0, 3, 5), (0, 5, 4)),
+    ((2, 0, 5), (5, 4)),
+    ((0, 1, 3, 0), (2, 0, 4)),
+    ((3, 0), (0,)),
+]
+# Around the register tiles and cache blocks of the kernels.
+TILES = around(4, 6, 8, 12, 16, 32, 48, 64)
+BLOCKS = around(96, 128, 192, 256, 384)
+
+
+def sample(a: tuple[int, ...], b: tuple[int, ...], **options: object) -> Sample:
+    return Sample((normal(*a), normal(*b, seed=1)), **options)
+
+
+def sizes_around_tiles() -> list[Sample]:
+    samples = []
+    for size in TILES:
+        for rows, inner, columns in ((size, 7, 5), (5, size, 7), (7, 5, size), (size,) * 3):
+            samples.append(sample((rows, inner), (inner, columns), values_only=True))
+    for size in BLOCKS:
+        for rows, inner, columns in ((size, 3, 2), (3, size, 2), (2, 3, size)):
+            samples.append(sample((rows, inner), (inner, columns), values_only=True))
+    samples.append(sample((2, 1, 65, 33), (3, 33, 70), values_only=True))
+    samples.append(sample((257,), (257, 300), values_only=True))
+    samples.append(sample((300, 257), (257,), values_only=True))
+    return samples
+
+
+def with_special_values() -> list[Sample]:
+    samples = []
+    for value in (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40, 1e-300):
+        a = normal(9, 20)
+        a[3, 7] = value
+        samples.append(Sample((a, normal(20, 33)), name=str(value), values_only=True))
+    # A product that overflows float16 in the middle of a sum that does not.
+    large = torch.full((4, 2), 300.0, dtype=torch.float64) * torch.tensor([1, -1]).double()
+    samples.append(Sample((large, torch.full((2, 3), 300.0).double()), values_only=True))
+    return samples
+
+
+class TestMatmul(OperatorTests):
+    op = torch.ops.pkg.matmul.default
+    reference = staticmethod(references.matmul)
+    function = staticmethod(pkg.ops.matmul)
+    options = MappingProxyType({"autocast": "lower"})
+
+    def samples(self) -> list[Sample]:
+        samples = [sample(a, b) for a, b in SHAPES + EMPTY]
+        for size in ((3, 4, 5), (7, 6, 2), (20, 17, 33)):
+            rows, inner, columns = size
+            samples += [
+                sample((rows, inner), (inner, columns), family="matrices"),
+                sample((9, rows, inner), (inner, columns), family="batch times matrix"),
+                sample((rows, inner), (inner,), family="vector"),
+            ]
+        wide = {"out_dtype": torch.float32}
+        half = (torch.bfloat16, torch.float16)
+        samples += [
+            Sample((normal(5, 40), normal(40, 9)), wide, dtypes=(*half, torch.float32)),
+            Sample((normal(2, 5, 40).half(), normal(40).half()), wide),
+        ]
+        return samples + sizes_around_tiles() + with_special_values()
+
+    def errors(self) -> list[ErrorSample]:
+        one = torch.ones(2, 3)
+        integers = {"out_dtype": torch.int32}
+        return [
+            ErrorSample((one, one), match=r"\(2, 3\) and b of shape \(2, 3\).*3 columns.*2 rows"),
+            ErrorSample((one, torch.ones(2)), match="3 columns but b has 2 rows"),
+            ErrorSample((torch.ones(()), one), match="a has no dimensions"),
+            ErrorSample((one, torch.ones(())), match="b has no dimensions"),
+            ErrorSample(
+                (torch.ones(2, 2, 3), torch.ones(4, 3, 2)), match="do not broadcast: 2 and 4"
+            ),
+            ErrorSample((one, one.mT.double()), match="a is torch.float32 but b is torch.float64"),
+            ErrorSample((one.int(), one.mT.int()), match="a is torch.int32; supported are"),
+            ErrorSample((one.cfloat(), one.mT.cfloat()), match="a is torch.complex64"),
+            ErrorSample((one.bool(), one.mT.bool()), match="a is torch.bool"),
+            ErrorSample((one.char(), one.mT.char()), match="pass out_dtype=torch.int32"),
+            ErrorSample((one, one.mT), integers, match="out_dtype is torch.int32"),
+            ErrorSample(
+                (one, one.mT), {"out_dtype": torch.float64}, match="out_dtype is torch.flo"
+            ),
+            ErrorSample(
+                (one.half(), one.mT.half()), {"out_dtype": torch.bfloat16}, match="out_dtype"
+            ),
+        ]
+
+    def test_int8(self, device: torch.device) -> None:
+        shapes = SHAPES + EMPTY + [((m, k), (k, n)) for m, k, n in product((1, 5, 70), repeat=3)]
+        samples = [
+            Sample(
+                (of_dtype(torch.int8, *a), of_dtype(torch.int8, *b, seed=1)),
+                {"out_dtype": torch.int32},
+                values_only=index >= len(SHAPES),
+            )
+            for index, (a, b) in enumerate(shapes)
+        ]
+        checks = ["values", "layouts", "fake", "meta", "compile", "export", "vmap", "determinism"]
+        report = self.run(device, checks, samples=samples)
+        assert report.runs["values"] == len(samples)
+
+    def test_int8_at_its_ends(self, device: torch.device) -> None:
+        for value in (-128, 127):
+            a = torch.full((3, 1000), -128, dtype=torch.int8, device=device)
+            b = torch.full((1000, 70), value, dtype=torch.int8, device=device)
+            product = pkg.ops.matmul(a, b, out_dtype=torch.int32)
+            assert (product == -128 * value * 1000).all()
+
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_products_beyond_the_cache_blocks(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        samples = [
+            sample((m, k), (k, n), values_only=True)
+            for m, k, n in ((515, 1030, 389), (37, 4100, 65), (1030, 70, 40), (1, 2050, 513))
+        ]
+        self.run(device, ["values"], samples=samples, dtypes=(dtype,))
+
+    def test_an_overflow_in_half_precision_is_infinite(self, device: torch.device) -> None:
+        a = torch.full((2, 64), 200.0, dtype=torch.float16, device=device)
+        assert (pkg.ops.matmul(a, a.mT) == torch.inf).all()
+        exact = pkg.ops.matmul(a, a.mT, out_dtype=torch.float32)
+        assert (exact == 64 * 200.0 * 200.0).all()
+
+    def test_an_empty_sum_is_zero(self, device: torch.device) -> None:
+        for dtype in FLOATING:
+            a = torch.empty(3, 0, dtype=dtype, device=device)
+            assert torch.equal(pkg.ops.matmul(a, a.mT), torch.zeros(3, 3, dtype=dtype).to(device))
+
+    def test_operands_may_share_memory(self, device: torch.device) -> None:
+        a = normal(40, 40).to(device)
+        torch.testing.assert_close(pkg.ops.matmul(a, a), a @ a)
+        torch.testing.assert_close(pkg.ops.matmul(a, a.mT), a @ a.mT)
+
+    def test_more_than_two_billion_elements(
+        self, device: torch.device, require_memory: Callable[[int], None]
+    ) -> None:
+        require_memory(2**32)
+        a = torch.arange(2**16 + 1, device=device).remainder(97).half().unsqueeze(1)
+        b = torch.arange(2**15, device=device).remainder(11).half().unsqueeze(0)
+        product = pkg.ops.matmul(a, b)
+        assert product.numel() > 2**31
+        for row in (0, 2**15, 2**16 - 1, 2**16):
+            assert torch.equal(product[row], a[row] * b[0])

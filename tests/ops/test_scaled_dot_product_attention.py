@@ -1,0 +1,650 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import references
+import torch
+import torch.nn.functional as functional
+from operator_tests import OperatorTests
+from samples import FLOATING, around, normal
+from torch import Tensor
+
+import pkg
+from pkg.testing import ErrorSample, Sample
+
+Shape = tuple[int, ...]
+
+# Query, key, value: every way in which leading dimensions meet, and empty ones.
+LEADING: list[tuple[Shape, Shape, Shape]] = [
+    ((5, 4), (7, 4), (7, 3)),
+    ((2, 5, 4), (2, 7, 4), (2, 7, 4)),
+    ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)),
+    ((2, 3, 5, 4), (3, 7, 4), (2, 1, 7, 4)),
+    ((5, 4), (2, 3, 7, 4), (3, 7, 4)),
+]
+EMPTY: list[tuple[Shape, Shape, Shape]] = [
+    ((2, 0, 4), (2, 3, 4), (2, 3, 4)),
+    ((2, 3, 4), (2, 0, 4), (2, 0, 5)),
+    ((2, 3, 4), (2, 5, 4), (2, 5, 0)),
+    ((0, 3, 4), (1, 5, 4), (1, 5, 4)),
+]
+MASKS: list[Shape] = [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (3, 1, 7), (2, 1, 5, 7), (2, 3, 5, 7)]
+# Around strips of rows, registers and tiles of keys, and the blocks of both.
+ROWS = around(4, 12, 96, 192)
+KEYS = around(8, 16, 32, 192, 384)
+SIZES = around(2, 8, 16, 32, 64, 128)
+
+
+def operands(query: Shape, key: Shape, value: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(*query), normal(*key, seed=1), normal(*value, seed=2)
+
+
+def boolean_mask(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.rand(shape, generator=generator) < 0.6
+
+
+def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]]:
+    """Name, operands and mask, options, and what else of a sample."""
+    square = ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4))
+    grouped = ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 6))
+    values = {"values_only": True}
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = []
+
+    def add(name: str, shapes: Any, mask: Any = None, more: Any = None, **options: Any) -> None:
+        calls.append((name, (*operands(*shapes), mask), options, more or {}))
+
+    add("plain", square)
+    add("causal", square, is_causal=True)
+    add("boolean mask", square, boolean_mask(5, 7))
+    add("learnable mask", square, normal(3, 1, 7))
+    add("grouped, mask", grouped, normal(5, 7), enable_gqa=True, scale=0.3)
+    for size in (3, 8, 21):
+        shapes = ((2, size, 4), (2, size + 2, 4), (2, size + 2, 4))
+        add("family", shapes, None, {"family": "lengths"})
+    for shapes in EMPTY:
+        add("empty", shapes, None, {} if shapes is EMPTY[0] else values)
+    for shapes in LEADING:
+        add("leading", shapes, None, values)
+        add("leading, causal", shapes, None, values, is_causal=True)
+    for mask in MASKS:
+        add("mask", square, boolean_mask(*mask), values)
+        add("mask", square, normal(*mask), values)
+        add(
+            "mask, grouped",
+            ((2, 3, 5, 4), (2, 1, 7, 4), (2, 1, 7, 6)),
+            normal(*mask),
+            values,
+            enable_gqa=True,
+        )
+    add("multi-query", ((3, 6, 5, 4), (1, 1, 7, 4), (3, 1, 7, 4)), None, values, enable_gqa=True)
+    add("no key in a row", square, torch.arange(5)[:, None] > torch.arange(7) + 1, values)
+    add("no key at all", square, torch.zeros(5, 7, dtype=torch.bool), values)
+    add("-inf in a mask", square, normal(5, 7).masked_fill(boolean_mask(5, 7), -torch.inf), values)
+    add("scale 0", square, None, values, scale=0.0)
+    add("scale negative", square, None, values, scale=-2.0)
+    for rows in ROWS:
+        add("rows", ((rows, 8), (33, 8), (33, 8)), None, values, is_causal=rows % 2 == 0)
+    for keys in KEYS:
+        add("keys", ((2, 29, 8), (2, keys, 8), (2, keys, 8)), None, values, is_causal=keys % 2 == 1)
+        add("few rows", ((3, 8), (keys, 8), (keys, 8)), boolean_mask(3, keys), values)
+    for size in SIZES:
+        add("head", ((17, size), (35, size), (35, 129 - size)), None, values)
+    add("long", ((2, 1, 16), (2, 2500, 16), (2, 2500, 16)), None, values)
+    add("no head size", ((3, 0), (5, 0), (5, 2)), None, values, scale=1.0)
+    add("large head", ((20, 512), (40, 512), (40, 300)), None, values)
+    return calls
+
+
+def special_calls() -> list[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
+    calls = []
+    for value in (torch.nan, torch.inf, -torch.inf):
+        for position, name in enumerate(("query", "key", "value")):
+            tensors = operands((2, 30, 8), (2, 40, 8), (2, 40, 8))
+            tensors[position][1, 7, 3] = value
+            calls.append((f"{value} in {name}", tensors))
+    large = operands((2, 30, 8), (2, 40, 8), (2, 40, 8))
+    calls.append(("huge scores", (large[0] * 100, large[1] * 100, large[2])))
+    return calls
+
+
+def kept_of(
+    seed: Tensor | None, dropout_p: float, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor | None:
+    if seed is None:
+        return None
+    key_lead, value_lead = key.shape[:-2], value.shape[:-2]
+    if query.dim() > 2 and key.dim() > 2:
+        key_lead, value_lead = (
+            (*lead[:-1], max(lead[-1], query.shape[-3])) for lead in (key_lead, value_lead)
+        )
+    lead = torch.broadcast_shapes(query.shape[:-2], key_lead, value_lead)
+    rows, columns = query.shape[-2], key.shape[-2]
+    kept = torch.ops.pkg.attention_dropout_mask(seed, prod(lead), rows, columns, dropout_p)
+    return kept.reshape(*lead, rows, columns)
+
+
+def forward_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:
+    options = (is_causal, scale, enable_gqa)
+    kept = kept_of(dropout_seed, dropout_p, query, key, value)
+    output = references.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, *options, kept=kept
+    )
+    log_sum_exp = references.attention_log_sum_exp(query, key, attn_mask, *options)
+    log_sum_exp = log_sum_exp.expand(output.shape[:-1])
+    return output, log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
+
+
+def backward_reference(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    needs_mask_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kept = kept_of(dropout_seed, dropout_p, query, key, value)
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> Tensor:
+        return references.scaled_dot_product_attention(
+            *(query, key, value, mask[0] if mask else attn_mask, dropout_p),
+            *(is_causal, scale, enable_gqa),
+            kept=kept,
+        )
+
+    masks = (attn_mask,) if needs_mask_grad and attn_mask is not None else ()
+    gradients = torch.func.vjp(forward, query, key, value, *masks)[1](grad_output)
+    return (*gradients, query.new_empty(0))[:4]
+
+
+def backward_from_inputs(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    *options: Any,
+) -> Any:
+    """The operator after its forward pass: a function of the inputs alone, as in its use.
+
+    Results of the forward pass that cannot be those of the inputs reach the operator as they are.
+    """
+    inputs = (query, key, value, attn_mask, dropout_seed)
+    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *options[:-1])
+    given = (output, log_sum_exp)
+    if any(
+        (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
+        for a, b in zip(outputs, given, strict=True)
+    ):
+        outputs = given
+    backward = torch.ops.pkg.scaled_dot_product_attention_backward
+    return backward(grad_output, *inputs, *outputs, *options)
+
+
+def with_all_arguments(
+    arguments: tuple[Any, ...],
+    *,
+    seed: int | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Any, ...]:
+    seeds = None if seed is None else torch.tensor([seed])
+    return (*arguments, seeds, dropout_p, is_causal, scale, enable_gqa)
+
+
+DROPPED: list[tuple[Shape, Shape, Shape]] = [
+    ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    ((2, 4, 35, 8), (2, 2, 200, 8), (1, 2, 200, 9)),
+]
+
+
+class TestAttention(OperatorTests):
+    op = torch.ops.pkg.scaled_dot_product_attention.default
+    reference = staticmethod(references.scaled_dot_product_attention)
+    function = staticmethod(pkg.ops.scaled_dot_product_attention)
+    options = MappingProxyType({"autocast": "lower"})
+
+    def samples(self) -> list[Sample]:
+        samples = [
+            Sample(arguments, options, name=name, **more)
+            for name, arguments, options, more in attention_calls()
+        ]
+        samples += [
+            Sample(tensors, name=name, values_only=True, gradcheck=False)
+            for name, tensors in special_calls()
+        ]
+        half = torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float32)
+        samples.append(
+            Sample(
+                (*operands((5, 4), (3, 4), (3, 4)), half),
+                name="float32 mask",
+                dtypes=(torch.float32, torch.bfloat16, torch.float16),
+                values_only=True,
+            )
+        )
+        dropout = {"dropout_p": 0.4}
+        samples.append(Sample(operands(*DROPPED[0]), dropout, name="dropout", random=True))
+        return samples
+
+    def errors(self) -> list[ErrorSample]:
+        query, key = torch.ones(2, 3, 4), torch.ones(2, 5, 4)
+        mask = torch.ones(3, 5, dtype=torch.bool)
+
+        def refused(match: str, *arguments: Any, **options: Any) -> ErrorSample:
+            return ErrorSample(arguments, options, match=match)
+
+        return [
+            refused("key is torch.float64", query, key.double(), key),
+            refused("value is torch.float16", query, key, key.half()),
+            refused("query is torch.int64; supported", query.long(), key.long(), key.long()),
+            refused("same last dimension", query, key[..., :3], key),
+            refused("same length in dimension -2", query, key, key[:, :4]),
+            refused("do not broadcast", query, torch.ones(3, 5, 4), torch.ones(3, 5, 4)),
+            refused("at least two dimensions", query[0, 0], key, key),
+            refused("exclude each other", query, key, key, mask, is_causal=True),
+            refused("does not broadcast to the scores", query, key, key, mask.mT),
+            refused("attn_mask is torch.int64", query, key, key, mask.long()),
+            refused("attn_mask is torch.float64", query, key, key, mask.double()),
+            refused("dropout_p is 1.5", query, key, key, dropout_p=1.5),
+            refused("dropout_p is -0.5", query, key, key, dropout_p=-0.5),
+            refused(
+                "not a multiple", query, torch.ones(5, 5, 4), torch.ones(5, 5, 4), enable_gqa=True
+            ),
+            refused("needs a dimension of heads", query[0], key[0], key[0], enable_gqa=True),
+        ]
+
+    def test_output_has_the_memory_order_of_the_query(self) -> None:
+        query, key = normal(2, 9, 3, 4).transpose(1, 2), normal(2, 3, 7, 4)
+        value = normal(2, 3, 7, 5)
+        output = pkg.ops.scaled_dot_product_attention(query, key, value)
+        assert output.transpose(1, 2).is_contiguous()
+        meta = (tensor.to("meta") for tensor in (query, key, value))
+        assert pkg.ops.scaled_dot_product_attention(*meta).stride() == output.stride()
+        query = query.contiguous()
+        assert pkg.ops.scaled_dot_product_attention(query, key, value).is_contiguous()
+
+    @pytest.mark.parametrize("layout", ["last dimension first", "every other", "expanded"])
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_strides(self, device: torch.device, dtype: torch.dtype, layout: str) -> None:
+        def strided(*shape: int) -> Tensor:
+            tensor = normal(*shape).to(device, dtype)
+            if layout == "last dimension first":
+                return tensor.mT.contiguous().mT
+            if layout == "every other":
+                return tensor.repeat_interleave(2, -1)[..., ::2]
+            return tensor[:1, :1].expand(shape)
+
+        shapes = ((2, 3, 50, 20), (2, 3, 210, 20), (2, 3, 210, 33))
+        tensors = [strided(*shape).requires_grad_() for shape in shapes]
+        plain = [tensor.detach().contiguous().requires_grad_() for tensor in tensors]
+        results = []
+        for inputs in (tensors, plain):
+            output = pkg.ops.scaled_dot_product_attention(*inputs)
+            grad = normal(2, 3, 50, 33, seed=3).to(device, dtype)
+            results.append([output, *torch.autograd.grad(output, inputs, grad)])
+        for ours, expected in zip(*results, strict=True):
+            assert torch.equal(ours, expected)
+
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_no_key_gives_zeros(self, device: torch.device, dtype: torch.dtype) -> None:
+        shapes = ((2, 20, 8), (2, 300, 8), (2, 300, 8))
+        inputs = [tensor.to(device, dtype).requires_grad_() for tensor in operands(*shapes)]
+        mask = torch.ones(20, 300, dtype=torch.bool, device=device)
+        mask[::3] = False
+        output = pkg.ops.scaled_dot_product_attention(*inputs, mask)
+        assert (output[:, ::3] == 0).all()
+        gradients = torch.autograd.grad(output.sum(), inputs)
+        assert (gradients[0][:, ::3] == 0).all()
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_threads_agree(self, dtype: torch.dtype) -> None:
+        threads = torch.get_num_threads()
+        for shapes in (
+            ((1, 1, 400, 16), (1, 1, 900, 16), (1, 1, 900, 16)),
+            ((3, 2, 5, 8), (3, 2, 3000, 8), (3, 2, 3000, 8)),
+            ((5, 2, 70, 8), (5, 2, 30, 8), (5, 2, 30, 8)),
+        ):
+            inputs = [tensor.to(dtype).requires_grad_() for tensor in operands(*shapes)]
+            results = []
+            try:
+                for count in (1, 2, 2, 5):
+                    torch.set_num_threads(count)
+                    output = pkg.ops.scaled_dot_product_attention(*inputs)
+                    gradients = torch.autograd.grad(output.square().sum(), inputs)
+                    results.append([output.detach(), *gradients])
+            finally:
+                torch.set_num_threads(threads)
+            assert all(map(torch.equal, results[1], results[2]))
+            for result in results[1:]:
+                for one, other in zip(results[0], result, strict=True):
+                    torch.testing.assert_close(one, other)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_error_is_at_most_twice_that_of_the_math_backend(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shapes = ((2, 4, 130, 64), (2, 4, 260, 64), (2, 4, 260, 64))
+        tensors = [tensor.to(device, dtype) for tensor in operands(*shapes)]
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            math = functional.scaled_dot_product_attention(*tensors)
+            wide = [tensor.double() for tensor in tensors]
+            exact = functional.scaled_dot_product_attention(*wide)
+        ours = pkg.ops.scaled_dot_product_attention(*tensors)
+        unit = torch.finfo(dtype).eps * exact.abs().max()
+        error = (math.double() - exact).abs().max()
+        assert (ours.double() - exact).abs().max() <= 2 * error + unit
+
+    def test_samples_of_pytorch(self, device: torch.device) -> None:
+        methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+        name = "nn.functional.scaled_dot_product_attention"
+        (info,) = (info for info in methods.op_db if info.name == name)
+        ran = 0
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            for sample in info.sample_inputs(device, dtype, requires_grad=True):
+                inputs = (sample.input, *sample.args)
+                if sample.kwargs.get("dropout_p", 0.0) not in (0.0, 1.0):
+                    output = pkg.ops.scaled_dot_product_attention(*inputs, **sample.kwargs)
+                    assert output.shape == info.op(*inputs, **sample.kwargs).shape
+                    continue
+                wide = [
+                    t.detach().double().requires_grad_() if torch.is_floating_point(t) else t
+                    for t in inputs
+                ]
+                options = dict(sample.kwargs)
+                mask = options.pop("attn_mask", None)
+                added = mask is not None and mask.dtype != torch.bool
+                wide_mask = mask.detach().double() if added else mask
+                ours = with_gradients(pkg.ops.scaled_dot_product_attention, inputs, mask, options)
+                with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                    theirs = with_gradients(info.op, inputs, mask, options)
+                    exact = with_gradients(info.op, wide, wide_mask, options)
+                for result, plain, expected in zip(ours, theirs, exact, strict=True):
+                    bound = 2 * (plain - expected).abs().max()
+                    bound = bound + torch.finfo(dtype).eps * expected.abs().max()
+                    assert (result - expected).abs().max() <= bound
+                ran += 1
+        assert ran > 0
+
+    def test_errors_of_pytorch(self, device: torch.device) -> None:
+        methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+        name = "nn.functional.scaled_dot_product_attention"
+        (info,) = (info for info in methods.op_db if info.name == name)
+        if info.error_inputs_func is None:
+            return
+        for wrong in info.error_inputs(device):
+            sample = wrong.sample_input
+            with pytest.raises(wrong.error_type):
+                pkg.ops.scaled_dot_product_attention(sample.input, *sample.args, **sample.kwargs)
+
+    def test_memory_is_linear(self) -> None:
+        program = """
+import resource, torch, pkg
+def run(length):
+    tensors = [torch.randn(1, 2, length, 64, requires_grad=True) for _ in range(3)]
+    pkg.ops.scaled_dot_product_attention(*tensors).sum().backward()
+run(256)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(8192)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+        result = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        kibibytes = int(result.stdout)
+        # Inputs, output, its gradient and three gradients are 32 MiB, packed operands and parts of
+        # a gradient two to four times that; one 8192 x 8192 matrix alone would be 256 MiB.
+        assert kibibytes < 200 * 1024
+
+
+def with_gradients(
+    function: Callable[..., Tensor], inputs: Any, mask: Tensor | None, options: dict[str, Any]
+) -> list[Tensor]:
+    output = function(*inputs, attn_mask=mask, **options)
+    return [output, *torch.autograd.grad(output, inputs[:3], torch.ones_like(output))]
+
+
+class TestDropout:
+    @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+    def test_rate(self, device: torch.device, dropout_p: float) -> None:
+        kept = torch.ops.pkg.attention_dropout_mask(
+            torch.tensor([42], device=device), 8, 300, 301, dropout_p
+        )
+        count = kept.numel()
+        deviation = (count * dropout_p * (1 - dropout_p)) ** 0.5
+        assert abs(int((~kept).sum()) - count * dropout_p) < 5 * deviation
+        # Neighbours in every dimension are independent: they agree as often as chance has it.
+        for dim in range(3):
+            first = kept.narrow(dim, 0, kept.shape[dim] - 1)
+            second = kept.narrow(dim, 1, kept.shape[dim] - 1)
+            both = (~first & ~second).double().mean()
+            assert abs(float(both) - dropout_p**2) < 5 / first.numel() ** 0.5
+
+    def test_ends(self, device: torch.device) -> None:
+        seed = torch.tensor([1], device=device)
+        assert torch.ops.pkg.attention_dropout_mask(seed, 2, 3, 5, 0.0).all()
+        assert not torch.ops.pkg.attention_dropout_mask(seed, 2, 3, 5, 1.0).any()
+        tensors = [tensor.to(device) for tensor in operands((3, 4), (5, 4), (5, 4))]
+        assert (pkg.ops.scaled_dot_product_attention(*tensors, None, 1.0) == 0).all()
+
+    def test_manual_seed_reproduces(self, device: torch.device) -> None:
+        tensors = [tensor.to(device) for tensor in operands(*DROPPED[0])]
+        results = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            results.append(pkg.ops.scaled_dot_product_attention(*tensors, None, 0.5))
+        assert torch.equal(results[0], results[1])
+        assert not torch.equal(results[0], results[2])
+
+    def test_mean_is_that_without_dropout(self, device: torch.device) -> None:
+        query, key, value = (t.to(device) for t in operands((4, 4), (9, 4), (9, 4)))
+        draws = 4000
+        inputs = (query.expand(draws, 4, 4), key, value)
+        torch.manual_seed(0)
+        dropped = pkg.ops.scaled_dot_product_attention(*inputs, dropout_p=0.3)
+        exact = pkg.ops.scaled_dot_product_attention(query, key, value)
+        assert ((dropped.mean(0) - exact).abs() < 5 * dropped.std(0) / draws**0.5).all()
+
+    def test_vmap(self) -> None:
+        query, key, value = operands((3, 2, 5, 4), (2, 7, 4), (2, 7, 4))
+
+        def attention(query: Tensor) -> Tensor:
+            return pkg.ops.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+
+        same = query[:1].expand(3, 2, 5, 4)
+        outputs = torch.vmap(attention, randomness="same")(same)
+        assert torch.equal(outputs[0], outputs[1])
+        outputs = torch.vmap(attention, randomness="different")(same)
+        assert not torch.equal(outputs[0], outputs[1])
+        with pytest.raises(RuntimeError, match="randomness"):
+            torch.vmap(attention)(same)
+
+
+class TestAttentionForward(OperatorTests):
+    op = torch.ops.pkg.scaled_dot_product_attention_forward.default
+    reference = staticmethod(forward_reference)
+    options = MappingProxyType({"nondifferentiable_outputs": {1}})
+
+    def samples(self) -> list[Sample]:
+        samples = []
+        for name, arguments, options, more in attention_calls():
+            samples.append(Sample(with_all_arguments(arguments, **options), name=name, **more))
+        for shapes in DROPPED:
+            tensors = (*operands(*shapes), None)
+            options: dict[str, Any] = {"enable_gqa": shapes is DROPPED[1]}
+            for dropout_p in (0.3, 1.0):
+                arguments = with_all_arguments(tensors, seed=7, dropout_p=dropout_p, **options)
+                samples.append(Sample(arguments, name="dropout", values_only=shapes is DROPPED[1]))
+        return samples
+
+    def errors(self) -> list[ErrorSample]:
+        tensors = (torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3), None)
+        wrong = (torch.ones(2, dtype=torch.int64), torch.ones(1))
+        return [
+            ErrorSample((*tensors, None, 0.5, False, None, False), match="no dropout_seed"),
+            *(
+                ErrorSample((*tensors, seed, 0.5, False, None, False), match="one element")
+                for seed in wrong
+            ),
+        ]
+
+
+class TestAttentionBackward(OperatorTests):
+    op = torch.ops.pkg.scaled_dot_product_attention_backward.default
+    reference = staticmethod(backward_reference)
+    function = staticmethod(backward_from_inputs)
+    # What the forward pass gave in one dtype is not what it gives in another: float64 templates
+    # stay float64, and the other dtypes have samples of their own.
+    options = MappingProxyType(
+        {"nondifferentiable_inputs": {"output", "log_sum_exp"}, "dtypes": (torch.float64,)}
+    )
+
+    def samples(self) -> list[Sample]:
+        samples = []
+        calls = [call for call in attention_calls() if "enable_gqa" not in call[2]][:5]
+        calls += [call for call in attention_calls() if call[3]]
+        for name, arguments, options, more in calls:
+            samples.append(self.sample(name, arguments, options, more))
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                converted = tuple(
+                    argument.to(dtype)
+                    if isinstance(argument, Tensor) and argument.is_floating_point()
+                    else argument
+                    for argument in arguments
+                )
+                samples.append(self.sample(name, converted, options, {"values_only": True}))
+        for shapes in DROPPED:
+            options = {"seed": 7, "dropout_p": 0.3, "enable_gqa": shapes is DROPPED[1]}
+            more = {"values_only": shapes is DROPPED[1]}
+            samples.append(self.sample("dropout", (*operands(*shapes), None), options, more))
+        return samples
+
+    def sample(
+        self, name: str, arguments: Any, options: dict[str, Any], more: dict[str, Any]
+    ) -> Sample:
+        inputs = with_all_arguments(arguments, **options)
+        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs)
+        mask = arguments[3]
+        needs_mask_grad = mask is not None and mask.is_floating_point()
+        grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
+        return Sample(
+            (grad, *inputs[:5], *outputs, *inputs[5:], needs_mask_grad), name=name, **more
+        )
+
+    def errors(self) -> list[ErrorSample]:
+        query, key = torch.ones(2, 3), torch.ones(4, 3)
+        output, log_sum_exp = torch.ones(2, 3), torch.ones(2)
+        rest = (0.0, False, None, False)
+        inputs = (query, key, key, None, None)
+        return [
+            ErrorSample(
+                (torch.ones(3, 2), *inputs, output, log_sum_exp, *rest, False),
+                match="grad_output has shape",
+            ),
+            ErrorSample(
+                (output, *inputs, output.double(), log_sum_exp, *rest, False),
+                match="output is torch.float64",
+            ),
+            ErrorSample(
+                (output, *inputs, output, output, *rest, False), match="log_sum_exp has shape"
+            ),
+            ErrorSample(
+                (output, *inputs, output, log_sum_exp, *rest, True), match="needs_mask_grad is set"
+            ),
+        ]
+
+    def test_strided_results_of_the_forward_pass(self, device: torch.device) -> None:
+        inputs = [t.to(device) for t in operands((2, 3, 9, 4), (2, 3, 7, 4), (2, 3, 7, 4))]
+        rest: tuple[Any, ...] = (None, None, 0.0, False, None, False)
+        output, log_sum_exp = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *rest)
+        grad = normal(2, 3, 9, 4).to(device)
+        backward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_backward
+        options = (*rest[2:], False)
+        expected = backward(grad, *inputs, None, None, output, log_sum_exp, *options)
+        actual = backward(
+            grad.mT.contiguous().mT,
+            *inputs,
+            None,
+            None,
+            output.mT.contiguous().mT,
+            log_sum_exp.mT.contiguous().mT,
+            *options,
+        )
+        assert all(map(torch.equal, actual, expected))
+
+
+class TestAttentionDropoutMask(OperatorTests):
+    op = torch.ops.pkg.attention_dropout_mask.default
+    options = MappingProxyType({"without": {"gradients", "families", "autocast", "empty"}})
+
+    @staticmethod
+    def reference(seed: Tensor, batch: int, rows: int, columns: int, dropout_p: float) -> Tensor:
+        """Philox4x32-10 as its authors write it, in Python's integers."""
+        key = int(seed) % 2**64
+        words = []
+        for index in range(batch):
+            for row in range(rows):
+                for quad in range((columns + 3) // 4):
+                    counter = [quad, row, index % 2**32, index >> 32]
+                    words += philox(counter, [key % 2**32, key >> 32])[: columns - 4 * quad]
+        threshold = int(dropout_p * 2**32)
+        kept = torch.tensor([word >= threshold for word in words], dtype=torch.bool)
+        return kept.reshape(batch, rows, columns).to(seed.device)
+
+    def samples(self) -> list[Sample]:
+        sizes = [(2, 3, 9), (1, 1, 1), (0, 3, 4), (2, 0, 4), (2, 3, 0), (3, 4, 8)]
+        samples = [
+            Sample((torch.tensor([seed]), *size, 0.5))
+            for size, seed in zip(sizes, (1, -1, 2, 3, 4, 2**40 + 5), strict=True)
+        ]
+        return [*samples, Sample((torch.tensor(-(2**63)), 1, 5, 30, 0.1))]
+
+    def errors(self) -> list[ErrorSample]:
+        seed = torch.tensor([1])
+        return [
+            ErrorSample((seed.int(), 1, 2, 3, 0.5), match="seed is torch.int32"),
+            ErrorSample((torch.zeros(2, dtype=torch.int64), 1, 2, 3, 0.5), match="one element"),
+            ErrorSample((seed, 1, -2, 3, 0.5), match="must not be negative"),
+            ErrorSample((seed, 1, 2, 3, 2.0), match="dropout_p is 2"),
+        ]
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (second >> 32) ^ counter[1] ^ key[0],
+            second % 2**32,
+            (first >> 32) ^ counter[3] ^ key[1],
+            first % 2**32,
+        ]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter

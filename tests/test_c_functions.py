@@ -1,0 +1,156 @@
+"""The operators as plain functions of ``pkg._C``."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from operator_collection import operator_classes, public_operators
+from samples import normal
+from torch import Tensor
+
+import pkg
+from pkg.testing import Sample, same_bits
+
+OPERATORS = public_operators()
+
+
+def samples_of(operator: str, device: torch.device) -> list[Sample]:
+    samples = [s.converted(torch.float32) for s in operator_classes()[operator]().samples()]
+    return [s.map_tensors(lambda t: t.to(device)) for s in samples if not s.random]
+
+
+def results_of(function: Any, sample: Sample) -> list[Tensor]:
+    """What a call returns and what it writes to."""
+    returned = function(*sample.args, **sample.kwargs)
+    return [returned] if isinstance(returned, Tensor) else list(sample.kwargs.values())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gives_the_bits_of_the_dispatched_operator(operator: str, device: torch.device) -> None:
+    plain, dispatched = getattr(pkg._C, operator), getattr(torch.ops.pkg, operator).default
+    for sample in samples_of(operator, device):
+        actual = results_of(plain, sample.copy())
+        expected = results_of(dispatched, sample.copy())
+        assert len(actual) == len(expected) > 0
+        for result, wanted in zip(actual, expected, strict=True):
+            assert same_bits(result, wanted), str(sample)
+            assert result.stride() == wanted.stride(), str(sample)
+            assert result.device == wanted.device, str(sample)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_takes_every_argument_by_name(operator: str, device: torch.device) -> None:
+    schema = getattr(torch.ops.pkg, operator).default._schema
+    names = [argument.name for argument in schema.arguments]
+    sample = samples_of(operator, device)[0]
+    by_name = Sample(kwargs=dict(zip(names, sample.args, strict=False)) | dict(sample.kwargs))
+    expected = results_of(getattr(pkg._C, operator), sample.copy())[-1]
+    for function in (getattr(pkg._C, operator), getattr(pkg.ops, operator)):
+        assert same_bits(results_of(function, by_name.copy())[-1], expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_errors_have_the_words_of_the_dispatched_operator(
+    operator: str, device: torch.device
+) -> None:
+    plain, dispatched = getattr(pkg._C, operator), getattr(torch.ops.pkg, operator).default
+    errors = [error.to(device) for error in operator_classes()[operator]().errors()]
+    assert errors
+    for error in errors:
+        with pytest.raises(error.error) as expected:
+            dispatched(*error.args, **error.kwargs)
+        with pytest.raises(RuntimeError) as actual:
+            plain(*error.args, **error.kwargs)
+        if expected.type is RuntimeError:
+            assert str(actual.value) == str(expected.value), str(error)
+            assert "Exception raised from" not in str(actual.value), str(error)
+            assert ".cpp" not in str(actual.value), str(error)
+        else:  # PyTorch's own refusal, with a list of every kernel's place; ours is one sentence
+            assert "is not a strided (dense) tensor" in str(actual.value), str(error)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, "text", [1.0], np.ones(3), torch.float32, object()])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_is_no_tensor_is_a_type_error(operator: str, wrong: Any) -> None:
+    sample = samples_of(operator, torch.device("cpu"))[0]
+    plain = getattr(pkg._C, operator)
+    for position, argument in enumerate(sample.args):
+        if isinstance(argument, Tensor):
+            args = list(sample.args)
+            args[position] = wrong
+            with pytest.raises(TypeError, match=r"incompatible function arguments(.|\n)*Tensor"):
+                plain(*args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_missing_and_unknown_arguments_are_type_errors(operator: str) -> None:
+    plain = getattr(pkg._C, operator)
+    sample = samples_of(operator, torch.device("cpu"))[0]
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        plain()
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        plain(*sample.args, **sample.kwargs, speling=1)
+
+
+def test_an_out_dtype_that_is_none_is_a_type_error() -> None:
+    a = torch.ones(2, 2)
+    for wrong in (1, "float32", a):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            pkg._C.matmul(a, a, out_dtype=wrong)
+    with pytest.raises(RuntimeError, match="out_dtype"):
+        pkg._C.matmul(a, a, out_dtype=torch.complex64)
+
+
+@pytest.mark.parametrize("operator", [name for name in OPERATORS if name != "add_out"])
+def test_autograd_flows_through(operator: str, device: torch.device) -> None:
+    gradients = []
+    for function in (getattr(pkg._C, operator), getattr(torch.ops.pkg, operator).default):
+        sample = samples_of(operator, device)[0].map_tensors(Tensor.requires_grad_).copy()
+        result = function(*sample.args, **sample.kwargs)
+        assert result.requires_grad
+        gradients.append(torch.autograd.grad(result.sum(), sample.tensors))
+    for plain, dispatched in zip(*gradients, strict=True):
+        assert same_bits(plain, dispatched)
+
+
+def test_autocast_and_vmap_apply(device: torch.device) -> None:
+    a = normal(3, 4, 5).float().to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert pkg._C.matmul(a, a.mT).dtype == torch.bfloat16
+    mapped = torch.func.vmap(pkg._C.mul)(a, a)
+    assert torch.equal(mapped, a * a)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_a_hundred_thousand_calls_do_not_grow_the_process() -> None:
+    a, out = torch.ones(4), torch.ones(4)
+    matrix = torch.ones(2, 2)
+
+    def call(count: int) -> None:
+        for _ in range(count):
+            pkg._C.mul(a, a)
+            pkg._C.matmul(matrix, matrix, out_dtype=torch.float32)
+            pkg._C.add_out(a, a, out=out)
+            try:
+                pkg._C.mul(a, matrix.view(4, 1)[:3])
+                pkg._C.matmul(a, matrix)
+            except RuntimeError:
+                pass
+
+    call(2_000)
+    gc.collect()
+    before = resident_bytes()
+    call(25_000)
+    gc.collect()
+    # A single lost tensor handle would cost hundreds of bytes a call.
+    assert resident_bytes() - before < 25_000 * 40

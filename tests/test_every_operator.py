@@ -1,0 +1,67 @@
+"""No operator without a test, a kernel for each device, and a function in each place."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from operator_collection import operator_classes, public_operators, registered_operators
+from operator_tests import OperatorTests
+
+import pkg
+
+SOURCES = Path(__file__).parents[1]
+COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+
+
+def has_kernel(operator: str, *keys: str) -> bool:
+    name = f"pkg::{operator}"
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def test_every_operator_is_tested() -> None:
+    assert set(operator_classes()) == registered_operators()
+
+
+def test_no_class_replaces_or_skips_the_test() -> None:
+    for tested in operator_classes().values():
+        assert tested.test_check is OperatorTests.test_check
+        assert tested.pytest_generate_tests is OperatorTests.pytest_generate_tests
+        assert not hasattr(tested, "pytestmark")
+
+
+@pytest.mark.parametrize("operator", sorted(registered_operators()))
+def test_every_operator_has_a_kernel_for_each_device(operator: str) -> None:
+    assert has_kernel(operator, "CPU", *COMPOSITE)
+    assert has_kernel(operator, "Meta", *COMPOSITE)
+    if pkg._loader.cuda_loaded:
+        assert has_kernel(operator, "CUDA", *COMPOSITE)
+
+
+def test_the_public_functions_are_operators_and_the_reverse() -> None:
+    assert public_operators() == sorted(pkg.ops.__all__)
+    parts = registered_operators() - set(public_operators())
+    # An operator that is not public is a part of one that is, or one of attention's helpers.
+    for part in parts:
+        assert part == "attention_dropout_mask" or any(
+            part.startswith(f"{operator}_") for operator in public_operators()
+        )
+
+
+@pytest.mark.parametrize("operator", public_operators())
+def test_public_functions_take_what_the_schema_says(operator: str) -> None:
+    schema = getattr(torch.ops.pkg, operator).default._schema
+    parameters = inspect.signature(getattr(pkg.ops, operator)).parameters.values()
+    assert [parameter.name for parameter in parameters] == [a.name for a in schema.arguments]
+    for parameter, argument in zip(parameters, schema.arguments, strict=True):
+        assert (parameter.default is not inspect.Parameter.empty) == argument.has_default_value()
+        if argument.has_default_value():
+            assert parameter.default == argument.default_value
+
+
+@pytest.mark.parametrize("operator", public_operators())
+def test_one_operator_has_one_name_in_every_room(operator: str) -> None:
+    for place in ("csrc/cpu/{}*.cpp", "csrc/cuda/{}*.cu", "pkg/ops/{}.py", "tests/ops/test_{}.py"):
+        assert list(SOURCES.glob(place.format(operator))), place.format(operator)

@@ -1,0 +1,291 @@
+"""Everything in README.md that can be run is run, and what it quotes is what the sources say."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+import pkg
+from pkg import _build_flags
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+# A block may say which file of the project it is, or after which line of a file it belongs.
+FENCE = re.compile(
+    r"^( *)```(\w+)(?: (\S+))?(?: after ([^\n]*))?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE
+)
+
+# Too long for a test, or for an environment of their own: .ci/run has each of them.
+IN_CI = {
+    "make demo",
+    "make test",
+    "make bench",
+    "pip install .",
+    "pip install setuptools wheel ninja",
+    "pip install --no-build-isolation -e .",
+    "pip wheel --no-deps --wheel-dir dist .",
+    "pip install dist/pkg_kernels-*.whl",
+}
+# In the order in which the README has them: the second of two may need what the first leaves.
+HERE = [
+    "python examples/gpt.py --text README.md --steps 20",
+    'python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "',
+    "python -m pkg bench muladd --seconds 0.1",
+    "make debug",
+    "python -m pkg env",
+    "PKG_CPU_CAPABILITY=baseline python -m pkg env",
+]
+# Run by the test of the new operator, where what it compiles is compiled already.
+WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
+PREREQUISITES = "apt-get install make g++ python3-dev python3-venv"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file that it is or goes into, its text."""
+
+    language: str
+    path: str | None
+    after: str | None
+    text: str
+    line: int
+
+
+def blocks() -> list[Block]:
+    found = []
+    for match in FENCE.finditer(README):
+        indent, language, path, after, text = match.groups()
+        lines = (line.removeprefix(indent) for line in text.splitlines(keepends=True))
+        line = README.count("\n", 0, match.start()) + 1
+        found.append(Block(language, path, after, "".join(lines), line))
+    return found
+
+
+def commands() -> list[str]:
+    return [
+        command
+        for block in blocks()
+        if block.language == "sh"
+        for command in block.text.strip().splitlines()
+    ]
+
+
+def shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a reader would, with the interpreter of this test as ``python``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ours = ("PKG_CPU_CAPABILITY", "PKG_JIT", "MAKEFLAGS", "MAKELEVEL")
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    environment = {**inherited, "PATH": path, **variables}
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout by links, but with its own examples folder, into which the example writes."""
+    folder = tmp_path_factory.mktemp("checkout")
+    imported_from_here = Path(pkg.__file__).resolve().is_relative_to(ROOT)
+    for entry in ROOT.iterdir():
+        if entry.name == "examples":
+            shutil.copytree(entry, folder / "examples", ignore=shutil.ignore_patterns("output"))
+        elif entry.name != "pkg" or imported_from_here:
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
+    for block in blocks():
+        assert block.language in {"sh", "python", "cpp"}, f"line {block.line}"
+
+
+def test_every_command_is_run_somewhere() -> None:
+    run = [*HERE, WITH_THE_NEW_OPERATOR, PREREQUISITES]
+    assert sorted(commands()) == sorted([*run, *IN_CI])
+
+
+@pytest.mark.parametrize("command", sorted(IN_CI))
+def test_the_long_commands_are_in_the_ci_script(command: str) -> None:
+    script = ROOT / ".ci" / "run"
+    lines = [line.strip() for line in script.read_text("utf-8").splitlines()]
+    whole = re.compile(rf"(^|[\s/;&(]){re.escape(command)}($|[\s;&)|])")
+    assert any(whole.search(line) for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("command", HERE)
+def test_command(command: str, checkout: Path) -> None:
+    if command == "make debug" and shutil.which("make") is None:
+        pytest.skip("no make")
+    done = shell(command, checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    if "PKG_CPU_CAPABILITY=baseline" in command:
+        assert "CPU capability loaded: baseline" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="no Debian or Ubuntu")
+def test_the_prerequisites_are_packages() -> None:
+    known = shell("apt-cache policy make", ROOT).stdout
+    if "Candidate" not in known:
+        pytest.skip("no lists of packages here")
+    done = shell(PREREQUISITES.replace("install", "install --simulate"), ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`(make[^`]*)`", README))))
+def test_make_knows_the_commands_in_the_text(command: str) -> None:
+    done = shell(command.replace("make", "make --dry-run", 1), ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_examples() -> None:
+    tested = 0
+    for block in blocks():
+        if ">>>" in block.text and not block.path:
+            test = doctest.DocTestParser().get_doctest(
+                block.text, {}, f"README.md:{block.line}", "README.md", block.line
+            )
+            result = doctest.DocTestRunner().run(test)
+            assert result.failed == 0
+            tested += result.attempted
+    assert tested
+
+
+def messages() -> Iterator[str]:
+    """The strings of the loader and of the C++ binding, with … where a value is put in."""
+    tree = ast.parse((ROOT / "pkg" / "_loader.py").read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant):
+            yield str(node.value)
+    for path in (ROOT / "csrc").glob("*.[ch]*"):
+        yield re.sub(r'"\s*\n\s*"', "", path.read_text("utf-8"))
+
+
+def import_errors() -> list[list[str]]:
+    """The pieces of the messages in the table of import errors."""
+    table = README.partition("## When the import fails")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return [re.findall(r"`([^`]+)`", row) for row in rows]
+
+
+def test_the_table_of_import_errors_was_found() -> None:
+    assert len(import_errors()) >= 5
+
+
+@pytest.mark.parametrize("pieces", import_errors(), ids=lambda pieces: pieces[0])
+def test_import_errors_say_what_the_table_says(pieces: list[str]) -> None:
+    # The version is put into the message from a constant.
+    pattern = re.compile(".*".join(map(re.escape, pieces)).replace(r"2\.10", "…"), re.DOTALL)
+    assert any(pattern.search(message) for message in messages())
+
+
+def test_environment_variables_are_in_the_sources() -> None:
+    table = README.partition("## Environment variables")[2].partition("\n## ")[0]
+    names = re.findall(r"`([A-Z_]{3,})`", table)
+    assert names
+    sources = [ROOT / "setup.py", *(ROOT / "pkg").rglob("*.py")]
+    text = "".join(path.read_text("utf-8") for path in sources)
+    unused = {name for name in names if name not in text}
+    assert unused <= {"CXX", "CUDA_HOME", "MAX_JOBS"}  # read by PyTorch
+
+
+def test_the_table_of_operators_is_complete() -> None:
+    table = README.partition("## Operators")[2].partition("\n## ")[0]
+    signatures = re.findall(r"^\| `(\w+)\((.*?)\)`", table, re.MULTILINE)
+    assert {name for name, _ in signatures} == set(pkg.ops.__all__)
+    for name, parameters in signatures:
+        names = re.findall(r"(\w+)(?:=[^,]+)?(?:, |$)", parameters)
+        assert names == list(inspect.signature(getattr(pkg.ops, name)).parameters)
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", FENCE.sub("", README)):
+        assert (ROOT / target).exists(), target
+
+
+def insert_after(path: Path, anchor: str, addition: str) -> None:
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    (index,) = (i for i, line in enumerate(lines) if line.strip() == anchor)
+    lines.insert(index + 1, addition)
+    path.write_text("".join(lines), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout in which the steps of "Add an operator" were taken."""
+    folder = tmp_path_factory.mktemp("operator")
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    for name in ("csrc", "pkg", "tests", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", ".clang-format"):
+        shutil.copy(ROOT / name, folder)
+    for block in blocks():
+        if block.path and block.after:
+            insert_after(folder / block.path, block.after, block.text)
+        elif block.path:
+            (folder / block.path).write_text(block.text, "utf-8")
+    return folder
+
+
+def test_an_operator_added_by_the_steps_passes_its_tests(with_new_operator: Path) -> None:
+    # With a build folder of its own: it is compiled from other sources than the user's.
+    built = {"TORCH_EXTENSIONS_DIR": str(with_new_operator / "build")}
+    tests = "tests/ops/test_squared_difference.py pkg/ops/squared_difference.py"
+    for command in (
+        f"PKG_JIT=1 python -m pytest -q {tests}",
+        "PKG_JIT=1 python -m pytest -q tests/test_every_operator.py -k squared_difference",
+        'PKG_JIT=1 python -c "import torch; from pkg import _C; '
+        '_C.squared_difference(torch.ones(3), torch.zeros(3))"',
+        "PKG_JIT=1 python -m pkg bench squared_difference --seconds 0.1",
+        WITH_THE_NEW_OPERATOR,
+    ):
+        done = shell(command, with_new_operator, **built)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+def test_the_cuda_kernel_of_the_steps_compiles(with_new_operator: Path) -> None:
+    includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
+    flags = [*_build_flags.nvcc_flags(threads=1), "-arch=sm_80", *includes]
+    source = "csrc/cuda/squared_difference.cu"
+    done = shell(f"nvcc {' '.join(flags)} -c {source} -o object.o", with_new_operator)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(
+    not (shutil.which("ruff") and shutil.which("clang-format")), reason="no ruff or clang-format"
+)
+def test_the_files_of_the_steps_are_as_the_project_wants_them(with_new_operator: Path) -> None:
+    paths = [block.path for block in blocks() if block.path]
+    python = " ".join(path for path in paths if path.endswith((".py", ".pyi")))
+    cpp = " ".join(path for path in paths if path.startswith("csrc"))
+    for command in (
+        f"ruff check {python}",
+        f"ruff format --check {python}",
+        f"clang-format --dry-run -Werror {cpp}",
+    ):
+        done = shell(command, with_new_operator)
+        assert done.returncode == 0, done.stdout + done.stderr
