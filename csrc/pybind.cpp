@@ -145,7 +145,16 @@ py::dict build_info(const py::handle& module) {
   return info;
 }
 
+// The level of the CPU library in use, which the loader tells.
+std::string& cpu_capability_in_use() {
+  static std::string capability;
+  return capability;
+}
+
 std::optional<std::string> cpu_capability() {
+  if (!cpu_capability_in_use().empty()) {
+    return cpu_capability_in_use();
+  }
   const auto best = best_capability(detect_cpu_features());
   return best ? std::optional<std::string>(capability_name(*best))
               : std::nullopt;
@@ -179,8 +188,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "Version, compiler, flags, stable-ABI target and CUDA toolkit that this "
       "build was made with, and the libraries that are present.");
   module.def("cpu_capability", &cpu_capability,
-             "The best instruction set that this processor and its operating "
-             "system run, or None below the baseline.");
+             "The instruction set of the CPU library in use; before one is "
+             "loaded the best that this processor and its operating system "
+             "run, or None below the baseline.");
+  module.def(
+      "_set_cpu_capability",
+      [](std::string capability) {
+        cpu_capability_in_use() = std::move(capability);
+      },
+      py::arg("capability"), "Called by the loader.");
   module.def("cpu_capabilities", &cpu_capabilities,
              "All instruction sets that can run here, the least first.");
 

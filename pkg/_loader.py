@@ -49,10 +49,12 @@ def load() -> ModuleType:
         cuda_loaded = jit.can_build_cuda()
         module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
         sys.modules["pkg._C"] = module
+        module._set_cpu_capability(cpu_capability)
         return module
     module = _import_binding()
     cpu_capability = _choose_cpu_capability(module)
     _load_library(f"_cpu_{cpu_capability}")
+    module._set_cpu_capability(cpu_capability)
     cuda_loaded = _load_cuda()
     if not cuda_loaded:
         _explain_missing_cuda_kernels()

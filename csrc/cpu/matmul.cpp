@@ -12,29 +12,6 @@
 namespace pkg::cpu {
 namespace {
 
-// Where every batch of a multiplies the same b and the rows of a follow one
-// another through the batches, the batch is one taller matrix.
-void fold_batch_into_rows(MatmulPlan& plan) {
-  int64_t rows = plan.rows;
-  int64_t row_stride = plan.a_row_stride;
-  for (size_t d = plan.batch_dims; d-- > 0;) {
-    if (plan.batch_sizes[d] == 1) {
-      continue;
-    }
-    if (rows == 1) {
-      row_stride = plan.a_batch_strides[d];  // that of one row means nothing
-    }
-    if (plan.b_batch_strides[d] != 0 ||
-        plan.a_batch_strides[d] != rows * row_stride) {
-      return;
-    }
-    rows *= plan.batch_sizes[d];
-  }
-  plan.rows = rows;
-  plan.a_row_stride = row_stride;
-  plan.batch_dims = 0;
-}
-
 int64_t batch_offset(const MatmulPlan& plan, int64_t index,
                      const std::array<int64_t, kMaxDims>& strides) {
   int64_t offset = 0;

@@ -40,9 +40,10 @@ void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
 
 Tensor matmul(const Tensor& a, const Tensor& b,
               std::optional<ScalarType> out_dtype) {
-  const MatmulPlan plan = plan_matmul(a, b, out_dtype);
+  MatmulPlan plan = plan_matmul(a, b, out_dtype);
   const DeviceGuard guard(device_of(a).index);
   const Tensor output = allocate_matmul_output(plan, a);
+  fold_batch_into_rows(plan);
   if (plan.input_type == ScalarType::Char) {
     launch_matmul<int8_t, int32_t>(plan, a, b, output);
     return output;

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ SANITIZE = [
 # The checker itself is called for every access to shared memory, and is not what is checked.
 PLAIN = ("cuda_emulator.cpp", "fiber.cpp")
 NAMESPACE = "pkg_emulated"
+KEPT_SECONDS = 3 * 24 * 3600  # since an object was last used
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -88,7 +90,9 @@ def compile_object(
     """Compile one file, unless that has been done before."""
     flags = [*FLAGS, *(() if source.name in PLAIN else sanitize), *extra]
     target = BUILDS / f"{source.stem}-{digest(root, included_by(root, source), flags)}.o"
-    if not target.exists():
+    if target.exists():
+        target.touch()
+    else:
         command = [*COMPILER.split(), *flags, "-I", root / HERE, "-x", "c++", "-c", source, "-o"]
         run_compiler(command, target)
     return target
@@ -107,7 +111,9 @@ def link(objects: Sequence[Path], flags: Sequence[str] = SANITIZE[:1]) -> Path:
     """The program or library made of these objects, whose names say what is in them."""
     names = " ".join([*flags, *(each.name for each in objects)])
     target = BUILDS / f"emulation-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
-    if not target.exists():
+    if target.exists():
+        target.touch()
+    else:
         run_compiler([*COMPILER.split(), *objects, *flags, "-o"], target)
     return target
 
@@ -120,6 +126,9 @@ def building() -> Iterator[None]:
     BUILDS.mkdir(parents=True, exist_ok=True)
     with (BUILDS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for file in BUILDS.glob("*-*"):
+            if file.stat().st_mtime < time.time() - KEPT_SECONDS:
+                file.unlink()
         yield
 
 
