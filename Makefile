@@ -42,7 +42,7 @@ test: $(INSTALLED)
 	$(RUN) -m pytest $(PYTEST_ARGUMENTS)
 	@set -e; for capability in $$($(RUN) -m pkg env --capabilities | tail -n +2); do \
 	    echo "CPU library $$capability:"; \
-	    PKG_CPU_CAPABILITY=$$capability $(RUN) -m pytest -q $(CAPABILITY_TESTS) $(PYTEST_ARGUMENTS); \
+	    PKG_CPU_CAPABILITY=$$capability $(RUN) -m pytest -q -m "not tracing" $(CAPABILITY_TESTS) $(PYTEST_ARGUMENTS); \
 	done
 
 bench: $(INSTALLED)

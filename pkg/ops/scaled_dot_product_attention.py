@@ -216,7 +216,8 @@ def _grouped(tensor: Tensor, group: int) -> Tensor:
 def _summed_over_group(gradient: Tensor, group: int) -> Tensor:
     if group == 1:
         return gradient
-    return gradient.unflatten(-3, (gradient.shape[-3] // group, group)).sum(-3)
+    groups: Tensor = gradient.unflatten(-3, (gradient.shape[-3] // group, group))
+    return groups.sum(-3)
 
 
 def _dropout_factors(
@@ -248,8 +249,7 @@ def _weights(
             scores = scores + attn_mask
     excluded = (scores == -torch.inf).all(-1, keepdim=True)
     weights: Tensor = torch.softmax(scores.masked_fill(excluded, 0.0), -1)
-    weights = weights.masked_fill(excluded, 0.0)
-    return weights
+    return weights.masked_fill(excluded, 0.0)
 
 
 def _softmax_gradient(weights: Tensor, gradient: Tensor) -> Tensor:

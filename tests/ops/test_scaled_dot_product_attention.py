@@ -95,7 +95,7 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
         add("keys", ((2, 29, 8), (2, keys, 8), (2, keys, 8)), None, values, is_causal=keys % 2 == 1)
         add("few rows", ((3, 8), (keys, 8), (keys, 8)), boolean_mask(3, keys), values)
     for size in SIZES:
-        add("head", ((17, size), (35, size), (35, 129 - size)), None, values)
+        add("head", ((17, size), (35, size), (35, size + 1)), None, values)
     add("long", ((2, 1, 16), (2, 2500, 16), (2, 2500, 16)), None, values)
     add("no head size", ((3, 0), (5, 0), (5, 2)), None, values, scale=1.0)
     add("large head", ((20, 512), (40, 512), (40, 300)), None, values)
@@ -238,7 +238,15 @@ class TestAttention(OperatorTests):
             for name, arguments, options, more in attention_calls()
         ]
         samples += [
-            Sample(tensors, name=name, values_only=True, gradcheck=False)
+            # Where one key has all the weight, the gradients are smaller than what rounding leaves
+            # of the difference that they come from (arXiv 2307.08691, dP - D).
+            Sample(
+                tensors,
+                name=name,
+                values_only=True,
+                gradcheck=False,
+                differentiable=name != "huge scores",
+            )
             for name, tensors in special_calls()
         ]
         half = torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float32)
@@ -387,9 +395,24 @@ class TestAttention(OperatorTests):
                 with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                     theirs = with_gradients(info.op, inputs, mask, options)
                     exact = with_gradients(info.op, wide, wide_mask, options)
-                for result, plain, expected in zip(ours, theirs, exact, strict=True):
-                    bound = 2 * (plain - expected).abs().max()
-                    bound = bound + torch.finfo(dtype).eps * expected.abs().max()
+                # The weights are recomputed from the log-sum-exp, which is rounded relative to its
+                # size. Gradients of query and key come from a difference of two sums of values
+                # (grad_output is 1), rounded relative to their terms, times a key or a query.
+                query, key, value = (tensor.detach().double() for tensor in inputs[:3])
+                scale = options.get("scale") or query.shape[-1] ** -0.5
+                score = query.abs().sum(-1).max() * key.abs().max() * scale
+                terms = value.abs().sum(-1).max() * max(query.abs().max(), key.abs().max()) * scale
+                epsilon = torch.finfo(dtype).eps
+                for index, (result, plain, expected) in enumerate(
+                    zip(ours, theirs, exact, strict=True)
+                ):
+                    if dtype == torch.float64:  # nothing wider to measure errors in
+                        torch.testing.assert_close(result, plain)
+                        continue
+                    size = expected.abs().max()
+                    bound = 2 * (plain - expected).abs().max() + epsilon * size
+                    if index > 0:
+                        bound = bound + epsilon * (terms if index < 3 else score * size)
                     assert (result - expected).abs().max() <= bound
                 ran += 1
         assert ran > 0
