@@ -103,7 +103,7 @@ void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
       detail::transpose_from<1>(square);
       const int steps =
           static_cast<int>(std::min<int64_t>(kLanes, depth - step));
-      for (int i = 0; i < steps; ++i) {
+      for (int i = 0; i < kLanes && i < steps; ++i) {  // GCC needs the bound
         Lane* to = packed + (step + i) * width + first;
         if (wide == kLanes) {
           simd::store(to, square[i]);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "gemm_arithmetic.h"
 #include "gemm_kernel.h"
@@ -30,6 +31,11 @@ inline constexpr int64_t kKeyBlock = 192;
 // the rows of a strip share the sets of the L1 cache.
 inline constexpr int64_t kScoreStride = kKeyBlock + 16;
 static_assert(kKeyBlock % kStripRows == 0 && kStripRows % kShortStripRows == 0);
+
+// Lanes of the inner dimension that are summed one after the other. Longer
+// sums, of head sizes beyond it, are made of such parts: the rounding error of
+// a chain of additions grows with its length.
+inline constexpr int64_t kLongestSum = kKeyBlock;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -101,21 +107,40 @@ template <class Arithmetic, class Left, int kRows, int kVectors, class Finish>
   using Lane = typename Arithmetic::Lane;
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kLanes = simd::kLanes<Accumulator>;
-  Vector<Accumulator> sums[kRows][kVectors] = {};
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector<Lane> b[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      b[v] = simd::load(right + v * kLanes);
-    }
+  Vector<Accumulator> sums[kRows][kVectors];
+  Vector<Accumulator> totals[kRows][kVectors];
+  for (int64_t k = 0, end = std::min(depth, kLongestSum);;) {
     for (int r = 0; r < kRows; ++r) {
-      const Vector<Lane> a =
-          simd::broadcast(left[r * Left::template row_stride<kRows>]);
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+        sums[r][v] = Vector<Accumulator>{};
       }
     }
-    left += Left::template step_stride<kRows>;
-    right += kTileColumns<Arithmetic>;
+    const bool first = k == 0;
+    for (; k < end; ++k) {
+      Vector<Lane> b[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        b[v] = simd::load(right + v * kLanes);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const Vector<Lane> a =
+            simd::broadcast(left[r * Left::template row_stride<kRows>]);
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+        }
+      }
+      left += Left::template step_stride<kRows>;
+      right += kTileColumns<Arithmetic>;
+    }
+    for (int r = 0; r < kRows && !first; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] += totals[r][v];
+      }
+    }
+    if (end == depth) {
+      break;
+    }
+    std::memcpy(totals, sums, sizeof(totals));
+    end = std::min(depth, end + kLongestSum);
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
