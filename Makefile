@@ -80,7 +80,7 @@ $(TORCH_STAMP): | $(RUN)
 	@touch $@
 
 # Without build isolation: compiled against this very PyTorch, and only what has changed.
-$(INSTALLED): $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py $(CPP_SOURCES)
+$(INSTALLED): $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES)
 	$(PIP) install $(BUILD_REQUIREMENTS)
 	@echo 'Compiling the C++ libraries; the first time takes minutes.'
 	$(PIP) install --no-build-isolation -e '.[test,dev,bench,examples]'

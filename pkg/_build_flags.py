@@ -30,7 +30,7 @@ _CPU_LEVELS_MSVC = {
     "avx512_bf16": ["/arch:AVX512"],
 }
 
-# PTX of the oldest: what a newer GPU than these compiles for itself. That of 9.0a runs on 9.0 alone.
+# PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
 
 
