@@ -25,6 +25,22 @@ inline constexpr int64_t kPointwiseGrain = 32768;
 
 // Calls function(T{}) for the element type of `type`.
 template <class Function>
+void with_floating_type(ScalarType type, const Function& function) {
+  switch (type) {
+    case ScalarType::Half:
+      return function(Half{});
+    case ScalarType::BFloat16:
+      return function(BFloat16{});
+    case ScalarType::Float:
+      return function(float{});
+    case ScalarType::Double:
+      return function(double{});
+    default:
+      fail("no CPU kernel computes with ", dtype_name(type));
+  }
+}
+
+template <class Function>
 void with_element_type(ScalarType type, const Function& function) {
   switch (type) {
     case ScalarType::Bool:
@@ -39,32 +55,8 @@ void with_element_type(ScalarType type, const Function& function) {
       return function(int32_t{});
     case ScalarType::Long:
       return function(int64_t{});
-    case ScalarType::Half:
-      return function(Half{});
-    case ScalarType::BFloat16:
-      return function(BFloat16{});
-    case ScalarType::Float:
-      return function(float{});
-    case ScalarType::Double:
-      return function(double{});
     default:
-      fail("pointwise: unsupported dtype ", dtype_name(type));
-  }
-}
-
-template <class Function>
-void with_floating_type(ScalarType type, const Function& function) {
-  switch (type) {
-    case ScalarType::Half:
-      return function(Half{});
-    case ScalarType::BFloat16:
-      return function(BFloat16{});
-    case ScalarType::Float:
-      return function(float{});
-    case ScalarType::Double:
-      return function(double{});
-    default:
-      fail("unsupported dtype ", dtype_name(type));
+      return with_floating_type(type, function);
   }
 }
 
