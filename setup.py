@@ -13,7 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from setuptools import Extension, setup
-from torch.utils import cpp_extension
+
+try:
+    from torch.utils import cpp_extension
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    sys.exit(
+        "pkg needs PyTorch to build and this environment has none: pip install 'torch>=2.10' "
+        "first, or build without --no-build-isolation, which finds or brings one"
+    )
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
 ROOT = Path(__file__).parent.resolve()
