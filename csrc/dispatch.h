@@ -7,6 +7,7 @@
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -50,6 +51,17 @@ inline LastError last_error_function() {
   return function;
 }
 
+// An error that was raised in Python comes back as "RuntimeError: its words",
+// followed by the Python frames; only the words are wanted.
+inline std::string words_of(std::string message) {
+  constexpr std::string_view kType = "RuntimeError: ";
+  const size_t frames = message.find("\n\nAt:\n");
+  if (frames != std::string::npos && message.starts_with(kType)) {
+    message = message.substr(kType.size(), frames - kType.size());
+  }
+  return message;
+}
+
 }  // namespace detail
 
 // From PyTorch 2.13 on the message of a failed call can be had. Before, it goes
@@ -68,7 +80,7 @@ Result dispatch(const char* name, const char* overload,
       TORCH_SUCCESS) [[unlikely]] {
     throw std::runtime_error(
         dispatch_errors_have_messages()
-            ? std::string(detail::last_error_function()())
+            ? detail::words_of(detail::last_error_function()())
             : std::string(name) + " failed; PyTorch printed why on stderr");
   }
   return detail::ResultOf<Result>::take(stack.data());

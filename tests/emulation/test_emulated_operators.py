@@ -262,8 +262,8 @@ def test_attention_dropout_mask(emulated_operators: Operators, dropout: float) -
 
 
 def test_too_many_dimensions_are_refused_in_words(emulated_operators: Operators) -> None:
-    # Alternating strides, so that no two dimensions can be merged.
+    # The outermost dimension has a stride and the others none: they are not one column of rows.
     shape = [1 if dim < 10 else 2 for dim in range(36)]
-    a, b = torch.zeros(1).expand([*shape, 1, 1]), torch.zeros(1)
+    a, b = torch.zeros([1] * 10 + [2] + [1] * 27).expand([*shape, 1, 1]), torch.zeros(1)
     with pytest.raises(RuntimeError, match="matmul: the inputs have 26 dimensions"):
         emulated_operators.matmul(a, b)
