@@ -6,6 +6,8 @@ should give exactly; in a lower dtype, what plain PyTorch makes of it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,47 @@ def attention_scores(
     return scores + attn_mask
 
 
+class _AttendToValues(torch.autograd.Function):
+    """Softmax of the scores, dropout, product with the values; with FlashAttention-2's gradient.
+
+    Its formulas (arXiv 2307.08691, algorithm 2) on whole matrices: P = exp(S - L) from the rounded
+    log-sum-exp L, dP = dO V^T, D = rowsum(dO O), dS = P (dP - D). Autograd of the softmax keeps P,
+    and sums P dP for D, whose rounding errors are those of dP and cancel in part: as a measure of
+    error it would ask for another algorithm.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, value: Tensor, factors: Tensor) -> Tensor:
+        excluded = (scores == -torch.inf).all(-1, keepdim=True)
+        # A row without a key gets weights of zero; the softmax alone would make them NaN.
+        weights = torch.softmax(scores.masked_fill(excluded, 0), -1).masked_fill(excluded, 0)
+        return (weights * factors).to(value.dtype) @ value
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        scores, value, factors, output = ctx.saved_tensors
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        excluded = (scores == -torch.inf).all(-1, keepdim=True)
+        log_sum_exp = torch.logsumexp(wide.masked_fill(excluded, 0), -1, keepdim=True)
+        # An infinite score leaves no weight that is a number, also where exp(-inf) would be 0.
+        log_sum_exp = log_sum_exp.masked_fill(log_sum_exp.isinf(), torch.nan)
+        weights = (wide - log_sum_exp).exp().masked_fill(excluded, 0).to(scores.dtype)
+        products = grad @ value.mT * factors
+        grad_scores = weights * (products - (grad * output).sum(-1, keepdim=True))
+        grad_value = (weights * factors).to(value.dtype).mT @ grad
+        return (
+            grad_scores.sum_to_size(scores.shape).to(scores.dtype),
+            grad_value.sum_to_size(value.shape),
+            None,
+        )
+
+
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -79,14 +122,13 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Attention by its definition; ``kept`` says which weights dropout leaves, in (..., L, S)."""
     scores = attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa)
-    excluded = (scores == -torch.inf).all(-1, keepdim=True)
-    # A row without a key gets weights of zero; the softmax alone would make them NaN.
-    weights = torch.softmax(scores.masked_fill(excluded, 0), -1).masked_fill(excluded, 0)
+    factors = scores.new_ones(())
     if kept is not None:
-        weights = torch.where(kept, weights / (1 - dropout_p), 0) if dropout_p < 1 else weights * 0
+        # Everything is dropped at 1, where the survivors' factor has no value.
+        factors = kept.to(scores.dtype) / (1 - dropout_p) if dropout_p < 1 else factors * 0
     if enable_gqa:
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    return weights.to(value.dtype) @ value
+    return _AttendToValues.apply(scores, value, factors)
 
 
 def attention_log_sum_exp(

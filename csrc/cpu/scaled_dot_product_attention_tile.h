@@ -34,8 +34,13 @@ static_assert(kKeyBlock % kStripRows == 0 && kStripRows % kShortStripRows == 0);
 
 // Lanes of the inner dimension that are summed one after the other. Longer
 // sums, of head sizes beyond it, are made of such parts: the rounding error of
-// a chain of additions grows with its length.
+// a chain of additions grows with its length, and twice as fast where the
+// product is rounded too, for want of a fused multiply-add.
+#if defined(__FMA__) || defined(__aarch64__)
 inline constexpr int64_t kLongestSum = kKeyBlock;
+#else
+inline constexpr int64_t kLongestSum = kKeyBlock / 4;
+#endif
 
 constexpr int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
