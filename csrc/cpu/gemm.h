@@ -27,7 +27,13 @@ namespace pkg::cpu {
 // the inner dimension: the packed right operand should stay in a share of the
 // L3 cache. Not tuned beyond these rules; measured on a Zen 4 core at n = 1024
 // float32: depth 192 / 256 / 384 within 2 % of one another.
+#if defined(__FMA__) || defined(__aarch64__)
 inline constexpr int64_t kBlockDepth = 256;
+#else
+// Each step rounds twice, the product and the sum: shorter chains of additions
+// keep the error that of a processor with fused multiply-adds.
+inline constexpr int64_t kBlockDepth = 64;
+#endif
 inline constexpr int64_t kBlockRows = 20 * kTileRows;
 inline constexpr int64_t kBlockColumns = 2048;
 // Multiply-adds under which another thread costs more than it brings.
