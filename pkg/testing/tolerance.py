@@ -96,7 +96,7 @@ class Expected:
 
         error = (actual.double() - self.exact).abs()
         unit = ulp(self.exact, actual.dtype)
-        floor = unit.clamp(min=_rounding_of_a_sum(self.exact, actual.dtype))
+        floor = unit.clamp(min=rounding_of_a_sum(self.exact, actual.dtype))
         plain_error = self.plain_error
         factor = 3 if actual.dtype == torch.float64 else 2
         within = ~finite | (error <= factor * plain_error + floor)
@@ -124,7 +124,13 @@ def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value == 0, 0, unit).clamp(min=limits.smallest_normal * limits.eps)
 
 
-def _rounding_of_a_sum(exact: Tensor, dtype: torch.dtype) -> float:
+def rounding_of_a_sum(exact: Tensor, dtype: torch.dtype) -> float:
+    """Twice the largest error of adding 0.3 to ``exact`` and taking it away, in ``dtype``.
+
+    Example:
+        >>> rounding_of_a_sum(torch.tensor([0.0, 8.0]).double(), torch.bfloat16) <= 0.0625
+        True
+    """
     rounded = exact.to(dtype)
     error = ((rounded + 0.3 - 0.3) - rounded).double().abs()
     error = error[error.isfinite()]
