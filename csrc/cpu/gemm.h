@@ -123,9 +123,12 @@ void multiply(const MatrixView<Source>& left, const MatrixView<Source>& right,
   if (rows == 0 || columns == 0) {
     return;
   }
-  const int64_t useful = std::max<int64_t>(
-      1, std::min(threads, rows * columns / kGemmGrain * inner));
-  threads = std::min(threads, useful);
+  // In floating point, since the product of three sizes may pass 2^63.
+  const double work = static_cast<double>(rows) * static_cast<double>(columns) *
+                      static_cast<double>(inner);
+  const int64_t useful = static_cast<int64_t>(std::min(
+      static_cast<double>(threads), work / static_cast<double>(kGemmGrain)));
+  threads = std::max<int64_t>(useful, 1);
 
   for (int64_t first = 0; first < columns; first += kBlockColumns) {
     const int64_t width = std::min(kBlockColumns, columns - first);
