@@ -46,7 +46,7 @@ test: $(INSTALLED)
 	done
 
 bench: $(INSTALLED)
-	$(RUN) -m pkg bench $(OPERATORS)
+	$(RUN) -m pkg bench $(OPERATORS) $(BENCH_ARGUMENTS)
 
 # It must work where nothing else does.
 debug:

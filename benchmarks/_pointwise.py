@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .harness import OURS, Case
+from .harness import OURS, Case, copies_beyond_caches, each_in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The cost of a call; a tensor that stays in the cache; one that does not.
+# The cost of a call; tensors that stay in the cache; tensors that do not.
 SIZES = (64, 64 * 1024, 16 * 1024 * 1024)
 
 
@@ -38,17 +38,24 @@ def pointwise_cases(
             def exact(tensors: list[Tensor] = tensors) -> Tensor:
                 return pytorch(*(tensor.double() for tensor in tensors))
 
-            # One for each peer: the case compares what they hold.
-            outputs = [
-                {"out": torch.empty_like(tensors[0])} if into_output else {} for _ in range(2)
-            ]
+            large = size == max(SIZES)
+            copies = copies_beyond_caches(*tensors) if large else 1
+            groups = [tensors, *([t.clone() for t in tensors] for _ in range(copies - 1))]
+            peers = {}
+            for peer, function in ((OURS, ours), ("PyTorch", pytorch)):
+                # An output for each peer: the case compares what they hold.
+                calls = [
+                    partial(function, *group, out=torch.empty_like(group[0]))
+                    if into_output
+                    else partial(function, *group)
+                    for group in groups
+                ]
+                peers[peer] = each_in_turn(calls)
             yield Case(
                 f"{str(dtype).removeprefix('torch.')}, {size:,}",
-                {
-                    OURS: partial(ours, *tensors, **outputs[0]),
-                    "PyTorch": partial(pytorch, *tensors, **outputs[1]),
-                },
+                peers,
                 exact,
                 (inputs + 1) * size * tensors[0].element_size() / 1e9,
                 "GB/s",
+                limit="memory" if large else None,
             )

@@ -1,129 +1,170 @@
 """Verify, then time: every benchmark of this folder is a list of cases for this module.
 
-All peers of a case run in one process and alternate in rounds, so that what disturbs the machine
-disturbs them alike; the figure is the median of the rounds. A case whose results are wrong is not
-timed. The timing itself is ``torch.utils.benchmark``'s, which warms up and waits for the device.
+A module's ``cases(device)`` yields the :class:`Case` objects of an ordinary run, and its
+``full_cases(device)``, where it has that, what ``--full`` adds to them. They are generators: the
+tensors of a case live only while it is measured.
+
+All peers of a case alternate in rounds, so that what disturbs the machine disturbs them alike; the
+figure is the median of the rounds. A case whose result is wrong is not timed. The timing itself is
+``torch.utils.benchmark``'s, which warms up and waits for the device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.metadata
 import json
+import math
 import os
 import pkgutil
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from torch import Tensor
-from torch.utils.benchmark import Measurement, Timer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pkg
 from pkg import environment
 
-OURS = "pkg"
-ROUNDS = 9
-LEAST_ROUNDS = 3  # fewer have no median worth the name
+from ._case import OURS, Case, ForeignCall, Result, copies_beyond_caches, each_in_turn, in_turn
+from ._limits import Limits
+from ._peers import Zentorch, compiled, numpy_function, zentorch_here
+from ._report import document, picture, summary, table
+from ._threads import blas_libraries, pinned, place
+from ._timing import LEAST_ROUNDS, first_call, measure, verify
+
+__all__ = [
+    "LEAST_ROUNDS",
+    "OURS",
+    "Case",
+    "ForeignCall",
+    "Limits",
+    "Options",
+    "Result",
+    "Session",
+    "Zentorch",
+    "cases",
+    "compiled",
+    "copies_beyond_caches",
+    "document",
+    "each_in_turn",
+    "in_turn",
+    "machine",
+    "measure",
+    "numpy_function",
+    "operators",
+    "picture",
+    "pinned",
+    "run",
+    "summary",
+    "table",
+    "verify",
+    "zentorch_here",
+]
+
+# A peer whose one call takes longer than a case's time, and as many times longer than ours, is
+# left out. At least so long, or a first call would be taken for a slow peer.
+SLOW_SECONDS, SLOW_TIMES = 0.5, 10
+MEMORY = "memory"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One input on which peers are compared.
+class Options:
+    """What a run does.
 
     Attributes:
-        name: dtype and sizes, in words.
-        peers: what is called, by name; ``pkg`` first, the one that sets the tolerance second.
-        exact: the result in float64.
-        work: what one call does, in units of 1e9: operations, or bytes of input and output.
-        unit: of the work a second, ``GFLOP/s`` or ``GB/s``.
-        terms: that are summed for one element of the result.
+        device: where the tensors are.
+        seconds: to spend on timing a case.
+        threads: one run with each number; none: one with PyTorch's present number.
+        full: the whole grid of cases.
+        words: only cases whose names contain all of them.
+        compiled: ``torch.compile`` of the peer PyTorch is a peer too.
+        zentorch: the interpreter that has zentorch, or None.
+        json: where to write results, limits, machine and versions.
+        picture: where to draw the results.
     """
 
-    name: str
-    peers: Mapping[str, Callable[[], Tensor]]
-    exact: Callable[[], Tensor]
-    work: float
-    unit: str
-    terms: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seconds: float = 0.3
+    threads: Sequence[int] = ()
+    full: bool = False
+    words: Sequence[str] = ()
+    compiled: bool = False
+    zentorch: str | None = None
+    json: Path | None = None
+    picture: Path | None = None
 
 
-@dataclass(frozen=True)
-class Result:
-    """The times of a case: seconds a call by peer, the median and half the middle spread."""
+@dataclass
+class Session:
+    """What is known while cases are run with one number of threads."""
 
-    operator: str
-    case: str
-    work: float
-    unit: str
-    seconds: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
+    options: Options
+    limits: Limits | None
+    processors: list[int]
+    zentorch: Zentorch | None = None
+    # The least work with which a peer was too slow: it is not tried with as much or more.
+    too_much: dict[tuple[tuple[str, str | None, str], str], float] = field(default_factory=dict)
 
-    def rate(self, peer: str) -> float:
-        """Units of work a second."""
-        return self.work / self.seconds[peer]
+    def result(self, operator: str, case: Case) -> Result:
+        """Verify a case, and time it beside all peers that are fast enough.
 
+        Raises:
+            ArithmeticError: our result is wrong.
+        """
+        key = (operator, case.limit, case.unit)
 
-def verify(case: Case) -> None:
-    """Check our result: at most twice the error of the second peer.
+        def is_slow(peer: str) -> bool:
+            return case.work >= self.too_much.get((key, peer), math.inf)
 
-    The least tolerance is half a unit in the last place, the error of rounding the exact result.
-    In float64 the reference rounds too, once a term: such errors grow as the root of their number.
+        seconds = verify(case, is_slow)
+        ours = next(iter(seconds.values()))
+        skipped = []
+        for name, function in list(case.peers.items())[1:]:
+            if name not in seconds and not is_slow(name):
+                seconds[name] = first_call(function)[1]
+            if name not in seconds:
+                skipped.append(name)
+            elif seconds[name] > max(self.options.seconds, SLOW_SECONDS, SLOW_TIMES * ours):
+                skipped.append(name)
+                self.too_much[key, name] = case.work
+        if self.options.compiled and "PyTorch" in case.peers and "PyTorch" not in skipped:
+            peer = compiled(case.peers["PyTorch"])
+            if peer is not None:
+                case = dataclasses.replace(case, peers={**case.peers, "torch.compile": peer})
+        elsewhere = self._elsewhere(case)
+        if self.processors:
+            place(os.getpid(), self.processors)
+        result = measure(operator, case, self.options.seconds, skipped, elsewhere)
+        return dataclasses.replace(result, attainable=self._attainable(result))
 
-    Raises:
-        ArithmeticError: when ours is worse.
-    """
-    exact = case.exact().double()
-    ours, theirs = (function() for function in list(case.peers.values())[:2])
-    scale = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    error, peer_error = (
-        ((result.double() - exact).norm() / scale).item() for result in (ours, theirs)
-    )
-    roundings = case.terms if ours.dtype == torch.float64 else 1
-    tolerance = max(2 * peer_error, roundings**0.5 * torch.finfo(ours.dtype).eps / 2)
-    if not error <= tolerance:
-        raise ArithmeticError(
-            f"{case.name}: the relative error of {OURS} is {error:.2e}, more than {tolerance:.2e}"
-        )
+    def _attainable(self, result: Result) -> float | None:
+        """What the limit of a case allows: memory's as it was in the rounds of the case."""
+        if self.limits is None or result.limit is None:
+            return None
+        seconds = result.seconds.pop(MEMORY, None)
+        result.spread.pop(MEMORY, None)
+        return 1 / seconds if seconds else self.limits.rates[result.limit]
 
-
-def measure(operator: str, case: Case, seconds: float) -> Result:
-    """Time a verified case in about so many seconds."""
-    timers = {
-        name: Timer(
-            "function()",
-            globals={"function": function},
-            num_threads=torch.get_num_threads(),
-            label=operator,
-            sub_label=case.name,
-            description=name,
-        )
-        for name, function in case.peers.items()
-    }
-    estimates = {name: timer.timeit(1).median for name, timer in timers.items()}
-    rounds = int(min(ROUNDS, max(LEAST_ROUNDS, seconds / sum(estimates.values()))))
-    share = seconds / rounds / len(timers)
-    numbers = {name: max(1, int(share / estimate)) for name, estimate in estimates.items()}
-    samples: list[Measurement] = []
-    order = list(timers)
-    for _ in range(rounds):
-        samples.extend(timers[name].timeit(numbers[name]) for name in order)
-        order.reverse()
-    merged = {each.task_spec.description: each for each in Measurement.merge(samples)}
-    return Result(
-        operator,
-        case.name,
-        case.work,
-        case.unit,
-        {name: merged[name].median for name in timers},
-        {name: merged[name].iqr / 2 for name in timers},
-    )
+    def _elsewhere(self, case: Case) -> dict[str, Callable[[int], float]]:
+        """What takes turns with the peers of a case without being one of them."""
+        clocks: dict[str, Callable[[int], float]] = {}
+        if self.limits is not None and case.limit == MEMORY:
+            limits = self.limits
+            clocks[MEMORY] = lambda number: limits.reading_seconds(1)
+        if self.zentorch is not None and case.zentorch is not None:
+            # RuntimeError: it does not have this dtype, or not this shape.
+            with suppress(RuntimeError):
+                self.zentorch.prepare(case.zentorch, torch.get_num_threads(), self.processors)
+                clocks["zentorch"] = self.zentorch.seconds
+        return clocks
 
 
 def operators() -> list[str]:
@@ -133,28 +174,35 @@ def operators() -> list[str]:
     return sorted(name for name in names if name != "harness" and not name.startswith("_"))
 
 
-def cases(operator: str, device: torch.device) -> Iterator[Case]:
+def cases(operator: str, device: torch.device, full: bool = False) -> Iterator[Case]:
     """The cases of one operator."""
     module = importlib.import_module(f".{operator}", __package__)
     yield from module.cases(device)
+    if full and hasattr(module, "full_cases"):
+        yield from module.full_cases(device)
 
 
-def table(operator: str, results: Sequence[Result]) -> Table:
-    """The results of one operator."""
-    ours, reference, *others = results[0].seconds
-    rows = Table("case", title=operator, title_justify="left")
-    for name in (ours, reference, *others):
-        rows.add_column(f"{name}, µs", justify="right")
-    rows.add_column(ours, justify="right")
-    rows.add_column(f"{reference} / {ours}", justify="right")
-    for result in results:
-        rows.add_row(
-            result.case,
-            *(f"{seconds * 1e6:,.1f}" for seconds in result.seconds.values()),
-            f"{result.rate(ours):,.1f} {result.unit}",
-            f"{result.seconds[reference] / result.seconds[ours]:.2f}",
-        )
-    return rows
+def chosen_cases(operator: str, options: Options, device: torch.device) -> Iterator[Case]:
+    """The cases of one operator that a run has."""
+    for case in cases(operator, device, options.full):
+        if all(word in case.name for word in options.words):
+            yield case
+
+
+def count_cases(names: Sequence[str], options: Options) -> int | None:
+    """How many there are, by tensors without memory; None where that cannot be found out."""
+    meta = torch.device("meta")
+    try:
+        return sum(1 for name in names for _ in chosen_cases(name, options, meta))
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -169,43 +217,92 @@ def machine(device: torch.device) -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "numpy": _version("numpy"),
         "pkg": pkg.__version__,
         "build": pkg._C.build_info(),
     }
 
 
-def run(names: Sequence[str], device: torch.device, seconds: float, json_path: Path | None) -> bool:
+def run(names: Sequence[str], options: Options) -> bool:
     """Run benchmarks, print their tables; whether every result was right.
 
-    Args:
-        names: of the operators.
-        device: where the tensors are.
-        seconds: to spend on a case.
-        json_path: where to write results, machine and versions too.
+    Raises:
+        ImportError: a package is missing, or zentorch was asked for and cannot be used.
     """
+    if options.picture:
+        importlib.import_module("matplotlib")  # not to find out at the end
     console = Console()
-    about = machine(device)
-    console.print(
-        f"{about['processor']}, {about['threads']} threads, {about['cpu_capability']}, "
-        f"device {about['device']}, torch {about['torch']}, pkg {about['pkg']}"
-    )
-    everything: list[Result] = []
-    faults: list[str] = []
-    for name in names:
-        results = []
-        for case in track(list(cases(name, device)), name, console=console, transient=True):
-            try:
-                verify(case)
-            except ArithmeticError as fault:
-                faults.append(f"{name}: {fault}")
-                continue
-            results.append(measure(name, case, seconds))
-        if results:
-            console.print(table(name, results))
-        everything += results
-    if json_path:
-        document = {"machine": about, "results": [asdict(result) for result in everything]}
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    if not console.is_terminal:
+        console = Console(width=140)  # a file has no width of its own
+    about = machine(options.device) | {"blas": blas_libraries()}
+    with ExitStack() as stack:
+        zentorch = None
+        if options.zentorch:
+            zentorch = Zentorch(options.zentorch)
+            stack.callback(zentorch.close)
+            about["zentorch"] = zentorch.versions
+        console.print(
+            f"{about['processor']}, {about['cpu_capability']}, device {about['device']}, "
+            f"torch {about['torch']}, pkg {about['pkg']}"
+        )
+        limits: dict[int, Mapping[str, float]] = {}
+        results: list[Result] = []
+        faults: list[str] = []
+        for threads in options.threads or [torch.get_num_threads()]:
+            with pinned(threads) as processors:
+                measured = Limits() if options.device.type == "cpu" else None
+                limits[threads] = measured.rates if measured else {}
+                console.print(_limits_line(threads, limits[threads]))
+                session = Session(options, measured, processors, zentorch)
+                for operator, found in _run_all(names, session, console, faults):
+                    if found:
+                        console.print(table(operator, found))
+                    results += found
+    for operator in names:
+        if found := [result for result in results if result.operator == operator]:
+            console.print(summary(operator, found))
+    if options.json:
+        text = json.dumps(document(about, limits, results, faults), indent=2)
+        options.json.write_text(text + "\n")
+    if options.picture:
+        picture(results, about, options.picture)
     for words in faults:
         console.print(f"[bold red]WRONG[/] {words}")
     return not faults
+
+
+def _limits_line(threads: int, limits: Mapping[str, float]) -> str:
+    texts = [
+        f"{name} {rate:,.0f} {'GB/s' if name == MEMORY else 'GFLOP/s'}"
+        for name, rate in limits.items()
+        if name != "float16"
+    ]
+    word = "thread" if threads == 1 else "threads"
+    return f"{threads} {word}" + (f", limits: {', '.join(texts)}" if texts else "")
+
+
+def _run_all(
+    names: Sequence[str], session: Session, console: Console, faults: list[str]
+) -> Iterator[tuple[str, list[Result]]]:
+    """The results of each operator, as soon as it has all."""
+    options = session.options
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    # Refreshed by hand: a thread that does it would run beside those that are timed.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("", total=count_cases(names, options))
+        for name in names:
+            results = []
+            torch.manual_seed(0)
+            for case in chosen_cases(name, options, options.device):
+                progress.update(task, description=f"{name}: {case.name}", refresh=True)
+                try:
+                    results.append(session.result(name, case))
+                except ArithmeticError as fault:
+                    faults.append(f"{name}: {fault}")
+                progress.advance(task)
+            yield name, results

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pkg import ops
 
-from .harness import OURS, Case
+from .harness import OURS, Case, ForeignCall, copies_beyond_caches, in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Attention = Callable[..., Tensor]
@@ -42,17 +42,29 @@ def _case(
     name: str,
     work: float,
     unit: str,
+    limit: str,
+    copies: int = 1,
 ) -> Case:
     def exact() -> Tensor:
         exact_inputs = [tensor.double() for tensor in inputs]
         return call(functional.scaled_dot_product_attention, exact_inputs, causal)
 
+    groups = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(copies - 1))]
+    # zentorch has the forward pass alone.
+    zentorch = None
+    if call is _call:
+        zentorch = ForeignCall("zentorch_sdpa", inputs, {"is_causal": causal}, copies)
     return Case(
         f"{str(inputs[0].dtype).removeprefix('torch.')}, {name}",
-        {peer: partial(call, attention, inputs, causal) for peer, attention in FUNCTIONS.items()},
+        {
+            peer: in_turn(partial(call, function), [(group, causal) for group in groups])
+            for peer, function in FUNCTIONS.items()
+        },
         exact,
         work,
         unit,
+        limit=limit,
+        zentorch=zentorch,
     )
 
 
@@ -63,19 +75,21 @@ def cases(device: torch.device) -> Iterator[Case]:
     shape = f"{batch}x{heads}x{length}x{size}"
     for dtype in DTYPES:
         inputs = _inputs((batch, heads, length, size), dtype, device)
-        yield _case(_call, inputs, False, shape, products, "GFLOP/s")
+        limit = str(dtype).removeprefix("torch.")
+        yield _case(_call, inputs, False, shape, products, "GFLOP/s", limit)
         # Causal: the work above the diagonal is not counted.
-        yield _case(_call, inputs, True, f"{shape} causal", products / 2, "GFLOP/s")
+        yield _case(_call, inputs, True, f"{shape} causal", products / 2, "GFLOP/s", limit)
     for dtype in DTYPES[:2]:
         inputs = _inputs((batch, heads, length, size), dtype, device)
+        limit = str(dtype).removeprefix("torch.")
         # The backward pass does five products where the forward pass does two.
         work = products * 3.5
-        yield _case(_gradients, inputs, False, f"{shape} with backward", work, "GFLOP/s")
+        yield _case(_gradients, inputs, False, f"{shape} with backward", work, "GFLOP/s", limit)
     batch, length = 8, 4096
     for dtype in DTYPES:
         inputs = _inputs((batch, heads, length, size), dtype, device)
         inputs[0] = inputs[0][:, :, :1]
         work = 2 * inputs[1].numel() * inputs[1].element_size() / 1e9
-        yield _case(
-            _call, inputs, False, f"{batch}x{heads}, one query, {length} keys", work, "GB/s"
-        )
+        name = f"{batch}x{heads}, one query, {length} keys"
+        copies = copies_beyond_caches(*inputs)
+        yield _case(_call, inputs, False, name, work, "GB/s", "memory", copies)

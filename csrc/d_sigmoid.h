@@ -5,11 +5,12 @@
 
 namespace pkg {
 
-inline void check_d_sigmoid(const Tensor& z) {
+inline void check_d_sigmoid(const TensorView& z) {
   check_floating("d_sigmoid", "z", z);
 }
 
-inline void check_d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
+inline void check_d_sigmoid_backward(const TensorView& grad,
+                                     const TensorView& z) {
   check_floating("d_sigmoid_backward", "grad", grad);
   check_floating("d_sigmoid_backward", "z", z);
   check_same_device("d_sigmoid_backward", "z", z, "grad", grad);

@@ -20,6 +20,16 @@ constexpr const char* kSchemas[] = {
 
     "matmul(Tensor a, Tensor b, *, ScalarType? out_dtype=None) -> Tensor",
 
+    "linear(Tensor input, Tensor weight, Tensor? bias=None, str? "
+    "activation=None) -> Tensor",
+    "linear_forward(Tensor input, Tensor weight, Tensor? bias, str? "
+    "activation) -> (Tensor output, Tensor pre_activation)",
+    "linear_activation_backward(Tensor grad, Tensor saved, str activation) -> "
+    "Tensor",
+    "pack_linear_weight(Tensor weight) -> Tensor",
+    "packed_linear(Tensor input, Tensor packed_weight, SymInt out_features, "
+    "Tensor? bias=None, str? activation=None) -> Tensor",
+
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
     "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, "
     "float? scale=None, bool enable_gqa=False) -> Tensor",

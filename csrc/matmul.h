@@ -51,7 +51,7 @@ inline ScalarType matmul_output_type(ScalarType input,
   return output;
 }
 
-inline MatmulPlan plan_matmul(const Tensor& a, const Tensor& b,
+inline MatmulPlan plan_matmul(const TensorView& a, const TensorView& b,
                               std::optional<ScalarType> out_dtype) {
   MatmulPlan plan;
   check_strided("matmul", "a", a);
@@ -139,12 +139,13 @@ inline void fold_batch_into_rows(MatmulPlan& plan) {
   plan.batch_dims = 0;
 }
 
-inline void check_matmul(const Tensor& a, const Tensor& b,
+inline void check_matmul(const TensorView& a, const TensorView& b,
                          std::optional<ScalarType> out_dtype) {
   plan_matmul(a, b, out_dtype);
 }
 
-inline Tensor allocate_matmul_output(const MatmulPlan& plan, const Tensor& a) {
+inline Tensor allocate_matmul_output(const MatmulPlan& plan,
+                                     const TensorView& a) {
   return empty_contiguous({plan.output_sizes.data(), plan.output_dims},
                           plan.output_type, device_of(a));
 }

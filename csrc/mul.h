@@ -5,7 +5,7 @@
 
 namespace pkg {
 
-inline void check_mul(const Tensor& a, const Tensor& b) {
+inline void check_mul(const TensorView& a, const TensorView& b) {
   check_binary("mul", a, b);
 }
 

@@ -9,7 +9,7 @@
 
 namespace pkg {
 
-inline void check_muladd(const Tensor& a, const Tensor& b) {
+inline void check_muladd(const TensorView& a, const TensorView& b) {
   check_binary("muladd", a, b);
 }
 
@@ -29,7 +29,7 @@ inline ScalarType default_dtype() {
 }
 
 // a * b + c with a float c is floating whatever a and b are.
-inline ScalarType muladd_result_type(const Tensor& a, const Tensor& b) {
+inline ScalarType muladd_result_type(const TensorView& a, const TensorView& b) {
   const ScalarType type = result_type(a, b);
   return is_floating(type) ? type : default_dtype();
 }

@@ -2,6 +2,8 @@
 // so that they can live beside an installed pkg in one process.
 #pragma once
 
+#include "kernel_library.h"
+
 #ifndef PKG_NAMESPACE
 #define PKG_NAMESPACE pkg
 #endif
@@ -10,9 +12,14 @@
 #define PKG_STRINGIZE(token) PKG_STRINGIZE_TOKEN(token)
 #define PKG_NAMESPACE_TEXT PKG_STRINGIZE(PKG_NAMESPACE)
 
-// Registers implementations for a dispatch key: PKG_IMPLEMENT(CPU, library) {
-// library.impl("name", TORCH_BOX(&function)); }
-#define PKG_IMPLEMENT(key, library) \
-  PKG_IMPLEMENT_IN(PKG_NAMESPACE, key, library)
+// Registers a source file's kernels for a dispatch key: PKG_IMPLEMENT(CPU,
+// library) { library.impl<&function>("name"); }
+#define PKG_IMPLEMENT(key, library)                                   \
+  void implement_operators(::pkg::KernelLibrary& library);            \
+  PKG_IMPLEMENT_IN(PKG_NAMESPACE, key, stable_library) {              \
+    ::pkg::KernelLibrary kernels(stable_library, PKG_STRINGIZE(key)); \
+    implement_operators(kernels);                                     \
+  }                                                                   \
+  void implement_operators(::pkg::KernelLibrary& library)
 #define PKG_IMPLEMENT_IN(name, key, library) \
   STABLE_TORCH_LIBRARY_IMPL(name, key, library)

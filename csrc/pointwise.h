@@ -28,6 +28,16 @@ struct PointwiseLoop {
   std::array<int64_t, kMaxDims> sizes;
   std::array<std::array<int64_t, kMaxDims>, kOperands> strides;
 
+  PointwiseLoop() = default;
+  // Copies the dimensions that there are, not the kilobytes for 64 of them.
+  PointwiseLoop(const PointwiseLoop& other) : dims(other.dims) {
+    std::copy_n(other.sizes.begin(), dims, sizes.begin());
+    for (int operand = 0; operand < kOperands; ++operand) {
+      std::copy_n(other.strides[operand].begin(), dims,
+                  strides[operand].begin());
+    }
+  }
+
   int64_t numel() const {
     return product({sizes.data(), static_cast<size_t>(dims)});
   }
@@ -72,7 +82,7 @@ inline ScalarType promote(ScalarType a, ScalarType b) {
 // PyTorch's rule for a mix of tensors with and without dimensions: a tensor
 // without dimensions changes the result's dtype only by being of a higher
 // category (bool, integral, floating).
-inline ScalarType result_type(const Tensor& a, const Tensor& b) {
+inline ScalarType result_type(const TensorView& a, const TensorView& b) {
   const ScalarType a_type = dtype_of(a);
   const ScalarType b_type = dtype_of(b);
   const bool a_has_dims = !sizes_of(a).empty();
@@ -90,7 +100,7 @@ inline ScalarType result_type(const Tensor& a, const Tensor& b) {
 }
 
 inline void check_pointwise_dtype(const char* op, const char* name,
-                                  const Tensor& tensor) {
+                                  const TensorView& tensor) {
   check_strided(op, name, tensor);
   const ScalarType type = dtype_of(tensor);
   PKG_CHECK(is_supported_by_pointwise(type), op, ": ", name, " is ",
@@ -129,7 +139,7 @@ inline Shape broadcast_shapes(const char* op, std::span<const int64_t> a,
 namespace detail {
 
 // Strides of an operand in the broadcast shape, last dimension first.
-inline void broadcast_strides(const Tensor& tensor, const Shape& shape,
+inline void broadcast_strides(const TensorView& tensor, const Shape& shape,
                               int64_t* strides) {
   const auto sizes = sizes_of(tensor);
   const auto own = strides_of(tensor);
@@ -228,7 +238,8 @@ void coalesce(PointwiseLoop<kOperands>& loop) {
 
 template <int kOperands>
 PointwiseLoop<kOperands> loop_over(
-    const Shape& shape, const std::array<const Tensor*, kOperands>& operands) {
+    const Shape& shape,
+    const std::array<const TensorView*, kOperands>& operands) {
   PointwiseLoop<kOperands> loop;
   loop.dims = static_cast<int>(shape.dims);
   std::reverse_copy(shape.sizes.begin(), shape.sizes.begin() + loop.dims,
@@ -255,10 +266,10 @@ struct PointwisePlan {
 template <int kOperands>
 PointwisePlan<kOperands> plan_pointwise(
     const Shape& shape, ScalarType dtype,
-    const std::array<const Tensor*, kOperands>& operands) {
+    const std::array<const TensorView*, kOperands>& operands) {
   auto loop = detail::loop_over<kOperands>(shape, operands);
   const auto order = detail::order_of_dims(loop, 1);
-  std::array<int64_t, kMaxDims> strides{};
+  std::array<int64_t, kMaxDims> strides;
   int64_t stride = 1;
   for (int i = 0; i < loop.dims; ++i) {
     loop.strides[0][order[i]] = stride;
@@ -275,14 +286,16 @@ PointwisePlan<kOperands> plan_pointwise(
 // The same for a result that the caller supplies (operands[0]).
 template <int kOperands>
 PointwiseLoop<kOperands> plan_pointwise_into(
-    const Shape& shape, const std::array<const Tensor*, kOperands>& operands) {
+    const Shape& shape,
+    const std::array<const TensorView*, kOperands>& operands) {
   auto loop = detail::loop_over<kOperands>(shape, operands);
   detail::permute(loop, detail::order_of_dims(loop, 0));
   detail::coalesce(loop);
   return loop;
 }
 
-inline void check_binary(const char* op, const Tensor& a, const Tensor& b) {
+inline void check_binary(const char* op, const TensorView& a,
+                         const TensorView& b) {
   check_pointwise_dtype(op, "a", a);
   check_pointwise_dtype(op, "b", b);
   check_same_device(op, "a", a, "b", b);
@@ -290,14 +303,14 @@ inline void check_binary(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 // Checks and plans `op` on two inputs that broadcast and promote to `dtype`.
-inline PointwisePlan<3> plan_binary(const char* op, const Tensor& a,
-                                    const Tensor& b, ScalarType dtype) {
+inline PointwisePlan<3> plan_binary(const char* op, const TensorView& a,
+                                    const TensorView& b, ScalarType dtype) {
   check_same_device(op, "a", a, "b", b);
   const Shape shape = broadcast_shapes(op, sizes_of(a), sizes_of(b));
   return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b});
 }
 
-inline PointwisePlan<2> plan_unary(const Tensor& input, ScalarType dtype) {
+inline PointwisePlan<2> plan_unary(const TensorView& input, ScalarType dtype) {
   const auto sizes = sizes_of(input);
   return plan_pointwise<2>(broadcast_shapes("pointwise", sizes, sizes), dtype,
                            {nullptr, &input});

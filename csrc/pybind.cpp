@@ -15,12 +15,15 @@
 #include "add_out.h"
 #include "cpu_features.h"
 #include "d_sigmoid.h"
+#include "direct_call.h"
 #include "dispatch.h"
 #include "library.h"
+#include "linear.h"
 #include "matmul.h"
 #include "mul.h"
 #include "muladd.h"
 #include "namespace.h"
+#include "packed_linear.h"
 #include "scaled_dot_product_attention.h"
 #include "tensor_caster.h"
 
@@ -71,6 +74,53 @@ Tensor call_matmul(const Tensor& a, const Tensor& b,
   return checked_dispatch<Tensor>([&] { check_matmul(a, b, out_dtype); },
                                   PKG_NAMESPACE_TEXT "::matmul", a, b,
                                   out_dtype);
+}
+
+// Calls an operator by way of Python: PyTorch below 2.15 loses the memory of a
+// string that C++ gives to its dispatcher.
+template <class... Arguments>
+Tensor call_from_python(const char* name, const Arguments&... arguments) {
+  const py::gil_scoped_acquire gil;
+  const py::object operators =
+      py::module_::import("torch").attr("ops").attr(PKG_NAMESPACE_TEXT);
+  return operators.attr(name)
+      .attr("default")(arguments...)
+      .template cast<Tensor>();
+}
+
+Tensor call_linear(const Tensor& input, const Tensor& weight,
+                   const std::optional<Tensor>& bias,
+                   const std::optional<std::string>& activation) {
+  if (activation) {
+    return call_from_python("linear", input, weight, bias, activation);
+  }
+  return checked_dispatch<Tensor>(
+      [&] { check_linear(input, weight, bias, std::nullopt); },
+      PKG_NAMESPACE_TEXT "::linear", input, weight, bias,
+      std::optional<Text>());
+}
+
+Tensor call_pack_linear_weight(const Tensor& weight) {
+  return checked_dispatch<Tensor>([&] { check_pack_linear_weight(weight); },
+                                  PKG_NAMESPACE_TEXT "::pack_linear_weight",
+                                  weight);
+}
+
+Tensor call_packed_linear(const Tensor& input, const Tensor& packed_weight,
+                          int64_t out_features,
+                          const std::optional<Tensor>& bias,
+                          const std::optional<std::string>& activation) {
+  if (activation) {
+    return call_from_python("packed_linear", input, packed_weight, out_features,
+                            bias, activation);
+  }
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_packed_linear(input, packed_weight, out_features, bias,
+                            std::nullopt);
+      },
+      PKG_NAMESPACE_TEXT "::packed_linear", input, packed_weight, out_features,
+      bias, std::optional<Text>());
 }
 
 Tensor call_scaled_dot_product_attention(const Tensor& query, const Tensor& key,
@@ -200,6 +250,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("cpu_capabilities", &cpu_capabilities,
              "All instruction sets that can run here, the least first.");
 
+  define_direct_calls(module);
+
   module.def("muladd", &call_muladd, py::arg("a"), py::arg("b"), py::arg("c"),
              release_gil(), "a * b + c. See pkg.ops.muladd.");
   module.def("mul", &call_mul, py::arg("a"), py::arg("b"), release_gil(),
@@ -212,6 +264,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("matmul", &call_matmul, py::arg("a"), py::arg("b"), py::kw_only(),
              py::arg("out_dtype") = py::none(), release_gil(),
              "Matrix product. See pkg.ops.matmul.");
+  module.def("linear", &call_linear, py::arg("input"), py::arg("weight"),
+             py::arg("bias") = py::none(), py::arg("activation") = py::none(),
+             release_gil(),
+             "input times the transpose of weight, plus bias, through an "
+             "activation. See pkg.ops.linear.");
+  module.def("pack_linear_weight", &call_pack_linear_weight, py::arg("weight"),
+             release_gil(), "See pkg.ops.pack_linear_weight.");
+  module.def("packed_linear", &call_packed_linear, py::arg("input"),
+             py::arg("packed_weight"), py::arg("out_features"),
+             py::arg("bias") = py::none(), py::arg("activation") = py::none(),
+             release_gil(), "See pkg.ops.packed_linear.");
   module.def("scaled_dot_product_attention", &call_scaled_dot_product_attention,
              py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("attn_mask") = py::none(), py::arg("dropout_p") = 0.0,

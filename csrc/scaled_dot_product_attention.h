@@ -56,8 +56,8 @@ struct AttentionOperand {
 
 namespace detail {
 
-inline void check_attention_operand(const Tensor& query, const char* name,
-                                    const Tensor& tensor) {
+inline void check_attention_operand(const TensorView& query, const char* name,
+                                    const TensorView& tensor) {
   const char* op = "scaled_dot_product_attention";
   check_floating(op, name, tensor);
   PKG_CHECK(sizes_of(tensor).size() >= 2, op, ": ", name, " has shape ",
@@ -71,25 +71,23 @@ inline void check_attention_operand(const Tensor& query, const char* name,
   check_same_device(op, "query", query, name, tensor);
 }
 
-inline int64_t lead_size(const Tensor& tensor, size_t from_last) {
+inline int64_t lead_size(const TensorView& tensor, size_t from_last) {
   const auto sizes = sizes_of(tensor);
   const size_t lead = sizes.size() - 2;
   return from_last < lead ? sizes[lead - 1 - from_last] : 1;
 }
 
-inline int64_t lead_stride(const Tensor& tensor, size_t from_last) {
+inline int64_t lead_stride(const TensorView& tensor, size_t from_last) {
   const size_t lead = sizes_of(tensor).size() - 2;
   return from_last < lead ? strides_of(tensor)[lead - 1 - from_last] : 0;
 }
 
 }  // namespace detail
 
-inline AttentionShape plan_attention(const Tensor& query, const Tensor& key,
-                                     const Tensor& value,
-                                     const std::optional<Tensor>& attn_mask,
-                                     double dropout_p, bool is_causal,
-                                     std::optional<double> scale,
-                                     bool enable_gqa) {
+inline AttentionShape plan_attention(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const std::optional<TensorView>& attn_mask, double dropout_p,
+    bool is_causal, std::optional<double> scale, bool enable_gqa) {
   const char* op = "scaled_dot_product_attention";
   detail::check_attention_operand(query, "query", query);
   detail::check_attention_operand(query, "key", key);
@@ -137,7 +135,7 @@ inline AttentionShape plan_attention(const Tensor& query, const Tensor& key,
   shape.lead_dims = std::max({q.size(), k.size(), v.size()}) - 2;
   for (size_t i = 0; i < shape.lead_dims; ++i) {
     int64_t size = detail::lead_size(query, i);
-    for (const Tensor* other : {&key, &value}) {
+    for (const TensorView* other : {&key, &value}) {
       const int64_t other_size =
           detail::lead_size(*other, i) * (i == 0 ? shape.group : 1);
       PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
@@ -180,7 +178,8 @@ inline AttentionShape plan_attention(const Tensor& query, const Tensor& key,
 
 // `group` > 1 for key and value under enable_gqa.
 inline AttentionOperand attention_operand(const AttentionShape& shape,
-                                          const Tensor& tensor, int64_t group) {
+                                          const TensorView& tensor,
+                                          int64_t group) {
   AttentionOperand operand;
   const auto strides = strides_of(tensor);
   operand.row_stride = strides[strides.size() - 2];
@@ -195,7 +194,7 @@ inline AttentionOperand attention_operand(const AttentionShape& shape,
 
 // A mask may have fewer than two dimensions, and is broadcast in each.
 inline AttentionOperand attention_mask_operand(const AttentionShape& shape,
-                                               const Tensor& mask) {
+                                               const TensorView& mask) {
   AttentionOperand operand;
   const auto sizes = sizes_of(mask);
   const auto strides = strides_of(mask);
@@ -214,8 +213,8 @@ inline AttentionOperand attention_mask_operand(const AttentionShape& shape,
 }
 
 // With dropout there must be a seed: one int64 on the query's device.
-inline void check_dropout_seed(const Tensor& query,
-                               const std::optional<Tensor>& seed,
+inline void check_dropout_seed(const TensorView& query,
+                               const std::optional<TensorView>& seed,
                                double dropout_p) {
   const char* op = "scaled_dot_product_attention";
   PKG_CHECK(seed || dropout_p == 0.0, op, ": dropout_p is ", dropout_p,
@@ -229,8 +228,9 @@ inline void check_dropout_seed(const Tensor& query,
   }
 }
 
-inline void check_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
-                               int64_t columns, double dropout_p) {
+inline void check_dropout_mask(const TensorView& seed, int64_t batch,
+                               int64_t rows, int64_t columns,
+                               double dropout_p) {
   const char* op = "attention_dropout_mask";
   PKG_CHECK(dtype_of(seed) == ScalarType::Long && product(sizes_of(seed)) == 1,
             op, ": seed is ", dtype_name(dtype_of(seed)), " of shape ",
@@ -252,7 +252,7 @@ inline ScalarType attention_accumulate_type(const AttentionShape& shape) {
 // a model does next, transposing it back and joining the heads, copies nothing.
 // The fake kernel in Python knows this rule.
 inline Tensor allocate_attention_output(const AttentionShape& shape,
-                                        const Tensor& query) {
+                                        const TensorView& query) {
   std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
   const size_t dims = shape.lead_dims + 2;
   sizes[dims - 2] = shape.rows;
@@ -283,7 +283,7 @@ inline Tensor allocate_attention_output(const AttentionShape& shape,
 
 // The log-sum-exp of the scores of each row (..., L), contiguous.
 inline Tensor allocate_log_sum_exp(const AttentionShape& shape,
-                                   const Tensor& query) {
+                                   const TensorView& query) {
   std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
   sizes[shape.lead_dims] = shape.rows;
   return empty_contiguous({sizes.data(), shape.lead_dims + 1},
@@ -291,16 +291,19 @@ inline Tensor allocate_log_sum_exp(const AttentionShape& shape,
 }
 
 // What the backward pass gets from the forward pass besides its inputs.
-inline void check_attention_backward(
-    const AttentionShape& shape, const Tensor& query, const Tensor& grad_output,
-    const Tensor& output, const Tensor& log_sum_exp,
-    const std::optional<Tensor>& attn_mask, bool needs_mask_grad) {
+inline void check_attention_backward(const AttentionShape& shape,
+                                     const TensorView& query,
+                                     const TensorView& grad_output,
+                                     const TensorView& output,
+                                     const TensorView& log_sum_exp,
+                                     const std::optional<TensorView>& attn_mask,
+                                     bool needs_mask_grad) {
   const char* op = "scaled_dot_product_attention_backward";
   std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
   sizes[shape.lead_dims] = shape.rows;
   sizes[shape.lead_dims + 1] = shape.value_size;
-  const auto check = [&](const char* name, const Tensor& tensor, size_t dims,
-                         ScalarType type) {
+  const auto check = [&](const char* name, const TensorView& tensor,
+                         size_t dims, ScalarType type) {
     check_same_device(op, "query", query, name, tensor);
     PKG_CHECK(dtype_of(tensor) == type, op, ": ", name, " is ",
               dtype_name(dtype_of(tensor)), "; it must be ", dtype_name(type));
@@ -321,9 +324,9 @@ inline void check_attention_backward(
 }
 
 inline void check_scaled_dot_product_attention(
-    const Tensor& query, const Tensor& key, const Tensor& value,
-    const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
-    bool enable_gqa) {
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const std::optional<TensorView>& attn_mask, double dropout_p,
+    bool is_causal, bool enable_gqa) {
   plan_attention(query, key, value, attn_mask, dropout_p, is_causal,
                  std::nullopt, enable_gqa);
 }

@@ -133,24 +133,6 @@ inline bool is_integral(ScalarType type) {
          type == ScalarType::Int || type == ScalarType::Long;
 }
 
-// A sparse or otherwise exotic tensor has no strides to compute with.
-inline void check_strided(const char* op, const char* name,
-                          const Tensor& tensor) {
-  static const int32_t strided = aoti_torch_layout_strided();
-  int32_t layout = strided;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
-  PKG_CHECK(layout == strided, op, ": ", name,
-            " is not a strided (dense) tensor; convert it with .to_dense()");
-}
-
-inline void check_floating(const char* op, const char* name,
-                           const Tensor& tensor) {
-  check_strided(op, name, tensor);
-  const ScalarType type = dtype_of(tensor);
-  PKG_CHECK(is_floating(type), op, ": ", name, " is ", dtype_name(type),
-            "; supported are torch.float16, bfloat16, float32 and float64");
-}
-
 inline std::span<const int64_t> sizes_of(const Tensor& tensor) {
   int64_t* sizes = nullptr;
   int64_t dim = 0;
@@ -177,10 +159,6 @@ inline std::string shape_text(std::span<const int64_t> sizes) {
   return text.str();
 }
 
-inline std::string shape_text(const Tensor& tensor) {
-  return shape_text(sizes_of(tensor));
-}
-
 inline int64_t product(std::span<const int64_t> values) {
   int64_t result = 1;
   for (const int64_t value : values) {
@@ -205,6 +183,93 @@ inline DeviceId device_of(const Tensor& tensor) {
   return device;
 }
 
+inline bool has_strided_layout(const Tensor& tensor) {
+  static const int32_t strided = aoti_torch_layout_strided();
+  int32_t layout = strided;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  return layout == strided;
+}
+
+// An operand as a kernel sees it, each property read once. It borrows from the
+// tensor that it is made of.
+class TensorView {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor): a tensor may always be viewed.
+  TensorView(const Tensor& tensor)
+      : sizes(sizes_of(tensor)),
+        dtype(dtype_of(tensor)),
+        device(device_of(tensor)),
+        is_strided(has_strided_layout(tensor)),
+        tensor_(tensor.get()) {
+    if (is_strided) {
+      int64_t* data = nullptr;
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &data));
+      strides = {data, sizes.size()};
+    }
+  }
+
+  // Dense memory on the CPU.
+  TensorView(const void* data, std::span<const int64_t> sizes,
+             std::span<const int64_t> strides, ScalarType dtype)
+      : sizes(sizes),
+        strides(strides),
+        dtype(dtype),
+        device{aoti_torch_device_type_cpu(), -1},
+        is_strided(true),
+        data_(data) {}
+
+  // Only asked for when it is used: a tensor under tracing has none.
+  const void* const_data_ptr() const {
+    if (tensor_ == nullptr) {
+      return data_;
+    }
+    const void* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(tensor_, &data));
+    return data;
+  }
+
+  std::span<const int64_t> sizes;
+  std::span<const int64_t> strides;
+  ScalarType dtype;
+  DeviceId device;
+  bool is_strided;
+
+ private:
+  AtenTensorHandle tensor_ = nullptr;
+  const void* data_ = nullptr;
+};
+
+inline std::span<const int64_t> sizes_of(const TensorView& view) {
+  return view.sizes;
+}
+
+inline std::span<const int64_t> strides_of(const TensorView& view) {
+  return view.strides;
+}
+
+inline ScalarType dtype_of(const TensorView& view) { return view.dtype; }
+
+inline DeviceId device_of(const TensorView& view) { return view.device; }
+
+inline std::string shape_text(const TensorView& tensor) {
+  return shape_text(tensor.sizes);
+}
+
+// A sparse or otherwise exotic tensor has no strides to compute with.
+inline void check_strided(const char* op, const char* name,
+                          const TensorView& tensor) {
+  PKG_CHECK(tensor.is_strided, op, ": ", name,
+            " is not a strided (dense) tensor; convert it with .to_dense()");
+}
+
+inline void check_floating(const char* op, const char* name,
+                           const TensorView& tensor) {
+  check_strided(op, name, tensor);
+  const ScalarType type = dtype_of(tensor);
+  PKG_CHECK(is_floating(type), op, ": ", name, " is ", dtype_name(type),
+            "; supported are torch.float16, bfloat16, float32 and float64");
+}
+
 inline std::string device_text(DeviceId device) {
   if (device.type == aoti_torch_device_type_cpu()) {
     return "cpu";
@@ -219,8 +284,8 @@ inline std::string device_text(DeviceId device) {
 // All tensors of one operator live on one device; PyTorch's dispatcher sends a
 // call with a CPU and a CUDA tensor to the CUDA kernel, which must refuse it.
 inline void check_same_device(const char* op, const char* first_name,
-                              const Tensor& first, const char* name,
-                              const Tensor& tensor) {
+                              const TensorView& first, const char* name,
+                              const TensorView& tensor) {
   const DeviceId expected = device_of(first);
   const DeviceId actual = device_of(tensor);
   PKG_CHECK(expected == actual, op, ": ", name, " is on ", device_text(actual),
@@ -242,7 +307,7 @@ inline Tensor empty_contiguous(std::span<const int64_t> sizes, ScalarType dtype,
                                DeviceId device) {
   PKG_CHECK(sizes.size() <= kMaxDims, "a tensor of ", sizes.size(),
             " dimensions is asked for; at most ", kMaxDims, " are supported");
-  std::array<int64_t, kMaxDims> strides{};
+  std::array<int64_t, kMaxDims> strides;
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = stride;

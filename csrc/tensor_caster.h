@@ -32,6 +32,10 @@ class TensorBridge {
     return PyObject_TypeCheck(object, tensor_type_) != 0;
   }
 
+  bool is_exactly_tensor(PyObject* object) const {
+    return Py_TYPE(object) == tensor_type_;
+  }
+
   // A new handle on the tensor, or null with a Python error set.
   AtenTensorHandle handle_of(PyObject* object) const {
     AtenTensorHandle handle = nullptr;

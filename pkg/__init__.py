@@ -2,7 +2,7 @@
 
 Importing the package loads its compiled libraries and registers the operators
 as ``torch.ops.pkg.*``. They are public functions of :mod:`pkg.ops`, and plain
-functions of the same names in ``pkg._C``.
+functions of the same names in ``pkg._C``. :mod:`pkg.nn` holds modules over them.
 
 Example:
     >>> import torch, pkg
@@ -14,11 +14,11 @@ from . import _loader, jit
 
 try:
     _C = _loader.load()
-    from . import ops
+    from . import nn, ops
 except BaseException:
     # Leave no half of the package behind: the next import starts afresh.
     _loader.forget(__name__)
     raise
 from .version import __version__
 
-__all__ = ["__version__", "jit", "ops"]
+__all__ = ["__version__", "jit", "nn", "ops"]

@@ -43,10 +43,20 @@ def load_benchmarks() -> ModuleType:
             raise ImportError(
                 "this install has no benchmarks; they are in the folder benchmarks of the sources"
             ) from error
-        package = (error.name or "").partition(".")[0]
-        raise ImportError(
-            f"the benchmarks need {package}: pip install 'pkg-kernels[bench]'"
-        ) from error
+        raise _missing(error) from error
+
+
+def _missing(error: ModuleNotFoundError) -> ImportError:
+    package = (error.name or "").partition(".")[0]
+    return ImportError(f"the benchmarks need {package}: pip install 'pkg-kernels[bench]'")
+
+
+def numbers(text: str) -> list[int]:
+    """Positive numbers with commas between them."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +72,26 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="time operators beside PyTorch's")
     bench.add_argument("operators", nargs="*", metavar="OPERATOR", help="all when none is named")
     bench.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
-    bench.add_argument("--threads", type=int, help="default: PyTorch's choice")
-    bench.add_argument("--seconds", type=float, default=1.0, help="to spend on a case (1)")
+    bench.add_argument(
+        "--threads",
+        type=numbers,
+        default=[],
+        metavar="N[,N...]",
+        help="a run with each number of threads (default: PyTorch's choice)",
+    )
+    bench.add_argument("--seconds", type=float, default=0.3, help="to spend on a case (0.3)")
+    bench.add_argument("--full", action="store_true", help="the whole grid of cases")
+    bench.add_argument(
+        "--cases", nargs="+", default=[], metavar="WORD", help="only cases named with all of these"
+    )
+    bench.add_argument("--compiled", action="store_true", help="beside torch.compile too: slow")
+    bench.add_argument(
+        "--zentorch",
+        metavar="PYTHON",
+        help="an interpreter that has zentorch, to time that too (default: this one, if it has it)",
+    )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    bench.add_argument("--picture", type=Path, metavar="FILE", help="draw the results there")
     return top
 
 
@@ -83,10 +110,23 @@ def bench(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = torch.device(options.device)
-    right = harness.run(options.operators or known, device, options.seconds, options.json)
+    run = harness.Options(
+        device=torch.device(options.device),
+        seconds=options.seconds,
+        threads=options.threads,
+        full=options.full,
+        words=options.cases,
+        compiled=options.compiled,
+        zentorch=options.zentorch or harness.zentorch_here(),
+        json=options.json,
+        picture=options.picture,
+    )
+    try:
+        right = harness.run(options.operators or known, run)
+    except ImportError as error:
+        problem = _missing(error) if isinstance(error, ModuleNotFoundError) else error
+        print(f"pkg bench: {problem}", file=sys.stderr)
+        return 2
     return 0 if right else 1
 
 

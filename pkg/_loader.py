@@ -7,6 +7,7 @@ exactly one CPU library follows, the best that the processor runs or the one tha
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import os
@@ -23,6 +24,7 @@ FOLDER = Path(__file__).parent
 
 # Set by load(): the CPU library in use, and whether the CUDA library is.
 cpu_capability: str | None = None
+cpu_library: ctypes.CDLL
 cuda_loaded = False
 # Keeps what it registered while it lives.
 _refusals: object = None
@@ -40,7 +42,7 @@ def load() -> ModuleType:
             ``PKG_CPU_CAPABILITY`` names a level that this processor or this
             build lacks.
     """
-    global cpu_capability, cuda_loaded
+    global cpu_capability, cpu_library, cuda_loaded
     _check_torch()
     if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
         from . import jit
@@ -49,11 +51,12 @@ def load() -> ModuleType:
         cuda_loaded = jit.can_build_cuda()
         module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
         sys.modules["pkg._C"] = module
+        cpu_library = ctypes.CDLL(str(module.__file__))
         module._set_cpu_capability(cpu_capability)
         return module
     module = _import_binding()
     cpu_capability = _choose_cpu_capability(module)
-    _load_library(f"_cpu_{cpu_capability}")
+    cpu_library = _load_library(f"_cpu_{cpu_capability}")
     module._set_cpu_capability(cpu_capability)
     cuda_loaded = _load_cuda()
     if not cuda_loaded:
@@ -173,7 +176,7 @@ def _explain_missing_cuda_kernels() -> None:
             _refusals.impl(name.removeprefix("pkg::"), refuse, "CUDA")
 
 
-def _load_library(name: str) -> None:
+def _load_library(name: str) -> ctypes.CDLL:
     import torch
 
     path = library_file(name)
@@ -182,6 +185,7 @@ def _load_library(name: str) -> None:
     _check_whole(name)
     try:
         torch.ops.load_library(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
         # PyTorch's own error names only the file; the linker's words are its cause.
         raise ImportError(_why_unloadable(name, error.__cause__ or error)) from error

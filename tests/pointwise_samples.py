@@ -1,4 +1,4 @@
-"""The calls that every pointwise operator of two tensors is checked with."""
+"""The calls that pointwise operators are checked with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import torch
 from samples import FLOATING, INTEGRAL, SIZES, SPECIAL, around, every_pair, normal, of_dtype, pairs
 
 from pkg.testing import ErrorSample, Sample
+
+# From the largest value down to the smallest denormal, in every dtype.
+RANGE = torch.cat([torch.linspace(-800, 800, 801), torch.linspace(-20, 20, 801)]).double()
+SPECIAL_VALUES = torch.tensor(SPECIAL, dtype=torch.float64)
+
+
+def unary_shapes() -> list[tuple[int, ...]]:
+    """Around the widths of vectors and of the chunks that threads take."""
+    return [(size,) for size in (*SIZES, *around(256, 1024))] + [
+        (2, size) for size in around(32768)
+    ]
+
+
+def refused_dtypes(name: str, argument: str, *before: torch.Tensor) -> list[ErrorSample]:
+    """Calls with an argument that is not floating, after the arguments before it."""
+    return [
+        ErrorSample((*before, torch.ones(3, dtype=dtype)), match=f"{name}: {argument} is {dtype}")
+        for dtype in (torch.int64, torch.bool, torch.complex64)
+    ]
 
 
 def binary_samples(*extra: float) -> list[Sample]:

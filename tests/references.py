@@ -141,3 +141,59 @@ def attention_log_sum_exp(
 ) -> Tensor:
     """The logarithm of the sum of the exponentials of each row of scores, of shape (..., L)."""
     return attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa).logsumexp(-1)
+
+
+def activated(x: Tensor, name: str | None) -> Tensor:
+    if name is None:
+        return x
+    if name == "relu":
+        return torch.relu(x)
+    if name == "silu":
+        return torch.nn.functional.silu(x)
+    return torch.nn.functional.gelu(x, approximate="none" if name == "gelu" else "tanh")
+
+
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    return linear_forward(input, weight, bias, activation)[0]
+
+
+def linear_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    """The output, and the activation's argument where the derivative needs it."""
+    if weight.dim() == 1 and bias is not None:  # PyTorch takes no bias there
+        sums = torch.nn.functional.linear(input, weight) + bias
+    else:
+        sums = torch.nn.functional.linear(input, weight, bias)
+    kept = activation not in (None, "relu")
+    return activated(sums, activation), sums if kept else sums.new_empty(0)
+
+
+def linear_activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(grad, saved, 0)
+    if activation == "gelu":
+        density = 0.3989422804014327 * torch.exp(-0.5 * saved * saved)
+        return grad * (0.5 * torch.erfc(saved * -(0.5**0.5)) + saved * density)
+    # x sigmoid(v). PyTorch's own formulas have 1 - sigmoid(v), or 1 - tanh(v / 2)**2, which cancel
+    # so much in float64 too that they are no reference.
+    v, slope = saved, torch.ones_like(saved)
+    if activation == "gelu_tanh":
+        scale = 1.5957691216057308  # sqrt(8 / pi)
+        v = scale * (saved + 0.044715 * saved**3)
+        slope = scale * (1 + 3 * 0.044715 * saved**2)
+    above, below = torch.sigmoid(v), torch.sigmoid(-v)
+    return grad * (above + saved * (above * below) * slope)
+
+
+def packed_linear(
+    input: Tensor,
+    weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Of a weight that lies in the corner of a tensor as large as a packed one."""
+    return linear(input, weight[:out_features, : input.shape[-1]], bias, activation)

@@ -42,7 +42,8 @@ IN_CI = {
 HERE = [
     "python examples/gpt.py --text README.md --steps 20",
     'python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "',
-    "python -m pkg bench muladd --seconds 0.1",
+    "python -m pkg bench muladd --seconds 0.1 --threads 1,2 --json muladd.json "
+    "--picture muladd.png",
     "make debug",
     "python -m pkg env",
     "PKG_CPU_CAPABILITY=baseline python -m pkg env",

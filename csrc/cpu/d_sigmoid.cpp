@@ -15,7 +15,7 @@
 namespace pkg::cpu {
 namespace {
 
-Tensor d_sigmoid(const Tensor& z) {
+Tensor d_sigmoid(const TensorView& z) {
   check_d_sigmoid(z);
   const ScalarType type = dtype_of(z);
   auto [output, loop] = plan_unary(z, type);
@@ -29,7 +29,7 @@ Tensor d_sigmoid(const Tensor& z) {
   return output;
 }
 
-Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
+Tensor d_sigmoid_backward(const TensorView& grad, const TensorView& z) {
   check_d_sigmoid_backward(grad, z);
   const ScalarType type = dtype_of(z);
   auto [output, loop] = plan_binary("d_sigmoid_backward", z, grad, type);
@@ -49,8 +49,8 @@ Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("d_sigmoid", TORCH_BOX(&d_sigmoid));
-  library.impl("d_sigmoid_backward", TORCH_BOX(&d_sigmoid_backward));
+  library.impl<&d_sigmoid>("d_sigmoid");
+  library.impl<&d_sigmoid_backward>("d_sigmoid_backward");
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -28,110 +29,264 @@ template <class Arithmetic>
 inline constexpr int kTileColumns =
     kTileVectors * simd::kLanes<typename Arithmetic::Accumulator>;
 
-// Where a tile's result goes: `data` is the block's first element, rows are
-// `row_stride` elements apart. `Output` may be narrower than the accumulator;
-// then `accumulate` would round at each step and is not allowed.
-template <class Output>
-struct StoreTo {
-  Output* data;
-  int64_t row_stride;
-  bool accumulate = false;
+// A left operand as gemm_pack.h packs it: strips of rows (for_each_strip), a
+// step's lanes side by side.
+template <class Lane>
+struct PackedStrips {
+  const Lane* data;
 
+  static constexpr bool kPacked = true;
+  template <int kRows>
+  const Lane* strip(int64_t row, int64_t depth) const {
+    return data + row * depth;
+  }
+  template <int kRows>
+  Lane lane(const Lane* at, int row) const {
+    return at[row];
+  }
+  template <int kRows>
+  static constexpr int64_t kStep = kRows;
+};
+
+// A left operand that is read in place: each row's lanes are contiguous, though
+// they may not be aligned.
+template <class Lane>
+struct RowsInPlace {
+  const std::byte* data;
+  int64_t row_bytes;
+
+  static constexpr bool kPacked = false;
+  template <int kRows>
+  const std::byte* strip(int64_t row, int64_t /*depth*/) const {
+    return data + row * row_bytes;
+  }
+  template <int kRows>
+  Lane lane(const std::byte* at, int row) const {
+    Lane value;
+    std::memcpy(&value, at + row * row_bytes, sizeof(value));
+    return value;
+  }
+  template <int kRows>
+  static constexpr int64_t kStep = sizeof(Lane);
+};
+
+// A right operand of which the lanes of a step are contiguous over the columns
+// of a panel: the matrix itself, or its panels as gemm_pack.h packs them. A
+// packed operand may hold a narrower type than the arithmetic's lanes, which is
+// converted when it is loaded.
+template <class RightLane>
+struct RightPanels {
+  const RightLane* data;
+  int64_t step_stride;   // from one step to the next
+  int64_t panel_stride;  // from one panel to the next
+};
+
+// Lanes that are summed one after the other; longer sums are made of such
+// parts, since the rounding error of a chain of additions grows with its
+// length, and twice as fast where the product is rounded too, for want of a
+// fused multiply-add.
+#if defined(__FMA__) || defined(__aarch64__)
+inline constexpr int64_t kLongestChain = 512;
+#else
+inline constexpr int64_t kLongestChain = 64;
+#endif
+
+// What becomes of finished sums by default: they are kept as they are. Another
+// epilogue has the same operator, and is given the sums' place in the result.
+struct KeepSums {
   template <class V>
-  void operator()(int64_t row, int64_t column, V value, int count) const {
-    constexpr int kLanes =
-        static_cast<int>(sizeof(V) / sizeof(simd::Compute<Output>));
-    Output* to = data + row * row_stride + column;
+  V operator()(int64_t /*row*/, int64_t /*column*/, V sums,
+               int /*count*/) const {
+    return sums;
+  }
+};
+
+// Where a tile's sums go. Long sums are made in steps, which lie in `partial`
+// between them; the last step is given to the epilogue, rounded to Output, and
+// stored. partial and output may be the same.
+template <class Accumulator, class Output, class Epilogue>
+struct StoreSums {
+  Accumulator* partial;
+  int64_t partial_stride;
+  bool first;
+  bool last;
+  Output* output;
+  int64_t output_stride;
+  const Epilogue& epilogue;
+  const Accumulator* corrections = nullptr;  // of an arithmetic that has them
+
+  // The partial sums may lie in a distant cache.
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
+    if (!first) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+          __builtin_prefetch(partial + (row + r) * partial_stride + column +
+                                 v * simd::kLanes<Accumulator>,
+                             1);
+        }
+      }
+    }
+  }
+
+  [[gnu::always_inline]] void operator()(int64_t row, int64_t column,
+                                         Vector<Accumulator> sums,
+                                         int count) const {
+    constexpr int kLanes = simd::kLanes<Accumulator>;
+    Accumulator* between = partial + row * partial_stride + column;
+    Output* to = output + row * output_stride + column;
     if (count == kLanes) {
-      simd::store(to, accumulate ? simd::load(to) + value : value);
+      if (!first) {
+        sums += simd::load(between);
+      }
+      if (last) {
+        simd::store(to, epilogue(row, column, sums, count));
+      } else {
+        simd::store(between, sums);
+      }
     } else if (count > 0) {
-      simd::store_partial(
-          to, accumulate ? simd::load_partial(to, count) + value : value,
-          count);
+      if (!first) {
+        sums += simd::load_partial(between, count);
+      }
+      if (last) {
+        simd::store_partial(to, epilogue(row, column, sums, count), count);
+      } else {
+        simd::store_partial(between, sums, count);
+      }
     }
   }
 };
 
 namespace detail {
 
-template <class Arithmetic, int kRows, int kVectors, class Store>
-[[gnu::always_inline]] inline void multiply_tile(
-    int64_t depth, const typename Arithmetic::Lane* left,
-    const typename Arithmetic::Lane* right, int64_t row, int64_t column,
-    int columns, const Store& store) {
+template <class Arithmetic, int kRows, int kVectors, class Left,
+          class RightLane, class Store>
+[[gnu::noinline]] void multiply_tile(int64_t depth, const Left& left,
+                                     const RightLane* right,
+                                     int64_t step_stride, int64_t row,
+                                     int64_t column, int columns,
+                                     const Store& store) {
   using Lane = typename Arithmetic::Lane;
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kLanes = simd::kLanes<Accumulator>;
-  Vector<Accumulator> sums[kRows][kVectors] = {};
-  for (int64_t k = 0; k < depth; ++k) {
+  const int last = columns - (kVectors - 1) * kLanes;
+  store.template prefetch<kRows, kVectors>(row, column);
+  auto strip = left.template strip<kRows>(row, depth);
+  // With few accumulators several steps go on side by side.
+  constexpr int kChains = std::max(8 / (kRows * kVectors), 1);
+  Vector<Accumulator> sums[kChains][kRows][kVectors] = {};
+  if constexpr (Arithmetic::kCorrected) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[0][r][v] = simd::broadcast(store.corrections[row + r]);
+      }
+    }
+  }
+  const auto step = [&](auto& sums_of_chain) {
     Vector<Lane> b[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       b[v] = simd::load(right + v * kLanes);
     }
     for (int r = 0; r < kRows; ++r) {
-      const Vector<Lane> a = simd::broadcast(left[r]);
+      const Vector<Lane> a =
+          simd::broadcast(left.template lane<kRows>(strip, r));
       for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+        sums_of_chain[r][v] =
+            Arithmetic::multiply_add(a, b[v], sums_of_chain[r][v]);
       }
     }
-    left += kRows;
-    right += kTileColumns<Arithmetic>;
+    strip += Left::template kStep<kRows>;
+    right += step_stride;
+  };
+  Vector<Accumulator> totals[kRows][kVectors];
+  for (int64_t k = 0;;) {
+    const bool first = k == 0;
+    const int64_t end = std::min(depth, k + kLongestChain);
+    for (; k + kChains <= end; k += kChains) {
+      for (int chain = 0; chain < kChains; ++chain) {
+        step(sums[chain]);
+      }
+    }
+    for (; k < end; ++k) {
+      step(sums[0]);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        for (int chain = 1; chain < kChains; ++chain) {
+          sums[0][r][v] += sums[chain][r][v];
+        }
+        if (!first) {
+          sums[0][r][v] += totals[r][v];
+        }
+      }
+    }
+    if (end == depth) {
+      break;
+    }
+    std::memcpy(totals, sums[0], sizeof(totals));
+    std::memset(sums, 0, sizeof(sums));
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
-      store(row + r, column + v * kLanes, sums[r][v],
-            std::clamp(columns - v * kLanes, 0, kLanes));
+      store(row + r, column + v * kLanes, sums[0][r][v],
+            v < kVectors - 1 ? kLanes : std::min(last, kLanes));
     }
   }
-}
-
-// Calls function(std::integral_constant<int, rows>) for rows in 1 ...
-// kTileRows.
-template <class Function>
-void with_static_rows(int rows, const Function& function) {
-  [&]<int... r>(std::integer_sequence<int, r...>) {
-    static_cast<void>(
-        ((rows == r + 1 ? (function(std::integral_constant<int, r + 1>{}), true)
-                        : false) ||
-         ...));
-  }(std::make_integer_sequence<int, kTileRows>{});
 }
 
 }  // namespace detail
 
-// Multiplies a packed block of rows by a packed block of columns (gemm_pack.h):
-// depth counts lanes, so depth * kDepth values of the inner dimension. The last
-// panel of rows is packed with as many rows as are left. Each right panel stays
-// in the L1 cache while the left panels stream past it from L2.
-template <class Arithmetic, class Store>
+// Calls body(row, std::integral_constant<int, height>) for each strip of rows:
+// as many as possible of kTileRows, then one each of 8, 4, 2 and 1 where they
+// fit. Heights in between would be faster by little and are much code.
+template <int kHeight = kTileRows, class Body>
+[[gnu::always_inline]] inline void for_each_strip(int64_t rows,
+                                                  const Body& body,
+                                                  int64_t row = 0) {
+  for (; row + kHeight <= rows; row += kHeight) {
+    body(row, std::integral_constant<int, kHeight>{});
+  }
+  if constexpr (kHeight > 1) {
+    constexpr int kNext = kHeight > 8 ? 8 : kHeight > 4 ? 4 : kHeight / 2;
+    for_each_strip<kNext>(rows, body, row);
+  }
+}
+
+// Multiplies rows by columns over `depth` lanes, so depth * kDepth values of
+// the inner dimension. A right panel serves all strips of rows, which come from
+// the L2 cache; but where all panels fit the L1 cache, a strip goes over them
+// one after the other, so that the result is written along its rows.
+template <class Arithmetic, class Left, class RightLane, class Store>
 void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
-                     const typename Arithmetic::Lane* left,
-                     const typename Arithmetic::Lane* right,
+                     const Left& left, const RightPanels<RightLane>& right,
                      const Store& store) {
+  constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
-  constexpr int64_t kHalf = kColumns / kTileVectors;
-  for (int64_t column = 0; column < columns; column += kColumns) {
+  constexpr int64_t kSmall = 16384;
+  const auto multiply_tile = [&](int64_t row, auto height, int64_t column) {
     const int count = static_cast<int>(std::min(kColumns, columns - column));
-    const auto* panel = right + column * depth;
-    for (int64_t row = 0; row < rows; row += kTileRows) {
-      const int height =
-          static_cast<int>(std::min<int64_t>(kTileRows, rows - row));
-      const auto* strip = left + row * depth;
-      if (height == kTileRows && count > kHalf) [[likely]] {
-        detail::multiply_tile<Arithmetic, kTileRows, kTileVectors>(
-            depth, strip, panel, row, column, count, store);
-        continue;
-      }
-      detail::with_static_rows(height, [&](auto static_rows) {
-        if (count > kHalf) {
-          detail::multiply_tile<Arithmetic, static_rows(), kTileVectors>(
-              depth, strip, panel, row, column, count, store);
-        } else {
-          detail::multiply_tile<Arithmetic, static_rows(), 1>(
-              depth, strip, panel, row, column, count, store);
-        }
-      });
+    const RightLane* panel =
+        right.data + column / kColumns * right.panel_stride;
+    if (count > kLanes) {
+      detail::multiply_tile<Arithmetic, height(), kTileVectors>(
+          depth, left, panel, right.step_stride, row, column, count, store);
+    } else {
+      detail::multiply_tile<Arithmetic, height(), 1>(
+          depth, left, panel, right.step_stride, row, column, count, store);
     }
+  };
+  if (depth * columns * static_cast<int64_t>(sizeof(RightLane)) <= kSmall) {
+    for_each_strip(rows, [&](int64_t row, auto height) {
+      for (int64_t column = 0; column < columns; column += kColumns) {
+        multiply_tile(row, height, column);
+      }
+    });
+    return;
+  }
+  for (int64_t column = 0; column < columns; column += kColumns) {
+    for_each_strip(rows, [&](int64_t row, auto height) {
+      multiply_tile(row, height, column);
+    });
   }
 }
 

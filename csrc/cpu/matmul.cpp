@@ -1,12 +1,11 @@
 // matmul: chooses, for a batch of products, between one large product, a loop
-// of parallel products, products in parallel, and matrix times vector.
+// of parallel products, and products in parallel.
 #include "../matmul.h"
 
 #include <utility>
 
 #include "../namespace.h"
-#include "gemm.h"
-#include "gemv.h"
+#include "matrix_product.h"
 #include "parallel.h"
 
 namespace pkg::cpu {
@@ -25,28 +24,15 @@ int64_t batch_offset(const MatmulPlan& plan, int64_t index,
 template <class Input, class Output>
 void multiply_one(const MatmulPlan& plan, const Input* a, const Input* b,
                   Output* output, int64_t threads) {
-  const MatrixView<Input> left{a, plan.a_row_stride, plan.a_column_stride};
-  const MatrixView<Input> right{b, plan.b_row_stride, plan.b_column_stride};
-  if constexpr (!std::is_same_v<Input, int8_t>) {
-    if (plan.rows == 1 &&
-        gemv_reads_in_place(right, plan.inner, plan.columns)) {
-      return multiply_vector(a, plan.a_column_stride, right, plan.columns,
-                             plan.inner, output, threads);
-    }
-    if (plan.columns == 1 &&
-        gemv_reads_in_place(left.transposed(), plan.inner, plan.rows)) {
-      return multiply_vector(b, plan.b_row_stride, left.transposed(), plan.rows,
-                             plan.inner, output, threads);
-    }
-  }
-  multiply<typename ArithmeticOf<Input>::type>(left, right, plan.rows,
-                                               plan.columns, plan.inner, output,
-                                               plan.columns, threads);
+  matrix_product<Input, Output>({a, plan.a_row_stride, plan.a_column_stride},
+                                {b, plan.b_row_stride, plan.b_column_stride},
+                                plan.rows, plan.columns, plan.inner, output,
+                                plan.columns, threads);
 }
 
 template <class Input, class Output>
-void multiply_batch(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
-                    const Tensor& output) {
+void multiply_batch(const MatmulPlan& plan, const TensorView& a,
+                    const TensorView& b, const Tensor& output) {
   const auto* a_data = static_cast<const Input*>(a.const_data_ptr());
   const auto* b_data = static_cast<const Input*>(b.const_data_ptr());
   auto* output_data = static_cast<Output*>(output.mutable_data_ptr());
@@ -75,8 +61,8 @@ void multiply_batch(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
 
 // int8 inputs give int32, half precision itself or float, the rest themselves.
 template <class Input>
-void multiply_inputs(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
-                     const Tensor& output) {
+void multiply_inputs(const MatmulPlan& plan, const TensorView& a,
+                     const TensorView& b, const Tensor& output) {
   if constexpr (std::is_same_v<Input, int8_t>) {
     multiply_batch<int8_t, int32_t>(plan, a, b, output);
   } else {
@@ -89,7 +75,7 @@ void multiply_inputs(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
   }
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b,
+Tensor matmul(const TensorView& a, const TensorView& b,
               std::optional<ScalarType> out_dtype) {
   MatmulPlan plan = plan_matmul(a, b, out_dtype);
   Tensor output = allocate_matmul_output(plan, a);
@@ -116,7 +102,7 @@ Tensor matmul(const Tensor& a, const Tensor& b,
   return output;
 }
 
-PKG_IMPLEMENT(CPU, library) { library.impl("matmul", TORCH_BOX(&matmul)); }
+PKG_IMPLEMENT(CPU, library) { library.impl<&matmul>("matmul"); }
 
 }  // namespace
 }  // namespace pkg::cpu

@@ -8,7 +8,7 @@
 namespace pkg::cpu {
 namespace {
 
-Tensor mul(const Tensor& a, const Tensor& b) {
+Tensor mul(const TensorView& a, const TensorView& b) {
   check_mul(a, b);
   const ScalarType type = result_type(a, b);
   auto [output, loop] = plan_binary("mul", a, b, type);
@@ -20,7 +20,7 @@ Tensor mul(const Tensor& a, const Tensor& b) {
   return output;
 }
 
-PKG_IMPLEMENT(CPU, library) { library.impl("mul", TORCH_BOX(&mul)); }
+PKG_IMPLEMENT(CPU, library) { library.impl<&mul>("mul"); }
 
 }  // namespace
 }  // namespace pkg::cpu

@@ -9,7 +9,7 @@
 namespace pkg::cpu {
 namespace {
 
-Tensor muladd(const Tensor& a, const Tensor& b, double c) {
+Tensor muladd(const TensorView& a, const TensorView& b, double c) {
   check_muladd(a, b);
   const ScalarType type = muladd_result_type(a, b);
   auto [output, loop] = plan_binary("muladd", a, b, type);
@@ -22,7 +22,7 @@ Tensor muladd(const Tensor& a, const Tensor& b, double c) {
   return output;
 }
 
-PKG_IMPLEMENT(CPU, library) { library.impl("muladd", TORCH_BOX(&muladd)); }
+PKG_IMPLEMENT(CPU, library) { library.impl<&muladd>("muladd"); }
 
 }  // namespace
 }  // namespace pkg::cpu

@@ -181,7 +181,7 @@ class RunWalker {
 
  private:
   const PointwiseLoop<kOperands>& loop_;
-  std::array<int64_t, kMaxDims> index_{};
+  std::array<int64_t, kMaxDims> index_;
   std::array<int64_t, kOperands> offsets_{};
 };
 
@@ -204,7 +204,7 @@ void scatter_run(const Destination& destination, int64_t offset, int64_t stride,
 template <class T, class Operation, size_t kInputs>
 void run_pointwise(const PointwiseLoop<static_cast<int>(kInputs) + 1>& loop,
                    const Tensor& output,
-                   const std::array<const Tensor*, kInputs>& inputs,
+                   const std::array<const TensorView*, kInputs>& inputs,
                    const Operation& operation) {
   constexpr int kOperands = static_cast<int>(kInputs) + 1;
   const Destination destination{static_cast<char*>(output.mutable_data_ptr()),

@@ -93,14 +93,14 @@ class OperandGradient {
 
 struct BackwardArguments {
   const AttentionShape& shape;
-  const Tensor& grad_output;
-  const Tensor& query;
-  const Tensor& key;
-  const Tensor& value;
-  const std::optional<Tensor>& attn_mask;
-  const std::optional<Tensor>& dropout_seed;
-  const Tensor& output;
-  const Tensor& log_sum_exp;
+  const TensorView& grad_output;
+  const TensorView& query;
+  const TensorView& key;
+  const TensorView& value;
+  const std::optional<TensorView>& attn_mask;
+  const std::optional<TensorView>& dropout_seed;
+  const TensorView& output;
+  const TensorView& log_sum_exp;
   double dropout_p;
   bool is_causal;
 };
@@ -113,7 +113,7 @@ struct Gradients {
 };
 
 // The log-sum-exp (..., L) as matrices of one column.
-AttentionOperand log_sum_exp_operand(const Tensor& log_sum_exp) {
+AttentionOperand log_sum_exp_operand(const TensorView& log_sum_exp) {
   AttentionOperand operand{};
   const auto strides = strides_of(log_sum_exp);
   operand.row_stride = strides.back();
@@ -162,17 +162,18 @@ void run_backward(const BackwardArguments& arguments,
 
 std::tuple<Tensor, Tensor, Tensor, Tensor>
 scaled_dot_product_attention_backward(
-    const Tensor& grad_output, const Tensor& query, const Tensor& key,
-    const Tensor& value, const std::optional<Tensor>& attn_mask,
-    const std::optional<Tensor>& dropout_seed, const Tensor& output,
-    const Tensor& log_sum_exp, double dropout_p, bool is_causal,
+    const TensorView& grad_output, const TensorView& query,
+    const TensorView& key, const TensorView& value,
+    const std::optional<TensorView>& attn_mask,
+    const std::optional<TensorView>& dropout_seed, const TensorView& output,
+    const TensorView& log_sum_exp, double dropout_p, bool is_causal,
     std::optional<double> scale, bool enable_gqa, bool needs_mask_grad) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
                            attn_mask, needs_mask_grad);
-  const auto like = [](const Tensor& tensor) {
+  const auto like = [](const TensorView& tensor) {
     return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
                             device_of(tensor));
   };
@@ -201,8 +202,8 @@ scaled_dot_product_attention_backward(
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("scaled_dot_product_attention_backward",
-               TORCH_BOX(&scaled_dot_product_attention_backward));
+  library.impl<&scaled_dot_product_attention_backward>(
+      "scaled_dot_product_attention_backward");
 }
 
 }  // namespace

@@ -143,10 +143,10 @@ struct PackedKeys {
   void pack(const Problem<Input>& problem, int64_t batch, int64_t column,
             int64_t count, Lane* block) const {
     const AttentionShape& shape = problem.shape;
-    pack_right<Arithmetic>(
+    pack_columns<Arithmetic>(
         problem.key.at(shape, batch).from(column, 0).transposed(), count,
         shape.head_size, keys(block));
-    pack_right<Arithmetic>(
+    pack_columns<Arithmetic>(
         problem.value.at(shape, batch).from(column, 0).transposed(), count,
         shape.value_size, values(block));
   }

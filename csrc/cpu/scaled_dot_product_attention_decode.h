@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "scaled_dot_product_attention_forward.h"
+#include "transpose.h"
 
 namespace pkg::cpu::attention {
 
@@ -36,26 +37,6 @@ bool decodes(const Problem<Input>& problem) {
          contiguous(problem.key.layout, problem.shape.head_size) &&
          contiguous(problem.value.layout, problem.shape.value_size);
 }
-
-namespace detail {
-
-// Adds up each vector: lane i of the result is the sum of vector i.
-template <int kBit, class V, int kCount>
-[[gnu::always_inline]] inline V sums_of(V (&rows)[kCount]) {
-  V halves[kCount / 2];
-  for (int i = 0; i < kCount; i += 2) {
-    exchange<kBit>(rows[i], rows[i + 1],
-                   std::make_index_sequence<sizeof(V) / sizeof(rows[0][0])>{});
-    halves[i / 2] = rows[i] + rows[i + 1];
-  }
-  if constexpr (kCount == 2) {
-    return halves[0];
-  } else {
-    return sums_of<kBit * 2>(halves);
-  }
-}
-
-}  // namespace detail
 
 // Scores of `count` keys; written in whole registers.
 template <class Input, class Number>
@@ -80,7 +61,7 @@ void score_keys(const Number* query, const MatrixView<Input>& keys,
       }
       sums[i] = sum;
     }
-    simd::store(scores + key, detail::sums_of<1>(sums) * scale);
+    simd::store(scores + key, simd::sum_each(sums) * scale);
   }
 }
 

@@ -31,11 +31,11 @@ namespace {
 using namespace attention;
 
 template <class Input>
-void run_forward(const AttentionShape& shape, const Tensor& query,
-                 const Tensor& key, const Tensor& value,
-                 const std::optional<Tensor>& attn_mask,
-                 const std::optional<Tensor>& dropout_seed, double dropout_p,
-                 bool is_causal, const Tensor& output,
+void run_forward(const AttentionShape& shape, const TensorView& query,
+                 const TensorView& key, const TensorView& value,
+                 const std::optional<TensorView>& attn_mask,
+                 const std::optional<TensorView>& dropout_seed,
+                 double dropout_p, bool is_causal, const Tensor& output,
                  const Tensor& log_sum_exp) {
   using Number = simd::Compute<Input>;
   const auto problem = make_problem<Input>(shape, query, key, value, attn_mask,
@@ -52,10 +52,10 @@ void run_forward(const AttentionShape& shape, const Tensor& query,
 }
 
 std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
-    const Tensor& query, const Tensor& key, const Tensor& value,
-    const std::optional<Tensor>& attn_mask,
-    const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool enable_gqa) {
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const std::optional<TensorView>& attn_mask,
+    const std::optional<TensorView>& dropout_seed, double dropout_p,
+    bool is_causal, std::optional<double> scale, bool enable_gqa) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
@@ -85,8 +85,8 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("scaled_dot_product_attention_forward",
-               TORCH_BOX(&scaled_dot_product_attention_forward));
+  library.impl<&scaled_dot_product_attention_forward>(
+      "scaled_dot_product_attention_forward");
 }
 
 }  // namespace

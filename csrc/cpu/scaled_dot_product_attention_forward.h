@@ -119,10 +119,10 @@ struct PackedKeyValue {
     const AttentionShape& shape = problem.shape;
     const int64_t batch = key_head * shape.group;
     const int64_t count = std::min(kKeyBlock, shape.columns - column);
-    pack_right<Arithmetic>(
+    pack_columns<Arithmetic>(
         problem.key.at(shape, batch).from(column, 0).transposed(), count,
         shape.head_size, const_cast<Lane*>(keys(packed, column)));
-    pack_right<Arithmetic>(problem.value.at(shape, batch).from(column, 0),
+    pack_columns<Arithmetic>(problem.value.at(shape, batch).from(column, 0),
                            shape.value_size, count,
                            const_cast<Lane*>(values(packed, column)));
   }

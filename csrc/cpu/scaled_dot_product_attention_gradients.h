@@ -48,9 +48,9 @@ struct PackedHead {
     const AttentionShape& shape = problem.shape();
     const int64_t rows = std::min(kGradientRows, shape.rows - row);
     left.pack(problem, batch, row, rows, block);
-    pack_right<Arithmetic>(problem.forward.query.at(shape, batch).from(row, 0),
+    pack_columns<Arithmetic>(problem.forward.query.at(shape, batch).from(row, 0),
                            shape.head_size, rows, query_columns(block));
-    pack_right<Arithmetic>(problem.grad_output.at(shape, batch).from(row, 0),
+    pack_columns<Arithmetic>(problem.grad_output.at(shape, batch).from(row, 0),
                            shape.value_size, rows, grad_output_columns(block));
   }
 };
@@ -87,7 +87,7 @@ class GradientBlock {
     count_ = std::min(kKeyBlock, shape.columns - column);
     const int64_t batch = key_head * shape.group;
     keys_.pack(problem_.forward, batch, column, count_, key_operands_);
-    pack_right<Arithmetic>(
+    pack_columns<Arithmetic>(
         problem_.forward.key.at(shape, batch).from(column, 0), shape.head_size,
         count_, key_columns_);
     std::fill_n(key_sums_, key_sums().count, Number{0});

@@ -34,7 +34,7 @@ struct Matrices {
 };
 
 template <class T>
-Matrices<T> matrices(const AttentionShape& shape, const Tensor& tensor,
+Matrices<T> matrices(const AttentionShape& shape, const TensorView& tensor,
                      int64_t group = 1) {
   return {static_cast<const T*>(tensor.const_data_ptr()),
           attention_operand(shape, tensor, group)};
@@ -71,7 +71,8 @@ void mask_row(Score* scores, const void* mask, int64_t stride, int64_t count) {
 template <class Score>
 class ScoreMask {
  public:
-  ScoreMask(const AttentionShape& shape, const std::optional<Tensor>& mask) {
+  ScoreMask(const AttentionShape& shape,
+            const std::optional<TensorView>& mask) {
     if (!mask) {
       return;
     }
@@ -127,7 +128,7 @@ class ScoreMask {
 template <class Score>
 class Dropout {
  public:
-  Dropout(const std::optional<Tensor>& seed, double probability)
+  Dropout(const std::optional<TensorView>& seed, double probability)
       : active_(seed && probability > 0.0),
         seed_(active_ ? *static_cast<const int64_t*>(seed->const_data_ptr())
                       : 0),
@@ -214,10 +215,11 @@ inline int64_t useful_threads(const AttentionShape& shape) {
 }
 
 template <class Input>
-Problem<Input> make_problem(const AttentionShape& shape, const Tensor& query,
-                            const Tensor& key, const Tensor& value,
-                            const std::optional<Tensor>& attn_mask,
-                            const std::optional<Tensor>& dropout_seed,
+Problem<Input> make_problem(const AttentionShape& shape,
+                            const TensorView& query, const TensorView& key,
+                            const TensorView& value,
+                            const std::optional<TensorView>& attn_mask,
+                            const std::optional<TensorView>& dropout_seed,
                             double dropout_p, bool is_causal) {
   using Number = simd::Compute<Input>;
   return {shape,

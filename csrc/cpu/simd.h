@@ -73,14 +73,35 @@ namespace detail {
 using Bits16 = typename VectorOf<uint16_t, kVectorBytes / 2>::type;
 using Bits32 = Vector<uint32_t>;
 
-inline Vector<float> float_of_bfloat16_bits(Bits16 bits) {
-  return std::bit_cast<Vector<float>>(__builtin_convertvector(bits, Bits32)
-                                      << 16);
+// Widening conversions by name: GCC 12 splits __builtin_convertvector in two,
+// or takes the lanes one by one.
+inline Bits32 widen(Bits16 bits) {
+#if defined(__AVX512F__)
+  return std::bit_cast<Bits32>(
+      _mm512_maskz_cvtepu16_epi32(0xFFFF, std::bit_cast<__m256i>(bits)));
+#elif defined(__AVX2__)
+  return std::bit_cast<Bits32>(
+      _mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits)));
+#else
+  return __builtin_convertvector(bits, Bits32);
+#endif
 }
 
-// Round to nearest even; NaN keeps its sign and becomes quiet. Not
-// VCVTNEPS2BF16, which flushes denormal numbers to zero.
+inline Vector<float> float_of_bfloat16_bits(Bits16 bits) {
+  return std::bit_cast<Vector<float>>(widen(bits) << 16);
+}
+
+// Round to nearest even; NaN keeps its sign and becomes quiet.
 inline Bits16 bfloat16_bits_of_float(Vector<float> value) {
+#if defined(__AVX512BF16__)
+  // VCVTNEPS2BF16 does just this, but flushes denormal numbers to zero.
+  constexpr int kDenormal = 0x20;
+  if (_mm512_fpclass_ps_mask(std::bit_cast<__m512>(value), kDenormal) == 0)
+      [[likely]] {
+    return std::bit_cast<Bits16>(
+        _mm512_cvtneps_pbh(std::bit_cast<__m512>(value)));
+  }
+#endif
   const Bits32 bits = std::bit_cast<Bits32>(value);
   const Bits32 rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
   const Bits32 quiet_nan = (bits >> 16) | 0x0040U;
@@ -185,6 +206,9 @@ inline Vector<Compute<T>> load_partial(const T* from, int count) {
   } else if constexpr (std::is_same_v<T, double>) {
     const auto mask = static_cast<__mmask8>((1U << count) - 1U);
     return std::bit_cast<Vector<T>>(_mm512_maskz_loadu_pd(mask, from));
+  } else if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
+    const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+    return std::bit_cast<Vector<T>>(_mm512_maskz_loadu_epi32(mask, from));
   }
 #endif
   T lanes[kLanes<Compute<T>>] = {};
@@ -202,6 +226,9 @@ inline void store_partial(T* to, Vector<Compute<T>> value, int count) {
   } else if constexpr (std::is_same_v<T, double>) {
     const auto mask = static_cast<__mmask8>((1U << count) - 1U);
     return _mm512_mask_storeu_pd(to, mask, std::bit_cast<__m512d>(value));
+  } else if constexpr (std::is_integral_v<T> && sizeof(T) == 4) {
+    const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+    return _mm512_mask_storeu_epi32(to, mask, std::bit_cast<__m512i>(value));
   }
 #endif
   T lanes[kLanes<Compute<T>>];

@@ -35,7 +35,7 @@ void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
     ++dims;
   }
   launch(matmul_kernel<Input, Output>, problem.tile_count(), kTileThreads,
-         current_stream(output), problem);
+         current_stream(output), problem, KeepSums{});
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b,

@@ -72,9 +72,18 @@ struct MatmulProblem {
   }
 };
 
-template <class Input, class Output>
-__global__ void __launch_bounds__(kTileThreads) matmul_kernel(
-    const __grid_constant__ MatmulProblem<Input, Output> problem) {
+// What becomes of a tile of finished sums before it is rounded and stored:
+// nothing. Others take the tile, the problem, the batch index and the tile's
+// first row and column, and may change the tile.
+struct KeepSums {
+  template <class... Arguments>
+  __device__ __forceinline__ void operator()(const Arguments&...) const {}
+};
+
+template <class Input, class Output, class Epilogue = KeepSums>
+__global__ void __launch_bounds__(kTileThreads)
+    matmul_kernel(const __grid_constant__ MatmulProblem<Input, Output> problem,
+                  Epilogue epilogue) {
   using Shape = MatmulTile<Input>;
   using Number = Accumulator<Input>;
   PKG_SHARED(Number,
@@ -102,6 +111,7 @@ __global__ void __launch_bounds__(kTileThreads) matmul_kernel(
     Tile<Number, Shape::kRows, Shape::kColumns> tile(0);
     multiply<Shape::kDepth>(tile, a, row_begin, b, column_begin, a_panels,
                             b_panels);
+    epilogue(tile, problem, batch, row_begin, column_begin);
     store_tile(tile, problem.c + batch * problem.rows * problem.columns,
                problem.rows, problem.columns, problem.columns, row_begin,
                column_begin);

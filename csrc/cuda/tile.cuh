@@ -71,6 +71,20 @@ struct Tile {
     }
   }
 
+  // Adds function(column in the tile) to each value of that column.
+  template <class Function>
+  __device__ __forceinline__ void add_to_columns(Function&& function) {
+    const TileThread thread;
+    PKG_UNROLL
+    for (int j = 0; j < kThreadColumns; ++j) {
+      const Number value = function(thread.column(j));
+      PKG_UNROLL
+      for (int i = 0; i < kThreadRows; ++i) {
+        values[i][j] += value;
+      }
+    }
+  }
+
   __device__ __forceinline__ void add(const Tile& other) {
     PKG_UNROLL
     for (int i = 0; i < kThreadRows; ++i) {

@@ -15,7 +15,12 @@ from torch._functorch import autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from ._call import direct_call, in_order
+
 library = torch.library.Library("pkg", "IMPL")
+
+# By operator: what computes a result and records its gradient, with the dispatcher left out.
+_recording: dict[str, Callable[..., Any]] = {}
 
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -24,7 +29,7 @@ def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
     """Sums a gradient over the dimensions that ``like`` was broadcast in, in its dtype."""
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
-    return gradient.to(like.dtype)
+    return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)
 
 
 def check_one_device(name: str, *tensors: Tensor) -> None:
@@ -50,7 +55,7 @@ def fake_pointwise(name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def register_gradients(
-    name: str, backward: Callable[..., Any], *, setup_context: Callable[..., None]
+    name: str, backward: Callable[..., Any], *, setup_context: Callable[..., None] | None = None
 ) -> None:
     """Registers a backward formula that torch.func serves too.
 
@@ -63,48 +68,93 @@ def register_gradients(
         backward: Takes the context and the gradients of the outputs; returns one
             gradient or None for each positional argument.
         setup_context: Takes ``ctx``, ``inputs`` and ``output``, and ``keyword_only_inputs``
-            where the operator has such.
+            where the operator has such. By default the positional inputs, all
+            of them tensors, are saved.
     """
     operator = getattr(torch.ops.pkg, name).default
     arguments = operator._schema.arguments
-    positional = [argument for argument in arguments if not argument.kwarg_only]
-    keyword_only = [argument for argument in arguments if argument.kwarg_only]
+    defaults = tuple(argument.default_value for argument in arguments)
+    keywords = [argument.name for argument in arguments if argument.kwarg_only]
+    positional = len(arguments) - len(keywords)
+    dispatched = in_order(name)
 
-    def forward(ctx: Any, *values: Any) -> Any:
-        inputs = values[: len(positional)]
-        keywords = {a.name: v for a, v in zip(keyword_only, values[len(positional) :], strict=True)}
+    def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled.
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            output = operator(*inputs, **keywords)
-        more = {"keyword_only_inputs": keywords} if keyword_only else {}
-        setup_context(ctx=ctx, inputs=inputs, output=output, **more)
-        return output
+            return dispatched(*values)
 
-    def recorded_backward(ctx: Any, *gradients: Tensor) -> Any:
-        result = backward(ctx, *gradients)
-        of_inputs = result if isinstance(result, tuple) else (result,)
-        return (*of_inputs, *(None for _ in keyword_only))
+    def function(run: Callable[..., Any]) -> Any:
+        def forward(ctx: Any, *values: Any) -> Any:
+            output = run(*values)
+            if setup_context is None:
+                ctx.save_for_backward(*values[:positional])
+            elif keywords:
+                named = dict(zip(keywords, values[positional:], strict=True))
+                setup_context(ctx, values[:positional], output, named)
+            else:
+                setup_context(ctx, values, output)
+            return output
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(recorded_backward)}
-    function: Any = type(f"pkg_{name}_", (_SingleLevelFunction,), members)
+        def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
+            result = backward(ctx, *gradients)
+            of_inputs = result if isinstance(result, tuple) else (result,)
+            return of_inputs + (None,) * len(keywords)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+        members = {
+            "forward": staticmethod(forward),
+            "backward": staticmethod(padded_backward if keywords else backward),
+        }
+        return type(f"pkg_{name}_", (_SingleLevelFunction,), members)
+
+    recorded = function(run_below).apply
+    _recording[name] = function(direct_call(name, run_below, is_checked=False)).apply
+
+    def call_or_record(*values: Any) -> Any:
         recording = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
+            isinstance(value, Tensor) and value.requires_grad for value in values
         )
         # In forward mode too: without a formula for it, apply() refuses.
         if not recording and forward_ad._current_level < 0:
             with torch._C._AutoDispatchBelowAutograd():
-                return operator(*args, **kwargs)
-        # The dispatcher leaves trailing arguments out that equal their defaults.
-        values = [*args, *(argument.default_value for argument in positional[len(args) :])]
-        values += [kwargs.get(argument.name, argument.default_value) for argument in keyword_only]
+                return dispatched(*values)
         if not torch._C._are_functorch_transforms_active():
-            return function.apply(*values)
+            return recorded(*values)
         with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
-            return function.apply(*values)
+            return recorded(*values)
+
+    direct = direct_call(name, call_or_record, is_observed=False)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # The dispatcher leaves trailing arguments out that equal their defaults.
+        values = args + defaults[len(args) :]
+        if kwargs:
+            given = (kwargs.get(a.name, a.default_value) for a in arguments[positional:])
+            values = values[:positional] + tuple(given)
+        return direct(*values)
 
     library.impl(name, kernel, "Autograd")
+
+
+def short_call(
+    name: str, *, composite: str | None = None, otherwise: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The operator as a function of its arguments by position, for its public function.
+
+    To be called when all else is registered. The function has no meaning to torch.compile:
+    ask ``is_dynamo_compiling`` first, and call the operator then.
+
+    Args:
+        name: The operator that has kernels, without its namespace.
+        composite: The composite operator of which it is all that is left.
+        otherwise: What calls the composite operator, with the arguments of the other.
+    """
+    public = f"pkg::{composite or name}"
+    return direct_call(
+        name,
+        otherwise or in_order(name),
+        record=_recording.get(name),
+        has_autocast=torch._C._dispatch_has_kernel_for_dispatch_key(public, "AutocastCPU"),
+    )
 
 
 def register_lower_precision_autocast(name: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from ._registration import batch_to_front, fake_pointwise, register_gradients
+from ._registration import batch_to_front, fake_pointwise, register_gradients, short_call
 from .mul import mul
 
 
@@ -31,13 +32,19 @@ def d_sigmoid(z: Tensor) -> Tensor:
         >>> d_sigmoid(torch.tensor([0.0, 2.0, -2.0]))
         tensor([0.2500, 0.1050, 0.1050])
     """
-    result: Tensor = torch.ops.pkg.d_sigmoid.default(z)
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.d_sigmoid.default(z)
+    else:
+        result = _call(z)
     return result
 
 
 def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
     """``grad`` times the derivative of :func:`d_sigmoid` at ``z``, in one pass."""
-    result: Tensor = torch.ops.pkg.d_sigmoid_backward.default(grad, z)
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.d_sigmoid_backward.default(grad, z)
+    else:
+        result = _call_backward(grad, z)
     return result
 
 
@@ -49,10 +56,6 @@ def _fake(z: Tensor) -> Tensor:
 @torch.library.register_fake("pkg::d_sigmoid_backward")
 def _fake_backward(grad: Tensor, z: Tensor) -> Tensor:
     return fake_pointwise("d_sigmoid_backward", z, grad, z.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -84,7 +87,8 @@ def _vmap_backward(
     return _d_sigmoid_backward(grad, z), 0
 
 
-register_gradients("d_sigmoid", _backward, setup_context=_setup_context)
-register_gradients("d_sigmoid_backward", _double_backward, setup_context=_setup_context)
+register_gradients("d_sigmoid", _backward)
+register_gradients("d_sigmoid_backward", _double_backward)
 torch.library.register_vmap("pkg::d_sigmoid", _vmap)
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)
+_call, _call_backward = short_call("d_sigmoid"), short_call("d_sigmoid_backward")

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ._registration import (
     check_one_device,
     reduce_to,
     register_gradients,
     register_lower_precision_autocast,
+    short_call,
 )
 
 
@@ -43,7 +45,10 @@ def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Ten
         tensor([[1., 2.],
                 [3., 4.]])
     """
-    result: Tensor = torch.ops.pkg.matmul.default(a, b, out_dtype=out_dtype)
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.matmul.default(a, b, out_dtype=out_dtype)
+    else:
+        result = _call(a, b, out_dtype)
     return result
 
 
@@ -59,12 +64,6 @@ def _fake(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tens
     if b.dim() > 1:
         shape.append(b.shape[-1])
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor, keyword_only_inputs: dict[str, Any]
-) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _gradient_of_a(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -83,7 +82,14 @@ def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
-    grad = grad.to(a.dtype)
+    needs_a, needs_b, _ = ctx.needs_input_grad
+    if grad.dtype != a.dtype:
+        grad = grad.to(a.dtype)
+    if a.dim() == b.dim() == 2:
+        return (
+            matmul(grad, b.mT) if needs_a else None,
+            matmul(a.mT, grad) if needs_b else None,
+        )
     # See a vector as a matrix of one row (a) or one column (b).
     a_matrix = a.unsqueeze(0) if a.dim() == 1 else a
     b_matrix = b.unsqueeze(1) if b.dim() == 1 else b
@@ -92,9 +98,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     if a.dim() == 1:
         grad = grad.unsqueeze(-2)
     grad_a = grad_b = None
-    if ctx.needs_input_grad[0]:
+    if needs_a:
         grad_a = _gradient_of_a(grad, a_matrix, b_matrix).reshape(a.shape)
-    if ctx.needs_input_grad[1]:
+    if needs_b:
         grad_b = _gradient_of_b(grad, a_matrix, b_matrix).reshape(b.shape)
     return grad_a, grad_b
 
@@ -131,6 +137,7 @@ def _vmap(
     return product, 0
 
 
-register_gradients("matmul", _backward, setup_context=_setup_context)
+register_gradients("matmul", _backward)
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")
+_call = short_call("matmul")

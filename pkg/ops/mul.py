@@ -6,8 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from ._registration import fake_pointwise, reduce_to, register_gradients, register_pointwise_vmap
+from ._registration import (
+    fake_pointwise,
+    reduce_to,
+    register_gradients,
+    register_pointwise_vmap,
+    short_call,
+)
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
@@ -30,17 +37,16 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
         tensor([[3., 6.],
                 [4., 8.]])
     """
-    result: Tensor = torch.ops.pkg.mul.default(a, b)
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.mul.default(a, b)
+    else:
+        result = _call(a, b)
     return result
 
 
 @torch.library.register_fake("pkg::mul")
 def _fake(a: Tensor, b: Tensor) -> Tensor:
     return fake_pointwise("mul", a, b, torch.result_type(a, b))
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -51,5 +57,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-register_gradients("mul", _backward, setup_context=_setup_context)
+register_gradients("mul", _backward)
 register_pointwise_vmap("mul")
+_call = short_call("mul")

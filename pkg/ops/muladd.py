@@ -6,8 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from ._registration import fake_pointwise, reduce_to, register_gradients, register_pointwise_vmap
+from ._registration import (
+    fake_pointwise,
+    reduce_to,
+    register_gradients,
+    register_pointwise_vmap,
+    short_call,
+)
 from .mul import mul
 
 
@@ -32,7 +39,10 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
         >>> muladd(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.5)
         tensor([3.5000, 8.5000])
     """
-    result: Tensor = torch.ops.pkg.muladd.default(a, b, c)
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.muladd.default(a, b, c)
+    else:
+        result = _call(a, b, c)
     return result
 
 
@@ -59,3 +69,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 register_gradients("muladd", _backward, setup_context=_setup_context)
 register_pointwise_vmap("muladd")
+_call = short_call("muladd")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ._registration import (
     batch_to_front,
@@ -15,6 +16,7 @@ from ._registration import (
     reduce_to,
     register_gradients,
     register_lower_precision_autocast,
+    short_call,
 )
 from .matmul import matmul
 
@@ -77,10 +79,35 @@ def scaled_dot_product_attention(
         tensor([[1., 2.],
                 [2., 4.]])
     """
-    result: Tensor = torch.ops.pkg.scaled_dot_product_attention.default(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    arguments = (query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa)
+    # Without a seed to draw, the composite operator is its forward operator and nothing else.
+    is_composite = is_dynamo_compiling() or dropout_p != 0.0
+    output: Tensor = (_composite if is_composite else _call_forward)(*arguments)[0]
+    return output
+
+
+def _composite(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    _: None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor]:
+    return (
+        torch.ops.pkg.scaled_dot_product_attention.default(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        ),
     )
-    return result
+
+
+def _attention_backward(*arguments: Any) -> _Four:
+    operator = torch.ops.pkg.scaled_dot_product_attention_backward.default
+    gradients: _Four = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
+    return gradients
 
 
 def _leading_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:
@@ -181,7 +208,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, attn_mask, dropout_seed, output, log_sum_exp = ctx.saved_tensors
-    gradients = torch.ops.pkg.scaled_dot_product_attention_backward.default(
+    gradients = _attention_backward(
         grad,
         query,
         key,
@@ -429,3 +456,9 @@ torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
 torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
 register_lower_precision_autocast("scaled_dot_product_attention")
+_call_forward = short_call(
+    "scaled_dot_product_attention_forward",
+    composite="scaled_dot_product_attention",
+    otherwise=_composite,
+)
+_call_backward = short_call("scaled_dot_product_attention_backward")

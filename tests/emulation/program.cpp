@@ -7,7 +7,7 @@ int main() {
   set_order(static_cast<uint64_t>(request.integer("order")));
   try {
     const bool known = run_pointwise(request) || run_matmul(request) ||
-                       run_attention_forward(request) ||
+                       run_linear(request) || run_attention_forward(request) ||
                        run_attention_backward(request) ||
                        run_attention_dropout_mask(request);
     if (!known) {

@@ -24,7 +24,7 @@ void run(const Request& request) {
       .b_batch_strides = batch_strides(request.integers("b_batch_strides")),
   };
   launch_blocks(request, problem.tile_count(), cuda::kTileThreads,
-                cuda::matmul_kernel<Input, Output>, problem);
+                cuda::matmul_kernel<Input, Output>, problem, cuda::KeepSums{});
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "../../csrc/cuda/activation.cuh"
 #include "../../csrc/cuda/pointwise.cuh"
 #include "batches.h"
 #include "program.h"
@@ -104,6 +105,14 @@ bool run_pointwise(const Request& request) {
     run(request, cuda::SigmoidDerivative());
   } else if (function == "d_sigmoid_backward") {
     run(request, cuda::SigmoidDerivativeBackward());
+  } else if (function == "relu_backward") {
+    run(request, cuda::ActivationBackward<cuda::Relu>());
+  } else if (function == "gelu_backward") {
+    run(request, cuda::ActivationBackward<cuda::Gelu>());
+  } else if (function == "gelu_tanh_backward") {
+    run(request, cuda::ActivationBackward<cuda::GeluTanh>());
+  } else if (function == "silu_backward") {
+    run(request, cuda::ActivationBackward<cuda::Silu>());
   } else {
     fail("no pointwise function is called " + function);
   }

@@ -15,6 +15,7 @@ import torch
 from emulator import Emulator
 from pointwise_samples import binary_samples, mixed_samples
 from test_emulated_attention import Call, name_of
+from test_emulated_linear import assert_linear
 from test_emulated_matmul import assert_product
 from torch import Tensor
 
@@ -108,6 +109,64 @@ def test_matmul(
     if left.dim() > 1 and right.dim() > 1 and dtype != torch.int8:
         result = emulated_operators.matmul(right.mT, left.mT)
         assert_product(result, right.mT, left.mT)
+
+
+@pytest.mark.parametrize(
+    ("input", "weight"),
+    [
+        ((3, 5), (4, 5)),
+        ((5,), (4, 5)),
+        ((2, 130, 5), (131, 5)),
+        ((5,), (5,)),
+        ((2, 3, 5), (5,)),
+        ((0, 5), (4, 5)),
+        ((3, 0), (4, 0)),
+        ((3, 5), (0, 5)),
+    ],
+)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_linear(
+    emulated_operators: Operators,
+    input: tuple[int, ...],
+    weight: tuple[int, ...],
+    activation: str | None,
+    dtype: torch.dtype,
+) -> None:
+    rows, matrix, bias = (
+        torch.randn(shape, dtype=torch.float64).to(dtype) for shape in (input, weight, weight[:-1])
+    )
+    for given in (rows, rows.transpose(0, -1).contiguous().transpose(0, -1)):
+        for added in (None, bias):
+            result = emulated_operators.linear(given, matrix, added, activation)
+            assert (
+                result.stride() == torch.ops.pkg.linear(given, matrix, added, activation).stride()
+            )
+            forward = emulated_operators.linear_forward(given, matrix, added, activation)
+            assert torch.equal(forward[0], result)
+            two_dimensions = matrix if matrix.dim() == 2 else matrix.unsqueeze(0)
+            column = None if added is None else added.reshape(-1)
+            name = activation or "none"
+            shape = (*given.shape[:-1], len(two_dimensions))
+            assert_linear(result.reshape(shape), given, two_dimensions, column, name)
+            if activation in (None, "relu"):
+                assert forward[1].shape == (0,)
+            else:
+                kept = forward[1].reshape(shape)
+                assert_linear(kept, given, two_dimensions, column, "none")
+                gradient = torch.randn_like(forward[1])
+                check_pointwise(
+                    emulated_operators,
+                    "linear_activation_backward",
+                    Sample((gradient, forward[1], activation)),
+                )
+            if matrix.dim() == 2:
+                packed = emulated_operators.pack_linear_weight(matrix)
+                assert packed.shape == torch.ops.pkg.pack_linear_weight(matrix).shape
+                multiplied = emulated_operators.packed_linear(
+                    given, packed, len(matrix), added, activation
+                )
+                assert torch.equal(multiplied, result)
 
 
 def forward(operators: Operators, call: Call) -> tuple[Tensor, Tensor]:

@@ -33,14 +33,20 @@ def d_sigmoid_backward(z: Tensor, grad: Tensor) -> Tensor:
     return references.d_sigmoid_backward(grad, z)
 
 
+def activation_backward(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda saved, grad: references.linear_activation_backward(grad, saved, name)
+
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "mul": references.mul,
     "muladd": muladd,
     "add": add,
     "d_sigmoid": references.d_sigmoid,
     "d_sigmoid_backward": d_sigmoid_backward,
+    **{f"{name}_backward": activation_backward(name) for name in ACTIVATIONS},
 }
-BINARY = ["mul", "muladd", "add", "d_sigmoid_backward"]
+BINARY = ["mul", "muladd", "add", "d_sigmoid_backward", "gelu_backward"]
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -6,27 +6,11 @@ import pytest
 import references
 import torch
 from operator_tests import OperatorTests
-from samples import SIZES, SPECIAL, around, normal
+from pointwise_samples import RANGE, SPECIAL_VALUES, refused_dtypes, unary_shapes
+from samples import normal
 
 import pkg
 from pkg.testing import ErrorSample, Sample, ulp
-
-# From the largest value down to the smallest denormal, in every dtype.
-RANGE = torch.cat([torch.linspace(-800, 800, 801), torch.linspace(-20, 20, 801)]).double()
-SPECIAL_VALUES = torch.tensor(SPECIAL, dtype=torch.float64)
-
-
-def unary_shapes() -> list[tuple[int, ...]]:
-    return [(size,) for size in (*SIZES, *around(256, 1024))] + [
-        (2, size) for size in around(32768)
-    ]
-
-
-def refused_dtypes(name: str, argument: str, *before: torch.Tensor) -> list[ErrorSample]:
-    return [
-        ErrorSample((*before, torch.ones(3, dtype=dtype)), match=f"{name}: {argument} is {dtype}")
-        for dtype in (torch.int64, torch.bool, torch.complex64)
-    ]
 
 
 class TestDSigmoid(OperatorTests):

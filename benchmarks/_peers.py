@@ -1,0 +1,136 @@
+"""Peers that need more than a call: NumPy's BLAS, torch.compile, zentorch in another process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._case import ForeignCall
+from ._threads import place
+
+WORKER = Path(__file__).with_name("_zentorch_worker.py")
+
+
+def numpy_function(name: str, *tensors: Tensor) -> dict[str, Callable[[], Any]]:
+    """NumPy's function of that name on the memory of these tensors, as a peer to be merged in.
+
+    Nothing where there is no NumPy, or where it has no BLAS for the dtype: only float32 and float64
+    on the CPU.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    if not (on_cpu and dtypes in ({torch.float32}, {torch.float64})):
+        return {}
+    if importlib.util.find_spec("numpy") is None:
+        return {}
+    import numpy as np
+
+    function, arrays = getattr(np, name), [tensor.numpy() for tensor in tensors]
+    return {"NumPy": lambda: function(*arrays)}
+
+
+def compiled(function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+    """What torch.compile makes of a peer, compiled; None where it cannot."""
+    torch._dynamo.reset()  # or a function that was seen with other shapes is no longer compiled
+    result: Callable[[], Tensor] = torch.compile(lambda: function())
+    try:
+        result()
+    except Exception:  # of the compiler, in many kinds
+        return None
+    return result
+
+
+class Zentorch:
+    """zentorch in a process of its own: it changes PyTorch, and wants a certain version of it."""
+
+    def __init__(self, interpreter: str | Path) -> None:
+        """Start it.
+
+        Raises:
+            ImportError: that interpreter has no zentorch that works.
+        """
+        try:
+            self._process = subprocess.Popen(
+                [str(interpreter), "-u", str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError as error:
+            raise ImportError(f"zentorch: {interpreter} does not run: {error}") from error
+        try:
+            self.versions = self._answer()
+        except RuntimeError as error:
+            self.close()
+            raise ImportError(f"{interpreter}: {error}") from error
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("zentorch: its process ended")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"zentorch: {answer['error']}")
+        return answer
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise RuntimeError("zentorch: its process ended") from error
+        return self._answer()
+
+    def prepare(self, call: ForeignCall, threads: int, on: list[int]) -> None:
+        """Make the tensors of a call there, on these logical processors.
+
+        Raises:
+            RuntimeError: zentorch refuses the call.
+        """
+        request = {
+            "operator": call.operator,
+            "arguments": [_description(argument) for argument in call.arguments],
+            "keywords": dict(call.keywords),
+            "copies": call.copies,
+        }
+        self._ask({"prepare": request, "threads": threads})
+        if on:
+            place(self._process.pid, on)
+
+    def seconds(self, number: int) -> float:
+        """The time of one of so many calls, after warm-up."""
+        return float(self._ask({"time": number})["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def _description(argument: Any) -> Any:
+    if not isinstance(argument, Tensor):
+        return argument
+    return {
+        "shape": list(argument.shape),
+        "stride": list(argument.stride()),
+        "dtype": str(argument.dtype).removeprefix("torch."),
+    }
+
+
+def zentorch_here() -> str | None:
+    """This interpreter, where it has zentorch."""
+    return sys.executable if importlib.util.find_spec("zentorch") else None

@@ -1,0 +1,36 @@
+// pack_linear_weight: the weight as the product's packed right operand, once
+// instead of at every call. Bound by memory: it is read and written once.
+#include "../namespace.h"
+#include "../packed_linear.h"
+#include "packed_product.h"
+#include "parallel.h"
+#include "pointwise.h"
+
+namespace pkg::cpu {
+namespace {
+
+Tensor pack_linear_weight(const Tensor& weight) {
+  check_pack_linear_weight(weight);
+  const Tensor packed = allocate_packed_weight(weight);
+  const auto sizes = sizes_of(weight);
+  const auto strides = strides_of(weight);
+  with_floating_type(dtype_of(weight), [&](auto example) {
+    using T = decltype(example);
+    PKG_CHECK(packed_right_elements<T>(sizes[0], sizes[1]) <=
+                  (sizes[0] + kPackedRows) * (sizes[1] + kPackedColumns),
+              "pack_linear_weight: the panels do not fit in the packed tensor");
+    const MatrixView<T> right{static_cast<const T*>(weight.const_data_ptr()),
+                              strides[1], strides[0]};
+    pack_right_operand(right, sizes[0], sizes[1],
+                       static_cast<T*>(packed.mutable_data_ptr()),
+                       num_threads());
+  });
+  return packed;
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl("pack_linear_weight", TORCH_BOX(&pack_linear_weight));
+}
+
+}  // namespace
+}  // namespace pkg::cpu

@@ -1,0 +1,88 @@
+"""The way of a call from Python to a CPU kernel, as short as it may be.
+
+An operator's autograd is written in Python, and PyTorch's dispatcher takes long to get there. So a
+public function asks first whether the dispatcher would do nothing but enter the kernel, or record
+a gradient around it, and then does just that; ``csrc/direct_call.cpp`` says what it asks. All else
+goes through ``torch.ops``, errors included: the kernel is then asked again and refuses in words.
+
+Measured at 8 x 8, float32, on a Zen 4 (3.7 GHz), one thread, PyTorch 2.13.0, 2026-11-20, before and
+after, with PyTorch's own nearest function beside it, in nanoseconds:
+
+==============================  ==============  ================  ==================
+operator                        without grad    recording         and backward
+==============================  ==============  ================  ==================
+matmul (torch.mm)               6290 1980 1430  15750 5620 2460   91400 41060 29290
+mul (torch.mul)                 5500 1670 1240  12990 5230 2090   65090 35370 23320
+muladd (torch.addcmul)          6260 1660 1410  13970 5510 2300   67860 36520 33980
+d_sigmoid (torch.sigmoid)       5090 1460 1150  12090 4640 1910   50250 28400 19850
+scaled_dot_product_attention    13640 4740 6060 23960 10160 7330  101640 59780 50840
+==============================  ==============  ================  ==================
+
+Of matmul's 1.98 us the public function takes 0.13, the questions about the thread and the gradients
+0.33, that about autocast 0.13, reading two tensors in place by DLPack's C interface 0.22, the
+result's memory and its Python object 0.47, telling observers 0.05, the product 0.4. The kernel's
+boxed entry, with the stable ABI's tensor handles, took 0.5 more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pkg import _C, _loader
+
+
+def in_order(name: str) -> Callable[..., Any]:
+    """The operator as a function that takes its arguments all by position, in their order."""
+    operator = getattr(torch.ops.pkg, name).default
+    arguments = operator._schema.arguments
+    keywords = [argument.name for argument in arguments if argument.kwarg_only]
+    if not keywords:
+        return operator  # type: ignore[no-any-return]
+    positional = len(arguments) - len(keywords)
+
+    def call(*values: Any) -> Any:
+        return operator(
+            *values[:positional], **dict(zip(keywords, values[positional:], strict=True))
+        )
+
+    return call
+
+
+def direct_call(
+    name: str,
+    otherwise: Callable[..., Any],
+    *,
+    record: Callable[..., Any] | None = None,
+    is_observed: bool = True,
+    is_checked: bool = True,
+    has_autocast: bool = False,
+) -> Callable[..., Any]:
+    """A function that enters the operator's CPU kernel without PyTorch's dispatcher.
+
+    Args:
+        name: The operator, without its namespace.
+        otherwise: What to call where the dispatcher has more to do than to enter the
+            kernel, and where the kernel refuses its arguments.
+        record: What to call where it has but to record a gradient; ``otherwise`` by default.
+        is_observed: False inside the dispatcher, which has told PyTorch's observers of the call.
+        is_checked: False where the thread is known to be in no mode, transform or profile.
+        has_autocast: Whether autocast changes the operator.
+
+    Returns:
+        A function of the operator's arguments, all by position. It is ``otherwise`` itself
+        where the library has no kernel of the name.
+    """
+    find = _loader.cpu_library.pkg_direct_kernel
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return _C._direct_call(
+        f"pkg::{name}" if is_observed else "",
+        find(name.encode()) or 0,
+        is_checked,
+        has_autocast,
+        record,
+        otherwise,
+    )

@@ -1,0 +1,36 @@
+"""Operators for inference alone: they refuse to record rather than lose a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ._registration import library
+
+
+def register_inference_only(name: str, instead: str) -> None:
+    """Lets an operator refuse, in words, a call whose gradient could be asked for.
+
+    Args:
+        name: The operator's name, without its namespace.
+        instead: What the message advises.
+    """
+    operator = getattr(torch.ops.pkg, name).default
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        recording = torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in values
+        )
+        if recording or forward_ad._current_level >= 0:
+            raise RuntimeError(
+                f"{name}: an argument requires grad, and this operator is for inference alone; "
+                f"{instead}"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
+
+    library.impl(name, kernel, "Autograd")

@@ -1,0 +1,294 @@
+"""``linear``: the affine map of a layer and its activation, in one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from ._registration import (
+    batch_to_front,
+    check_one_device,
+    fake_pointwise,
+    library,
+    register_gradients,
+    register_lower_precision_autocast,
+)
+from .matmul import matmul
+
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
+"""What may follow the product."""
+
+
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """Computes :func:`torch.nn.functional.linear` and an activation of its result.
+
+    The bias is added and the activation applied while the sums of the product are in
+    registers, in float32 (float64 for float64), and the result is rounded once. The
+    gradient of the activation is one pass too; those of the operands are products by
+    :func:`pkg.ops.matmul`, that of the bias a sum over the rows.
+
+    Args:
+        input: Shape (..., in_features); float16, bfloat16, float32 or float64, any strides.
+        weight: Shape (out_features, in_features) or (in_features,), of the same dtype and
+            device.
+        bias: Shape (out_features,), or () where ``weight`` has one dimension.
+        activation: None; ``"relu"``; ``"gelu"``, x Φ(x); ``"gelu_tanh"``, its approximation
+            by the hyperbolic tangent (https://arxiv.org/abs/1606.08415); or ``"silu"``,
+            x σ(x).
+
+    Returns:
+        Shape (..., out_features), contiguous; without out_features where ``weight`` has one
+        dimension.
+
+    Raises:
+        RuntimeError: Shapes do not match, dtypes or devices differ, a dtype is not supported,
+            or there is no such activation.
+
+    Example:
+        >>> linear(torch.tensor([1.0, -2.0]), torch.eye(2), activation="relu")
+        tensor([1., 0.])
+    """
+    result: Tensor = torch.ops.pkg.linear.default(input, weight, bias, activation)
+    return result
+
+
+def _activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
+    """``grad`` times the activation's derivative, in one pass.
+
+    Args:
+        grad: The gradient of the activation's result.
+        saved: The activation's argument, of the same shape and dtype; for relu its result.
+        activation: Any but None.
+    """
+    result: Tensor = torch.ops.pkg.linear_activation_backward.default(grad, saved, activation)
+    return result
+
+
+def _keeps_pre_activation(activation: str | None) -> bool:
+    """Whether the derivative needs the activation's argument: relu's is known from its result."""
+    return activation not in (None, "relu")
+
+
+def result_shape(
+    name: str, input: Tensor, columns: int | torch.SymInt | None, inner: int | torch.SymInt
+) -> list[Any]:
+    """For fake kernels: the shape of a result with ``columns`` output features."""
+    torch._check(input.dim() >= 1, lambda: f"{name}: input has no dimensions")
+    torch._check(input.shape[-1] == inner, lambda: f"{name}: input and weight do not match")
+    return [*input.shape[:-1], *([] if columns is None else [columns])]
+
+
+@torch.library.register_fake("pkg::linear")
+def _fake(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    check_one_device("linear", input, weight, *([] if bias is None else [bias]))
+    columns = weight.shape[0] if weight.dim() == 2 else None
+    return input.new_empty(result_shape("linear", input, columns, weight.shape[-1]))
+
+
+@torch.library.register_fake("pkg::linear_forward")
+def _fake_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    output = _fake(input, weight, bias, activation)
+    kept = _keeps_pre_activation(activation)
+    return output, torch.empty_like(output) if kept else output.new_empty(0)
+
+
+@torch.library.register_fake("pkg::linear_activation_backward")
+def _fake_activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
+    return fake_pointwise("linear_activation_backward", saved, grad, saved.dtype)
+
+
+def _autograd(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """Records a call through the operator that keeps what the gradient needs."""
+    recording = torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    # In forward mode too: without a formula for it, the other operator refuses.
+    if recording or forward_ad._current_level >= 0:
+        forward = torch.ops.pkg.linear_forward.default
+        output: Tensor = forward(input, weight, bias, activation)[0]
+        return output
+    with torch._C._AutoDispatchBelowAutograd():
+        return linear(input, weight, bias, activation)
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """A matrix of the tensor's rows; reshape(-1, ...) could not count rows without elements."""
+    return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    input, weight, _, activation = inputs
+    ctx.activation = activation
+    ctx.set_materialize_grads(False)
+    result, pre_activation = output
+    saved = pre_activation if _keeps_pre_activation(activation) else result
+    ctx.save_for_backward(input, weight, *([] if activation is None else [saved]))
+
+
+def _backward(
+    ctx: Any, grad_output: Tensor | None, grad_pre_activation: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    input, weight, *saved = ctx.saved_tensors
+    grad = grad_output
+    if grad is not None and saved:
+        grad = _activation_backward(grad, saved[0], ctx.activation)
+    if grad_pre_activation is not None and _keeps_pre_activation(ctx.activation):
+        grad = grad_pre_activation if grad is None else grad + grad_pre_activation
+    if grad is None:
+        return None, None, None, None
+    if weight.dim() == 1:
+        grad = grad.unsqueeze(-1)
+    matrix = weight if weight.dim() == 2 else weight.unsqueeze(0)
+    rows = _as_rows(grad)
+    grad_input = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_input = matmul(grad, matrix)
+    if ctx.needs_input_grad[1]:
+        grad_weight = matmul(rows.mT, _as_rows(input)).reshape(weight.shape)
+    if ctx.needs_input_grad[2]:
+        # PyTorch's sum adds halves in float32, in an order that does not change.
+        grad_bias = rows.sum(0).reshape(weight.shape[:-1])
+    return grad_input, grad_weight, grad_bias, None
+
+
+def _setup_activation_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    grad, saved, ctx.activation = inputs
+    ctx.save_for_backward(grad, saved)
+
+
+def _activation_double_backward(
+    ctx: Any, grad_grad: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
+    grad, saved = ctx.saved_tensors
+    grad_of_grad = grad_of_saved = None
+    if ctx.needs_input_grad[0]:
+        grad_of_grad = _activation_backward(grad_grad, saved, ctx.activation)
+    if ctx.needs_input_grad[1] and _keeps_pre_activation(ctx.activation):
+        # A dozen roundings in a row: in the next wider type they cost no digit of the result.
+        half = saved.dtype in (torch.float16, torch.bfloat16)
+        wide = torch.float32 if half else torch.float64
+        slope = _second_derivative(saved.to(wide), ctx.activation)
+        grad_of_saved = (grad_grad.to(wide) * grad.to(wide) * slope).to(saved.dtype)
+    return grad_of_grad, grad_of_saved, None
+
+
+def _second_derivative(x: Tensor, activation: str) -> Tensor:
+    if activation == "gelu":
+        # x Φ(x), with Φ' = φ and φ' = -x φ: (2 - x²) φ(x), without an infinite x² times zero.
+        root = torch.exp(-0.25 * x * x)
+        return (2 * root.square() - (x * root).square()) * 0.3989422804014327
+    # x σ(v), with v' = slope, v'' = bend, σ' = σ(v) σ(-v) and σ'' = σ' (1 - 2 σ(v)).
+    scale, cubic = 1.5957691216057308, 0.044715
+    if activation == "gelu_tanh":
+        v = scale * (x + cubic * x * x * x)
+        slope, bend = scale * (1 + 3 * cubic * x * x), scale * 6 * cubic * x
+    else:
+        v, slope, bend = x, torch.ones_like(x), torch.zeros_like(x)
+    gate = torch.sigmoid(v) * torch.sigmoid(-v)
+    return gate * (2 * slope + x * (bend - slope * slope * torch.tanh(v / 2)))
+
+
+def _activated(x: Tensor, activation: str | None) -> Tensor:
+    if activation == "relu":
+        return F.relu(x)
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="none" if activation == "gelu" else "tanh") if activation else x
+
+
+def _with_batched_weight(
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Output and activation's argument under vmap of weight or bias, dimension 0 the batch's."""
+    if in_dims[0] is not None:
+        input = input.movedim(in_dims[0], 0)
+    batch, lead = [], list(input.shape[:-1])
+    if in_dims[0] is not None:
+        batch, lead = lead[:1], lead[1:]
+    rows = input.reshape(*batch, prod(lead), input.shape[-1])
+    if in_dims[1] is not None:
+        weight = weight.movedim(in_dims[1], 0)
+    one_dimension = weight.dim() - (in_dims[1] is not None) == 1
+    matrix = weight.unsqueeze(-2) if one_dimension else weight
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    sums = matmul(rows, matrix.mT, out_dtype=torch.float32 if half else None)
+    if bias is not None:
+        if in_dims[2] is not None:
+            bias = bias.movedim(in_dims[2], 0)
+            bias = bias.reshape(bias.shape[0], 1, sums.shape[-1])
+        sums = sums + bias
+    shape = [sums.shape[0], *lead, *([] if one_dimension else [sums.shape[-1]])]
+    sums = sums.reshape(shape)
+    return _activated(sums, activation).to(input.dtype), sums.to(input.dtype)
+
+
+def _vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, int]:
+    in_dims = [*in_dims, None, None]
+    if in_dims[1] is None and in_dims[2] is None:
+        # The batch is one more leading dimension.
+        return linear(input.movedim(in_dims[0] or 0, 0), weight, bias, activation), 0
+    return _with_batched_weight(in_dims, input, weight, bias, activation)[0], 0
+
+
+def _vmap_forward(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
+    if in_dims[1] is None and in_dims[2] is None:
+        forward = torch.ops.pkg.linear_forward.default
+        results = forward(input.movedim(in_dims[0] or 0, 0), weight, bias, activation)
+    else:
+        results = _with_batched_weight(in_dims, input, weight, bias, activation)
+    output, pre_activation = results
+    if _keeps_pre_activation(activation):
+        return (output, pre_activation), (0, 0)
+    return (output, output.new_empty(0)), (0, None)
+
+
+def _vmap_activation_backward(
+    info: Any, in_dims: Sequence[int | None], grad: Tensor, saved: Tensor, activation: str
+) -> tuple[Tensor, int]:
+    grad, saved = torch.broadcast_tensors(*batch_to_front((grad, saved), in_dims[:2]))
+    return _activation_backward(grad, saved, activation), 0
+
+
+library.impl("linear", _autograd, "Autograd")
+register_gradients("linear_forward", _backward, setup_context=_setup_context)
+register_gradients(
+    "linear_activation_backward",
+    _activation_double_backward,
+    setup_context=_setup_activation_context,
+)
+torch.library.register_vmap("pkg::linear", _vmap)
+torch.library.register_vmap("pkg::linear_forward", _vmap_forward)
+torch.library.register_vmap("pkg::linear_activation_backward", _vmap_activation_backward)
+register_lower_precision_autocast("linear")

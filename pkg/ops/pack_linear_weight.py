@@ -1,0 +1,63 @@
+"""``pack_linear_weight``: a weight in the order in which the product reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._inference import register_inference_only
+
+# csrc/packed_linear.h says why.
+_PACKED_ROWS = 64
+_PACKED_COLUMNS = 4
+
+
+def pack_linear_weight(weight: Tensor) -> Tensor:
+    """Packs the weight of :func:`pkg.ops.packed_linear`, for many calls with the same weight.
+
+    The result belongs to the processor and the library that made it: another level of
+    ``PKG_CPU_CAPABILITY``, another version or another device orders it in another way. So it
+    is never saved, and packed again from ``weight`` where that is moved or changed.
+    :class:`pkg.nn.Linear` does so by itself.
+
+    Args:
+        weight: Shape (out_features, in_features); float16, bfloat16, float32 or float64, any
+            strides.
+
+    Returns:
+        Shape (out_features + 64, in_features + 4), of the dtype and on the device of
+        ``weight``. What lies where in it is not said.
+
+    Raises:
+        RuntimeError: ``weight`` is not a floating matrix, or requires grad while gradients
+            are recorded.
+
+    Example:
+        >>> packed = pack_linear_weight(torch.eye(3))
+        >>> torch.ops.pkg.packed_linear(torch.arange(3.0), packed, 3)
+        tensor([0., 1., 2.])
+    """
+    result: Tensor = torch.ops.pkg.pack_linear_weight.default(weight)
+    return result
+
+
+def packed_shape(out_features: Any, in_features: Any) -> tuple[Any, Any]:
+    """The shape of a packed weight."""
+    return out_features + _PACKED_ROWS, in_features + _PACKED_COLUMNS
+
+
+@torch.library.register_fake("pkg::pack_linear_weight")
+def _fake(weight: Tensor) -> Tensor:
+    torch._check(weight.dim() == 2, lambda: "pack_linear_weight: weight is not a matrix")
+    return weight.new_empty(packed_shape(*weight.shape))
+
+
+def _vmap(info: Any, in_dims: Sequence[int | None], weight: Tensor) -> tuple[Tensor, int]:
+    return torch.stack([pack_linear_weight(each) for each in weight.unbind(in_dims[0] or 0)]), 0
+
+
+register_inference_only("pack_linear_weight", "pack weight.detach()")
+torch.library.register_vmap("pkg::pack_linear_weight", _vmap)

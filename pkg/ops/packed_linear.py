@@ -1,0 +1,101 @@
+"""``packed_linear``: ``linear`` on a weight that has been packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._inference import register_inference_only
+from ._registration import check_one_device
+from .linear import result_shape
+from .pack_linear_weight import packed_shape
+
+
+def packed_linear(
+    input: Tensor,
+    packed_weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Computes :func:`pkg.ops.linear` with a packed weight, for inference.
+
+    Args:
+        input: Shape (..., in_features), any strides.
+        packed_weight: What :func:`pkg.ops.pack_linear_weight` returned in this process, or a
+            clone of it, of the dtype and on the device of ``input``.
+        out_features: Of the weight that was packed.
+        bias: Shape (out_features,), or None.
+        activation: As for :func:`pkg.ops.linear`.
+
+    Returns:
+        Shape (..., out_features), contiguous.
+
+    Raises:
+        RuntimeError: ``packed_weight`` was not packed for such an ``input``, dtypes or devices
+            differ, there is no such activation, or a gradient would have to be recorded.
+
+    Example:
+        >>> packed = torch.ops.pkg.pack_linear_weight(torch.tensor([[1.0, 2.0]]))
+        >>> packed_linear(torch.tensor([3.0, -4.0]), packed, 1, activation="relu")
+        tensor([0.])
+    """
+    operator = torch.ops.pkg.packed_linear.default
+    result: Tensor = operator(input, packed_weight, out_features, bias, activation)
+    return result
+
+
+@torch.library.register_fake("pkg::packed_linear")
+def _fake(
+    input: Tensor,
+    packed_weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    check_one_device("packed_linear", input, packed_weight, *([] if bias is None else [bias]))
+    torch._check(
+        packed_weight.dim() == 2, lambda: "packed_linear: packed_weight is not a packed weight"
+    )
+    rows, columns = packed_shape(out_features, input.shape[-1])
+    torch._check(packed_weight.shape[0] == rows, lambda: "packed_linear: out_features differ")
+    torch._check(packed_weight.shape[1] == columns, lambda: "packed_linear: in_features differ")
+    return input.new_empty(result_shape("packed_linear", input, out_features, input.shape[-1]))
+
+
+def _vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    packed_weight: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, int]:
+    of_input, of_weight, _, of_bias, *_ = [*in_dims, None, None]
+    if of_weight is None and of_bias is None:
+        # The batch is one more leading dimension.
+        moved = input.movedim(of_input or 0, 0)
+        return packed_linear(moved, packed_weight, out_features, bias, activation), 0
+
+    def slice_of(tensor: Any, dim: int | None, index: int) -> Any:
+        return tensor if dim is None else tensor.select(dim, index).clone()
+
+    slices = [
+        packed_linear(
+            slice_of(input, of_input, index),
+            slice_of(packed_weight, of_weight, index),
+            out_features,
+            slice_of(bias, of_bias, index),
+            activation,
+        )
+        for index in range(info.batch_size)
+    ]
+    return torch.stack(slices), 0
+
+
+register_inference_only("packed_linear", "call pkg.ops.linear with the weight itself")
+torch.library.register_vmap("pkg::packed_linear", _vmap)

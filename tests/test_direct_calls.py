@@ -1,0 +1,335 @@
+"""The public functions enter a kernel without the dispatcher only where that changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from operator_collection import operator_classes
+from samples import normal
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pkg
+from pkg.ops._call import direct_call
+from pkg.testing import Sample, same_bits
+
+OPERATORS = ["d_sigmoid", "matmul", "mul", "muladd", "scaled_dot_product_attention"]
+
+
+def way_of(name: str, *args: Any, has_autocast: bool = False) -> str:
+    """Which way a call takes: ``kernel``, ``record`` or ``otherwise``."""
+    taken = []
+
+    def way(label: str) -> Callable[..., None]:
+        return lambda *_: taken.append(label)
+
+    function = direct_call(name, way("otherwise"), record=way("record"), has_autocast=has_autocast)
+    result = function(*args)
+    assert (result is None) == (len(taken) == 1)
+    return taken[0] if taken else "kernel"
+
+
+def arguments_of(operator: str) -> tuple[Any, ...]:
+    a, b = normal(2, 8, 8).float(), normal(2, 8, 8, seed=1).float()
+    extra = {"d_sigmoid": (a,), "muladd": (a, b, 0.5), "scaled_dot_product_attention": (a, b, a)}
+    return extra.get(operator, (a, b))
+
+
+def samples_of(operator: str) -> list[Sample]:
+    samples = [s.converted(torch.float32) for s in operator_classes()[operator]().samples()]
+    return [sample for sample in samples if not sample.random]
+
+
+def dispatched(operator: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(torch.ops.pkg, operator).default
+    return function
+
+
+class DispatchMode(TorchDispatchMode):
+    """Collects the operators that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(TorchFunctionMode):
+    """Collects the functions that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    """A tensor with a will of its own."""
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_plain_call_does_not_pass_the_dispatcher(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without this the rest of the file would prove nothing.
+    function, args = getattr(pkg.ops, operator), arguments_of(operator)
+    expected = dispatched(operator)(*args)
+    monkeypatch.setattr(torch._ops.OpOverload, "__call__", None)
+    for state in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+        with state:
+            assert same_bits(function(*args), expected)
+    with_gradient = [a.clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
+    result = function(*with_gradient)
+    assert same_bits(result.detach(), expected)
+    leaves = [a for a in with_gradient if isinstance(a, Tensor)]
+    gradients = torch.autograd.grad(result.sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_results_and_gradients_are_those_of_the_dispatched_operator(operator: str) -> None:
+    functions = (getattr(pkg.ops, operator), dispatched(operator))
+    for sample in samples_of(operator):
+        results, gradients = [], []
+        for function in functions:
+            own = sample.map_tensors(
+                lambda t: t.requires_grad_() if t.is_floating_point() else t
+            ).copy()
+            with torch.no_grad():
+                results.append(function(*own.args, **own.kwargs))
+            if not sample.values_only:
+                result = function(*own.args, **own.kwargs)
+                leaves = [t for t in own.tensors if t.requires_grad]
+                gradients.append(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
+        assert same_bits(*results), str(sample)
+        assert results[0].stride() == results[1].stride(), str(sample)
+        for direct, wanted in zip(*gradients, strict=True) if gradients else ():
+            assert same_bits(direct, wanted), str(sample)
+
+
+def test_what_a_tensor_is_decides() -> None:
+    a = normal(4, 4).float()
+    complex_tensor = torch.complex(a, a)
+    plain = {
+        "a tensor": a,
+        "a parameter": torch.nn.Parameter(a, requires_grad=False),
+        "a view": a.mT[1:, ::2].expand(2, 3, 2),
+        "without elements": a[:0],
+        "without dimensions": a[0, 0],
+        "of integers": a.long(),
+        "made in inference mode": torch.inference_mode()(a.clone)(),
+    }
+    others = {
+        "of a subclass": a.as_subclass(Subclass),
+        "sparse": a.to_sparse(),
+        "compressed": a.to_sparse_csr(),
+        "of another layout": a.to_mkldnn(),
+        "of another device": a.to("meta"),
+        "complex": complex_tensor,
+        "conjugated": complex_tensor.conj(),
+        "negated": complex_tensor.conj().imag,
+        "negated, out of its graph": complex_tensor.conj().imag.data,
+        "zero without memory": torch._efficientzerotensor(4, 4),
+        "of a float8 dtype": a.to(torch.float8_e5m2),
+        "quantised": torch.quantize_per_tensor(a, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([a, a[1:]]),
+        "functional": torch._to_functional_tensor(a),
+    }
+    for description, tensor in plain.items():
+        assert way_of("mul", tensor, tensor) == "kernel", description
+    for description, tensor in others.items():
+        assert way_of("mul", tensor, a) == "otherwise", description
+        assert way_of("mul", a, tensor) == "otherwise", description
+
+
+@pytest.mark.parametrize(
+    ("state", "way"),
+    [
+        (nullcontext, "kernel"),
+        (torch.no_grad, "kernel"),
+        (torch.inference_mode, "kernel"),
+        (DispatchMode, "otherwise"),
+        (FunctionMode, "otherwise"),
+        (FakeTensorMode, "otherwise"),
+        (torch.profiler.profile, "otherwise"),
+        (torch.autograd.profiler.profile, "otherwise"),
+        (torch.autograd.forward_ad.dual_level, "otherwise"),
+        (lambda: torch.device("cpu"), "otherwise"),
+    ],
+)
+def test_what_the_thread_is_in_decides(
+    state: Callable[[], AbstractContextManager[Any]], way: str
+) -> None:
+    a = normal(4, 4).float()
+    with state():
+        assert way_of("mul", a, a) == way
+    assert way_of("mul", a, a) == "kernel"
+
+
+def test_transforms_and_tracing_decide() -> None:
+    a = normal(4, 4).float()
+    ways = []
+
+    def function(x: Tensor) -> Tensor:
+        ways.append(way_of("mul", x, x))
+        ways.append(way_of("mul", a, a))
+        return x * x
+
+    torch.func.vmap(function)(a)
+    torch.func.grad(lambda x: function(x).sum())(a)
+    torch.func.jvp(function, (a,), (a,))
+    torch.func.functionalize(function)(a)
+    torch.jit.trace(function, (a,), check_trace=False)
+    make_fx(function)(a)
+    make_fx(function, pre_dispatch=True)(a)
+    assert ways == ["otherwise"] * 14
+
+
+def test_autocast_decides_where_the_operator_has_a_rule() -> None:
+    a = normal(4, 4).float()
+    with torch.autocast("cpu"):
+        assert way_of("mul", a, a) == "kernel"
+        assert way_of("matmul", a, a, None, has_autocast=True) == "otherwise"
+        assert pkg.ops.matmul(a, a).dtype == torch.bfloat16
+        assert pkg.ops.scaled_dot_product_attention(a, a, a).dtype == torch.bfloat16
+        assert pkg.ops.mul(a, a).dtype == torch.float32
+        with torch.autocast("cpu", enabled=False):
+            assert way_of("matmul", a, a, None, has_autocast=True) == "kernel"
+            assert pkg.ops.matmul(a, a).dtype == torch.float32
+    assert way_of("matmul", a, a, None, has_autocast=True) == "kernel"
+
+
+def test_a_gradient_is_recorded_where_autograd_is_on() -> None:
+    a = normal(4, 4).float().requires_grad_()
+    plain = a.detach()
+    assert way_of("mul", a, plain) == way_of("mul", plain, a) == "record"
+    assert way_of("mul", torch.nn.Parameter(plain), plain) == "record"
+    with torch.no_grad():
+        assert way_of("mul", a, plain) == "kernel"
+    with torch._C._AutoDispatchBelowAutograd():
+        assert way_of("mul", a, plain) == "otherwise"
+        assert not pkg.ops.mul(a, plain).requires_grad
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        (torch.ones(2),),
+        (torch.ones(2), torch.ones(2), 0.5, None),
+        (torch.ones(2), torch.ones(3), 0.5),
+        (torch.ones(2), None, 0.5),
+        (torch.ones(2), torch.ones(2), 1),
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.ones(2), "0.5"),
+        (torch.ones(2), torch.ones(2), torch.complex64),
+        (torch.ones(2), torch.ones(2), 2**80),
+        (torch.ones(2),) * 20,
+    ],
+)
+def test_what_a_kernel_does_not_take_is_left_to_the_dispatcher(args: tuple[Any, ...]) -> None:
+    assert way_of("muladd", *args) == "otherwise"
+
+
+def test_an_operator_without_a_kernel_of_its_own_takes_the_other_way() -> None:
+    function = pkg.ops.mul
+    assert direct_call("scaled_dot_product_attention", function) is function
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_modes_and_profilers_see_the_operator(operator: str) -> None:
+    function, args = getattr(pkg.ops, operator), arguments_of(operator)
+    seen: list[list[Any]] = []
+    for call in (function, dispatched(operator)):
+        with FunctionMode() as functions:
+            call(*args)
+        with DispatchMode() as operators:
+            call(*args)
+        with torch.profiler.profile(record_shapes=True) as profile:
+            call(*args)
+        events = [(event.name, event.input_shapes) for event in profile.events()]
+        own = [event for event in events if event[0].startswith("pkg::")]
+        assert own
+        seen.append([functions.names, operators.names, own])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_observers_see_the_operator(operator: str, tmp_path: Path) -> None:
+    # Unlike a profiler this one cannot be asked after, so every call tells of itself.
+    args, file = arguments_of(operator), tmp_path / "trace.json"
+    has_parts = operator == "scaled_dot_product_attention"
+    kernel = f"pkg::{operator}_forward" if has_parts else f"pkg::{operator}"
+    for function in (getattr(pkg.ops, operator), dispatched(operator)):
+        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
+        observer.start()
+        function(*args)
+        observer.stop()
+        observer.unregister_callback()
+        names = [node["name"] for node in json.loads(file.read_text())["nodes"]]
+        assert names.count(kernel) == 1
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_graphs_hold_the_operator(operator: str) -> None:
+    function, args = getattr(pkg.ops, operator), arguments_of(operator)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    rest = [a for a in args if not isinstance(a, Tensor)]
+
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> Any:
+            return function(*inputs, *rest)
+
+    expected = function(*args)
+    traced = torch.jit.trace(Module(), tuple(tensors))
+    assert f"pkg::{operator}" in str(traced.graph)
+    assert same_bits(traced(*tensors), expected)
+    compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(*tensors), expected)
+    for graph in (
+        make_fx(Module())(*tensors),
+        torch.export.export(Module(), tuple(tensors)).graph_module,
+        torch.export.export(Module(), tuple(tensors), strict=True).graph_module,
+    ):
+        assert any(str(node.target).startswith(f"pkg.{operator}") for node in graph.graph.nodes)
+
+
+def test_a_hundred_thousand_calls_do_not_grow_the_process() -> None:
+    a, b = normal(4, 4).float(), normal(4, 4).float().requires_grad_()
+    refused = direct_call("mul", lambda *_: None)
+
+    def call(count: int) -> None:
+        for _ in range(count):
+            pkg.ops.matmul(a, a)
+            pkg.ops.matmul(a, b)
+            pkg.ops.scaled_dot_product_attention(a, a, a)
+            refused(a, a[:3])
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("reads Linux's /proc")
+    call(2_000)
+    gc.collect()
+    before = resident_bytes()
+    call(25_000)
+    gc.collect()
+    assert resident_bytes() - before < 25_000 * 40
