@@ -36,7 +36,6 @@ namespace pkg::cpu {
 // 2026-11-20: depth 192: 103 / 102 / 99; 256: 106 / 105 / 102; 384: 106 / 106 /
 // 104; 512: 109 / 108 / 106; 768 as 512; 1024: 108 / 109 / 109. A panel in L1
 // matters less than rarely reading and writing the sums in between.
-inline constexpr int64_t kBlockDepth = 512;
 inline constexpr int64_t kBlockRows = 10 * kTileRows;
 inline constexpr int64_t kBlockColumns = 1024;
 inline constexpr int64_t kBufferedRows = 8 * kBlockRows;

@@ -81,12 +81,14 @@ struct RightPanels {
   int64_t panel_stride;  // from one panel to the next
 };
 
+// Lanes of the inner dimension that a tile sums at the most.
+inline constexpr int64_t kBlockDepth = 512;
 // Lanes that are summed one after the other; longer sums are made of such
 // parts, since the rounding error of a chain of additions grows with its
 // length, and twice as fast where the product is rounded too, for want of a
 // fused multiply-add.
 #if defined(__FMA__) || defined(__aarch64__)
-inline constexpr int64_t kLongestChain = 512;
+inline constexpr int64_t kLongestChain = kBlockDepth;
 #else
 inline constexpr int64_t kLongestChain = 64;
 #endif
@@ -121,37 +123,75 @@ struct StoreSums {
     if (!first) {
       for (int r = 0; r < kRows; ++r) {
         for (int v = 0; v < kVectors; ++v) {
-          __builtin_prefetch(partial + (row + r) * partial_stride + column +
-                                 v * simd::kLanes<Accumulator>,
-                             1);
+          __builtin_prefetch(
+              partial + (row + r) * partial_stride + column + v * kLanes, 1);
         }
       }
     }
   }
 
-  [[gnu::always_inline]] void operator()(int64_t row, int64_t column,
-                                         Vector<Accumulator> sums,
-                                         int count) const {
-    constexpr int kLanes = simd::kLanes<Accumulator>;
-    Accumulator* between = partial + row * partial_stride + column;
-    Output* to = output + row * output_stride + column;
-    if (count == kLanes) {
-      if (!first) {
-        sums += simd::load(between);
+  // The sums of a tile, of whose last register `tail` columns exist.
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void operator()(
+      int64_t row, int64_t column, Vector<Accumulator> (&sums)[kRows][kVectors],
+      int tail) const {
+    if (tail >= kLanes) {
+      store<kRows, kVectors, true>(row, column, sums, kLanes);
+    } else {
+      store<kRows, kVectors, false>(row, column, sums, tail);
+    }
+  }
+
+ private:
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+
+  // Unrolled, or else the compiler keeps the sums in memory.
+  template <int kRows, int kVectors, bool kWhole>
+  [[gnu::always_inline]] void store(
+      int64_t row, int64_t column, Vector<Accumulator> (&sums)[kRows][kVectors],
+      int tail) const {
+    const auto for_each = [&](const auto& body) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          body(row + r, column + v * kLanes, sums[r][v],
+               kWhole || v < kVectors - 1);
+        }
       }
-      if (last) {
-        simd::store(to, epilogue(row, column, sums, count));
-      } else {
-        simd::store(between, sums);
-      }
-    } else if (count > 0) {
-      if (!first) {
-        sums += simd::load_partial(between, count);
-      }
-      if (last) {
-        simd::store_partial(to, epilogue(row, column, sums, count), count);
-      } else {
-        simd::store_partial(between, sums, count);
+    };
+    if (!first) {
+      for_each([&](int64_t i, int64_t j, auto& value, bool whole) {
+        const Accumulator* from = partial + i * partial_stride + j;
+        value += whole ? simd::load(from) : simd::load_partial(from, tail);
+      });
+    }
+    const auto finish = [&](int64_t i, int64_t j, const auto& value,
+                            bool whole) {
+      Output* to = output + i * output_stride + j;
+      const auto result = epilogue(i, j, value, whole ? kLanes : tail);
+      whole ? simd::store(to, result) : simd::store_partial(to, result, tail);
+    };
+    if (!last) {
+      for_each([&](int64_t i, int64_t j, auto& value, bool whole) {
+        Accumulator* to = partial + i * partial_stride + j;
+        whole ? simd::store(to, value) : simd::store_partial(to, value, tail);
+      });
+    } else if constexpr (std::is_base_of_v<KeepSums, Epilogue>) {
+      for_each(finish);
+    } else {
+      // Much code, so once only, on sums that wait in the L1 cache.
+      Vector<Accumulator> tile[kRows][kVectors];
+      for_each([&](int64_t i, int64_t j, const auto& value, bool) {
+        tile[i - row][(j - column) / kLanes] = value;
+      });
+#pragma GCC unroll 1
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 1
+        for (int v = 0; v < kVectors; ++v) {
+          finish(row + r, column + v * kLanes, tile[r][v],
+                 kWhole || v < kVectors - 1);
+        }
       }
     }
   }
@@ -198,40 +238,45 @@ template <class Arithmetic, int kRows, int kVectors, class Left,
     strip += Left::template kStep<kRows>;
     right += step_stride;
   };
-  Vector<Accumulator> totals[kRows][kVectors];
-  for (int64_t k = 0;;) {
-    const bool first = k == 0;
-    const int64_t end = std::min(depth, k + kLongestChain);
-    for (; k + kChains <= end; k += kChains) {
+  const auto sum_steps = [&](int64_t count) {
+    int64_t k = 0;
+    for (; k + kChains <= count; k += kChains) {
       for (int chain = 0; chain < kChains; ++chain) {
         step(sums[chain]);
       }
     }
-    for (; k < end; ++k) {
+    for (; k < count; ++k) {
       step(sums[0]);
     }
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) {
-        for (int chain = 1; chain < kChains; ++chain) {
+    for (int chain = 1; chain < kChains; ++chain) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
           sums[0][r][v] += sums[chain][r][v];
-        }
-        if (!first) {
-          sums[0][r][v] += totals[r][v];
         }
       }
     }
-    if (end == depth) {
-      break;
+  };
+  if constexpr (kLongestChain < kBlockDepth) {
+    Vector<Accumulator> totals[kRows][kVectors] = {};
+    for (; depth > kLongestChain; depth -= kLongestChain) {
+      sum_steps(kLongestChain);
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+          totals[r][v] += sums[0][r][v];
+        }
+      }
+      std::memset(sums, 0, sizeof(sums));
     }
-    std::memcpy(totals, sums[0], sizeof(totals));
-    std::memset(sums, 0, sizeof(sums));
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      store(row + r, column + v * kLanes, sums[0][r][v],
-            v < kVectors - 1 ? kLanes : std::min(last, kLanes));
+    sum_steps(depth);
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[0][r][v] += totals[r][v];
+      }
     }
+  } else {
+    sum_steps(depth);
   }
+  store(row, column, sums[0], last);
 }
 
 }  // namespace detail
@@ -254,7 +299,7 @@ template <int kHeight = kTileRows, class Body>
 
 // Multiplies rows by columns over `depth` lanes, so depth * kDepth values of
 // the inner dimension. A right panel serves all strips of rows, which come from
-// the L2 cache; but where all panels fit the L1 cache, a strip goes over them
+// the L2 cache; but where all panels fit that cache too, a strip goes over them
 // one after the other, so that the result is written along its rows.
 template <class Arithmetic, class Left, class RightLane, class Store>
 void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
@@ -262,7 +307,7 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
                      const Store& store) {
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
-  constexpr int64_t kSmall = 16384;
+  constexpr int64_t kSmall = 131072;
   const auto multiply_tile = [&](int64_t row, auto height, int64_t column) {
     const int count = static_cast<int>(std::min(kColumns, columns - column));
     const RightLane* panel =
