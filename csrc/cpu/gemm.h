@@ -82,8 +82,9 @@ struct EpilogueFrom {
   int64_t first_column;
 
   template <class V>
-  V operator()(int64_t row, int64_t column, V sums, int count) const {
-    return epilogue(first_row + row, first_column + column, sums, count);
+  void operator()(int64_t row, int64_t column, V* sums, int rows, int vectors,
+                  int tail) const {
+    epilogue(first_row + row, first_column + column, sums, rows, vectors, tail);
   }
 };
 template <>

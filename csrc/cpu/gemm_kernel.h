@@ -94,13 +94,13 @@ inline constexpr int64_t kLongestChain = 64;
 #endif
 
 // What becomes of finished sums by default: they are kept as they are. Another
-// epilogue has the same operator, and is given the sums' place in the result.
+// epilogue changes a block of them in place: `rows` x `vectors` registers,
+// whose first lane belongs to (row, column) of the result; of the last register
+// of each row `tail` lanes exist.
 struct KeepSums {
   template <class V>
-  V operator()(int64_t /*row*/, int64_t /*column*/, V sums,
-               int /*count*/) const {
-    return sums;
-  }
+  void operator()(int64_t /*row*/, int64_t /*column*/, V* /*sums*/,
+                  int /*rows*/, int /*vectors*/, int /*tail*/) const {}
 };
 
 // Where a tile's sums go. Long sums are made in steps, which lie in `partial`
@@ -169,8 +169,7 @@ struct StoreSums {
     const auto finish = [&](int64_t i, int64_t j, const auto& value,
                             bool whole) {
       Output* to = output + i * output_stride + j;
-      const auto result = epilogue(i, j, value, whole ? kLanes : tail);
-      whole ? simd::store(to, result) : simd::store_partial(to, result, tail);
+      whole ? simd::store(to, value) : simd::store_partial(to, value, tail);
     };
     if (!last) {
       for_each([&](int64_t i, int64_t j, auto& value, bool whole) {
@@ -180,11 +179,12 @@ struct StoreSums {
     } else if constexpr (std::is_base_of_v<KeepSums, Epilogue>) {
       for_each(finish);
     } else {
-      // Much code, so once only, on sums that wait in the L1 cache.
+      // On sums that wait in the L1 cache.
       Vector<Accumulator> tile[kRows][kVectors];
       for_each([&](int64_t i, int64_t j, const auto& value, bool) {
         tile[i - row][(j - column) / kLanes] = value;
       });
+      epilogue(row, column, tile[0], kRows, kVectors, tail);
 #pragma GCC unroll 1
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 1

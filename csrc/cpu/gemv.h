@@ -24,16 +24,23 @@ template <class C, class Output, class Epilogue>
 void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
                     const Epilogue& epilogue) {
   constexpr int kLanes = simd::kLanes<C>;
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-    if (lanes == kLanes) {
-      simd::store(output + first + i,
-                  epilogue(0, first + i, simd::load(sums + i), lanes));
-    } else {
-      simd::store_partial(
-          output + first + i,
-          epilogue(0, first + i, simd::load_partial(sums + i, lanes), lanes),
-          lanes);
+  constexpr int kVectors = 8;
+  for (int64_t i = 0; i < count; i += kVectors * kLanes) {
+    Vector<C> block[kVectors];
+    const int lanes =
+        static_cast<int>(std::min<int64_t>(kVectors * kLanes, count - i));
+    const int vectors = (lanes + kLanes - 1) / kLanes;
+    const int tail = lanes - (vectors - 1) * kLanes;
+    for (int v = 0; v < vectors; ++v) {
+      const C* from = sums + i + v * kLanes;
+      block[v] =
+          v < vectors - 1 ? simd::load(from) : simd::load_partial(from, tail);
+    }
+    epilogue(0, first + i, block, 1, vectors, tail);
+    for (int v = 0; v < vectors; ++v) {
+      Output* to = output + first + i + v * kLanes;
+      v < vectors - 1 ? simd::store(to, block[v])
+                      : simd::store_partial(to, block[v], tail);
     }
   }
 }

@@ -42,23 +42,29 @@ V derivative_of_gated(V x, V y, V slope) {
 
 }  // namespace detail
 
-// Not inlined: it stands behind every store of every tile of the product, and
-// takes a fraction of the time of the sums that it is applied to.
+// Each of `count` vectors becomes its activation. Not inlined, since every tile
+// of the product calls it.
 template <class V>
-[[gnu::noinline]] V activate(Activation activation, V x) {
+[[gnu::noinline]] void activate(Activation activation, V* values, int count) {
+  const auto for_each = [&](const auto& function) {
+    for (int i = 0; i < count; ++i) {
+      values[i] = function(values[i]);
+    }
+  };
   switch (activation) {
     case Activation::None:
-      return x;
+      return;
     case Activation::Relu:
-      return x < 0 ? V{} : x;
+      return for_each([](V x) { return x < 0 ? V{} : x; });
     case Activation::Gelu:
-      return x * simd::normal_distribution(x).cumulative;
+      return for_each(
+          [](V x) { return x * simd::normal_distribution(x).cumulative; });
     case Activation::GeluTanh:
-      return x * simd::sigmoid(detail::gelu_tanh_argument(x));
+      return for_each(
+          [](V x) { return x * simd::sigmoid(detail::gelu_tanh_argument(x)); });
     case Activation::Silu:
-      return x * simd::sigmoid(x);
+      return for_each([](V x) { return x * simd::sigmoid(x); });
   }
-  return x;
 }
 
 // grad times the activation's derivative at x; for relu its result serves as x.
@@ -89,19 +95,27 @@ struct LinearEpilogue {
   int64_t row_stride;
 
   template <class V>
-  V operator()(int64_t row, int64_t column, V sums, int count) const {
-    if (bias != nullptr) {
-      sums += simd::load(bias + column);
-    }
-    if (pre_activation != nullptr) {
-      T* to = pre_activation + row * row_stride + column;
-      if (count == simd::kLanes<simd::Compute<T>>) {
-        simd::store(to, sums);
-      } else {
-        simd::store_partial(to, sums, count);
+  void operator()(int64_t row, int64_t column, V* sums, int rows, int vectors,
+                  int tail) const {
+    constexpr int kLanes = simd::kLanes<simd::Compute<T>>;
+    for (int v = 0; v < vectors && bias != nullptr; ++v) {
+      const V added = simd::load(bias + column + v * kLanes);
+      for (int r = 0; r < rows; ++r) {
+        sums[r * vectors + v] += added;
       }
     }
-    return activation == Activation::None ? sums : activate(activation, sums);
+    for (int r = 0; r < rows && pre_activation != nullptr; ++r) {
+      T* to = pre_activation + (row + r) * row_stride + column;
+      for (int v = 0; v < vectors; ++v) {
+        const V value = sums[r * vectors + v];
+        if (v < vectors - 1 || tail == kLanes) {
+          simd::store(to + v * kLanes, value);
+        } else {
+          simd::store_partial(to + v * kLanes, value, tail);
+        }
+      }
+    }
+    activate(activation, sums, rows * vectors);
   }
 };
 

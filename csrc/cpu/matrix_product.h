@@ -11,8 +11,8 @@
 namespace pkg::cpu {
 
 // output (rows x columns, contiguous columns, rows output_stride apart) = left
-// right, each vector of finished sums handed through the epilogue (StoreSums in
-// gemm_kernel.h) before it is rounded.
+// right; finished sums are handed through the epilogue (KeepSums in
+// gemm_kernel.h) before they are rounded.
 template <class Input, class Output, class Epilogue = KeepSums>
 void matrix_product(const MatrixView<Input>& left,
                     const MatrixView<Input>& right, int64_t rows,

@@ -123,8 +123,8 @@ struct PackedKeyValue {
         problem.key.at(shape, batch).from(column, 0).transposed(), count,
         shape.head_size, const_cast<Lane*>(keys(packed, column)));
     pack_columns<Arithmetic>(problem.value.at(shape, batch).from(column, 0),
-                           shape.value_size, count,
-                           const_cast<Lane*>(values(packed, column)));
+                             shape.value_size, count,
+                             const_cast<Lane*>(values(packed, column)));
   }
 };
 

@@ -48,10 +48,12 @@ struct PackedHead {
     const AttentionShape& shape = problem.shape();
     const int64_t rows = std::min(kGradientRows, shape.rows - row);
     left.pack(problem, batch, row, rows, block);
-    pack_columns<Arithmetic>(problem.forward.query.at(shape, batch).from(row, 0),
-                           shape.head_size, rows, query_columns(block));
+    pack_columns<Arithmetic>(
+        problem.forward.query.at(shape, batch).from(row, 0), shape.head_size,
+        rows, query_columns(block));
     pack_columns<Arithmetic>(problem.grad_output.at(shape, batch).from(row, 0),
-                           shape.value_size, rows, grad_output_columns(block));
+                             shape.value_size, rows,
+                             grad_output_columns(block));
   }
 };
 

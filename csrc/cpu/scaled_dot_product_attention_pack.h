@@ -19,9 +19,9 @@ template <class Arithmetic, class Source>
 void pack_strips(const MatrixView<Source>& left, int64_t rows, int64_t inner,
                  typename Arithmetic::Lane* packed) {
   for_each_strip(rows, [&](int64_t row, int used, auto height) {
-    pack_lines<Arithmetic>(
-        left.at(row, 0), left.row_stride, left.column_stride, used, height,
-        inner, packed + row * depth_of<Arithmetic>(inner));
+    pack_lines<Arithmetic>(left.at(row, 0), left.row_stride, left.column_stride,
+                           used, height, inner,
+                           packed + row * depth_of<Arithmetic>(inner));
   });
 }
 
