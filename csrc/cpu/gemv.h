@@ -207,6 +207,7 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                                           epilogue);
                  }
                });
+  Workspace::of_this_thread<0>().release_excess();
 }
 
 }  // namespace pkg::cpu

@@ -122,6 +122,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
                                             output);
                  }
                });
+  Workspace::of_this_thread<0>().release_excess();
 }
 
 }  // namespace pkg::cpu

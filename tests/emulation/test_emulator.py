@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import emulator
@@ -79,8 +80,14 @@ def test_reports(faults: Path, name: str) -> None:
     assert any(words in result.stderr for words in REPORTS[name].split("|")), result.stderr
 
 
-def plant(folder: Path, program_file: str, kernel: str, right: str, wrong: str) -> Emulator:
-    """The program with one change in the text of a kernel's file."""
+def plant(
+    folder: Path, program_files: Sequence[str], kernel: str, right: str, wrong: str
+) -> Emulator:
+    """The program with one change in the text of a kernel's file.
+
+    ``program_files`` are all that include it: of a template that two of them instantiate the linker
+    keeps one.
+    """
     for part in (HERE, Path("csrc", "cuda")):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
     shutil.copy(ROOT / "csrc" / "philox.h", folder / "csrc")
@@ -88,7 +95,7 @@ def plant(folder: Path, program_file: str, kernel: str, right: str, wrong: str) 
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong, 1))
-    return Emulator(emulator.build({program_file: folder}))
+    return Emulator(emulator.build(dict.fromkeys(program_files, folder)))
 
 
 def run_matmul(planted: Emulator) -> None:
@@ -110,10 +117,10 @@ def run_pointwise(planted: Emulator) -> None:
     agree("mul", emulated_dense(planted, "mul", a, b), a, b)
 
 
-MATMUL = ("run_matmul.cpp", run_matmul)
-ATTENTION = ("run_attention_forward.cpp", run_attention)
-POINTWISE = ("run_pointwise.cpp", run_pointwise)
-MASK_GRADIENT = ("run_attention_backward.cpp", run_mask_gradient)
+MATMUL = (("run_matmul.cpp", "run_linear.cpp"), run_matmul)
+ATTENTION = (("run_attention_forward.cpp",), run_attention)
+POINTWISE = (("run_pointwise.cpp",), run_pointwise)
+MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -201,9 +208,9 @@ PLANTED = {
 def test_catches_a_fault_planted_in_a_kernel(
     cuda_emulator: Emulator, tmp_path: Path, fault: str
 ) -> None:
-    program_file, run, kernel, right, wrong, report = PLANTED[fault]
+    program_files, run, kernel, right, wrong, report = PLANTED[fault]
     run(cuda_emulator)
-    planted = plant(tmp_path, program_file, kernel, right, wrong)
+    planted = plant(tmp_path, program_files, kernel, right, wrong)
     if report == "assert":
         with pytest.raises(AssertionError):
             run(planted)

@@ -162,6 +162,25 @@ class TestMatmul(OperatorTests):
             a = torch.empty(3, 0, dtype=dtype, device=device)
             assert torch.equal(pkg.ops.matmul(a, a.mT), torch.zeros(3, 3, dtype=dtype).to(device))
 
+    @pytest.mark.parametrize("dtype", [*FLOATING, torch.int8])
+    def test_any_number_of_threads_gives_the_same_bits(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        options = {"out_dtype": torch.int32} if dtype == torch.int8 else {}
+        threads = torch.get_num_threads()
+        shapes = ((1, 700, 900), (900, 700, 1), (13, 300, 2100), (130, 1100, 70), (2000, 40, 90))
+        try:
+            for rows, inner, columns in shapes:
+                a = of_dtype(dtype, rows, inner).to(device)
+                b = of_dtype(dtype, inner, columns, seed=1).to(device)
+                torch.set_num_threads(1)
+                expected = pkg.ops.matmul(a, b, **options)
+                for count in (2, 3, 7, 16, 64):
+                    torch.set_num_threads(count)
+                    assert torch.equal(pkg.ops.matmul(a, b, **options), expected)
+        finally:
+            torch.set_num_threads(threads)
+
     def test_operands_may_share_memory(self, device: torch.device) -> None:
         a = normal(40, 40).to(device)
         torch.testing.assert_close(pkg.ops.matmul(a, a), a @ a)
