@@ -8,7 +8,8 @@
 // Threads each multiply a rectangle of the result on their own and pack what
 // they need of A and B themselves: what two of them pack twice costs less than
 // waiting for one another, since packing costs about 1/M + 1/N of the work.
-// Every element is summed in the same order whatever the number of threads.
+// The division follows from the sizes and the number of threads alone, so that
+// results are the same from run to run.
 //
 // Operations: 2 M N K. Bytes, at the least: A and B read once and C written
 // once. Above a few hundred in each dimension it is bound by the multiply-add

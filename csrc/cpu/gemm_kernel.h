@@ -212,9 +212,8 @@ template <class Arithmetic, int kRows, int kVectors, class Left,
   const int last = columns - (kVectors - 1) * kLanes;
   store.template prefetch<kRows, kVectors>(row, column);
   auto strip = left.template strip<kRows>(row, depth);
-  // With few accumulators several steps go on side by side. Not a matter of
-  // columns, so that a row's sums do not depend on how these are divided.
-  constexpr int kChains = std::max(4 / kRows, 1);
+  // With few accumulators several steps go on side by side.
+  constexpr int kChains = std::max(8 / (kRows * kVectors), 1);
   Vector<Accumulator> sums[kChains][kRows][kVectors] = {};
   if constexpr (Arithmetic::kCorrected) {
     for (int r = 0; r < kRows; ++r) {
