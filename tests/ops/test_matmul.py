@@ -163,9 +163,7 @@ class TestMatmul(OperatorTests):
             assert torch.equal(pkg.ops.matmul(a, a.mT), torch.zeros(3, 3, dtype=dtype).to(device))
 
     @pytest.mark.parametrize("dtype", [*FLOATING, torch.int8])
-    def test_any_number_of_threads(
-        self, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def test_any_number_of_threads(self, device: torch.device, dtype: torch.dtype) -> None:
         options = {"out_dtype": torch.int32} if dtype == torch.int8 else {}
         threads = torch.get_num_threads()
         shapes = ((1, 700, 900), (900, 700, 1), (13, 300, 2100), (130, 1100, 70), (2000, 40, 90))
