@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+# What a call gives.
+Returned = Tensor | Sequence[Tensor]
 OURS = "pkg"
 # Far more than the last cache of a processor: what does not come from memory is not bound by it.
 BEYOND_CACHES = 256 << 20
@@ -23,7 +25,7 @@ class ForeignCall:
     Attributes:
         operator: in ``torch.ops.zentorch``.
         arguments: tensors, of which shape, strides and dtype are sent, and numbers.
-        keywords: numbers and strings.
+        keywords: likewise, and strings.
         copies: of the tensors, to be used in turn, as with :func:`in_turn`.
     """
 
@@ -41,7 +43,7 @@ class Case:
         name: dtype and sizes, in words.
         peers: what is called, by name; ``pkg`` first, the one that sets the tolerance second.
             A peer that would be far too slow is left out when the case is run.
-        exact: the result in float64.
+        exact: the result in float64. A call may give several tensors; each is verified.
         work: what one call does, in units of 1e9: operations, or bytes of input and output.
         unit: of the work a second, ``GFLOP/s`` or ``GB/s``.
         terms: that are summed for one element of the result.
@@ -49,16 +51,25 @@ class Case:
             ``bfloat16``, ``float16`` (converted, so float32's) or ``int8``, or ``memory``; None
             where neither does, as in small cases that a cache holds.
         zentorch: the same work by zentorch, where it has it.
+        plain: what sets the tolerance in place of the second peer, where that one's result is
+            another, being random.
+        part: of a result, the one that is exact; all of it where it is None.
+        beside: the name of the case whose rate this one's is to be compared with.
+        kind: of the work; a peer that is too slow for a case is not tried with more of a kind.
     """
 
     name: str
-    peers: Mapping[str, Callable[[], Tensor]]
-    exact: Callable[[], Tensor]
+    peers: Mapping[str, Callable[[], Returned]]
+    exact: Callable[[], Returned]
     work: float
     unit: str
     terms: int = 1
     limit: str | None = None
     zentorch: ForeignCall | None = None
+    plain: Callable[[], Returned] | None = None
+    part: Callable[[Tensor], Tensor] | None = None
+    beside: str | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class Result:
             memory, what reading it gave in the same rounds.
         threads: that were used.
         skipped: peers that would have taken far too long.
+        beside: the name of the case to compare the rate with.
     """
 
     operator: str
@@ -89,6 +101,7 @@ class Result:
     attainable: float | None = None
     threads: int | None = None
     skipped: tuple[str, ...] = ()
+    beside: str | None = None
 
     def rate(self, peer: str) -> float:
         """Units of work a second."""

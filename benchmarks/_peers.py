@@ -48,8 +48,16 @@ def compiled(function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
     return result
 
 
+class WrongResultError(RuntimeError):
+    """Of zentorch."""
+
+
 class Zentorch:
-    """zentorch in a process of its own: it changes PyTorch, and wants a certain version of it."""
+    """zentorch in a process of its own: it changes PyTorch, and wants a certain version of it.
+
+    A new one where the number of threads changes, and after a wrong result: ``_zentorch_worker.py``
+    says why.
+    """
 
     def __init__(self, interpreter: str | Path) -> None:
         """Start it.
@@ -57,6 +65,12 @@ class Zentorch:
         Raises:
             ImportError: that interpreter has no zentorch that works.
         """
+        self._interpreter = interpreter
+        self._threads: int | None = None
+        self._start()
+
+    def _start(self) -> None:
+        interpreter = self._interpreter
         try:
             self._process = subprocess.Popen(
                 [str(interpreter), "-u", str(WORKER)],
@@ -73,6 +87,10 @@ class Zentorch:
             self.close()
             raise ImportError(f"{interpreter}: {error}") from error
 
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -80,7 +98,8 @@ class Zentorch:
             raise RuntimeError("zentorch: its process ended")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"zentorch: {answer['error']}")
+            kind = WrongResultError if answer.get("wrong") else RuntimeError
+            raise kind(f"zentorch: {answer['error']}")
         return answer
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -96,15 +115,22 @@ class Zentorch:
         """Make the tensors of a call there, on these logical processors.
 
         Raises:
-            RuntimeError: zentorch refuses the call.
+            RuntimeError: zentorch refuses the call, or its result is wrong.
         """
+        if self._threads not in (None, threads):
+            self._restart()
+        self._threads = threads
         request = {
             "operator": call.operator,
             "arguments": [_description(argument) for argument in call.arguments],
-            "keywords": dict(call.keywords),
+            "keywords": {name: _description(value) for name, value in call.keywords.items()},
             "copies": call.copies,
         }
-        self._ask({"prepare": request, "threads": threads})
+        try:
+            self._ask({"prepare": request, "threads": threads})
+        except WrongResultError:
+            self._restart()
+            self._ask({"prepare": request, "threads": threads})
         if on:
             place(self._process.pid, on)
 

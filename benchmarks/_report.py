@@ -35,7 +35,9 @@ def table(operator: str, results: Sequence[Result]) -> Table:
     title = ", ".join([operator, *map(_threads, threads), "microseconds a call"])
     rows = Table("case", title=title, title_justify="left")
     peers = _peers(results)
-    for name in (*peers, "rate", "share of the limit", f"best peer / {OURS}"):
+    columns = [*peers, "rate", "share of the limit", f"best peer / {OURS}"]
+    compared = any(result.beside for result in results)
+    for name in [*columns, *["rate / plain's"] * compared]:
         rows.add_column(name, justify="right")
     for result in results:
         share = "–" if result.share is None else f"{result.share:.0%} of {result.limit}"
@@ -45,8 +47,21 @@ def table(operator: str, results: Sequence[Result]) -> Table:
             f"{result.rate(OURS):,.1f} {result.unit}",
             share,
             _ratio(result.speedup, ".2f"),
+            *[_ratio(rate_beside(result, results), ".2f")] * compared,
         )
     return rows
+
+
+def rate_beside(result: Result, results: Sequence[Result]) -> float | None:
+    """Our rate, divided by that of the case that it is to be compared with, if it was run."""
+    for other in results:
+        if (other.operator, other.case, other.threads) == (
+            result.operator,
+            result.beside,
+            result.threads,
+        ):
+            return result.rate(OURS) / other.rate(OURS)
+    return None
 
 
 def geometric_mean(numbers: Sequence[float]) -> float:
@@ -92,6 +107,7 @@ def document(
                 "share": result.share,
                 "best_peer": result.best_peer,
                 "speedup": result.speedup,
+                "rate_beside": rate_beside(result, results),
             }
             for result in results
         ],

@@ -2,7 +2,9 @@
 
 A module's ``cases(device)`` yields the :class:`Case` objects of an ordinary run, and its
 ``full_cases(device)``, where it has that, what ``--full`` adds to them. They are generators: the
-tensors of a case live only while it is measured.
+tensors of a case live only while it is measured. A module with many cases of large tensors has
+``recipes(full)`` instead, things with a ``name`` and a method ``case(device)``, of which only those
+that are wanted are made.
 
 All peers of a case alternate in rounds, so that what disturbs the machine disturbs them alike; the
 figure is the median of the rounds. A case whose result is wrong is not timed. The timing itself is
@@ -102,6 +104,10 @@ class Options:
     picture: Path | None = None
 
 
+class NoCasesError(Exception):
+    """No case is named as asked for."""
+
+
 @dataclass
 class Session:
     """What is known while cases are run with one number of threads."""
@@ -111,7 +117,7 @@ class Session:
     processors: list[int]
     zentorch: Zentorch | None = None
     # The least work with which a peer was too slow: it is not tried with as much or more.
-    too_much: dict[tuple[tuple[str, str | None, str], str], float] = field(default_factory=dict)
+    too_much: dict[tuple[tuple[str | None, ...], str], float] = field(default_factory=dict)
 
     def result(self, operator: str, case: Case) -> Result:
         """Verify a case, and time it beside all peers that are fast enough.
@@ -119,7 +125,7 @@ class Session:
         Raises:
             ArithmeticError: our result is wrong.
         """
-        key = (operator, case.limit, case.unit)
+        key = (operator, case.limit, case.unit, case.kind)
 
         def is_slow(peer: str) -> bool:
             return case.work >= self.too_much.get((key, peer), math.inf)
@@ -142,7 +148,7 @@ class Session:
         elsewhere = self._elsewhere(case)
         if self.processors:
             place(os.getpid(), self.processors)
-        result = measure(operator, case, self.options.seconds, skipped, elsewhere)
+        result = measure(operator, case, self.options.seconds, skipped, elsewhere, seconds)
         return dataclasses.replace(result, attainable=self._attainable(result))
 
     def _attainable(self, result: Result) -> float | None:
@@ -174,26 +180,29 @@ def operators() -> list[str]:
     return sorted(name for name in names if name != "harness" and not name.startswith("_"))
 
 
-def cases(operator: str, device: torch.device, full: bool = False) -> Iterator[Case]:
-    """The cases of one operator."""
+def cases(
+    operator: str, device: torch.device, full: bool = False, words: Sequence[str] = ()
+) -> Iterator[Case]:
+    """The cases of one operator whose names contain all of these words."""
     module = importlib.import_module(f".{operator}", __package__)
-    yield from module.cases(device)
+
+    def wanted(named: Any) -> bool:
+        return all(word in named.name for word in words)
+
+    if hasattr(module, "recipes"):
+        for recipe in filter(wanted, module.recipes(full)):
+            yield recipe.case(device)
+        return
+    yield from filter(wanted, module.cases(device))
     if full and hasattr(module, "full_cases"):
-        yield from module.full_cases(device)
-
-
-def chosen_cases(operator: str, options: Options, device: torch.device) -> Iterator[Case]:
-    """The cases of one operator that a run has."""
-    for case in cases(operator, device, options.full):
-        if all(word in case.name for word in options.words):
-            yield case
+        yield from filter(wanted, module.full_cases(device))
 
 
 def count_cases(names: Sequence[str], options: Options) -> int | None:
     """How many there are, by tensors without memory; None where that cannot be found out."""
     meta = torch.device("meta")
     try:
-        return sum(1 for name in names for _ in chosen_cases(name, options, meta))
+        return sum(1 for name in names for _ in cases(name, meta, options.full, options.words))
     except (RuntimeError, TypeError):
         return None
 
@@ -228,7 +237,12 @@ def run(names: Sequence[str], options: Options) -> bool:
 
     Raises:
         ImportError: a package is missing, or zentorch was asked for and cannot be used.
+        NoCasesError: there is nothing to run.
     """
+    if count_cases(names, options) == 0:
+        words = " and ".join(repr(word) for word in options.words)
+        hint = "" if options.full else "; --full has more"
+        raise NoCasesError(f"{', '.join(names)}: no case is named with {words}{hint}")
     if options.picture:
         importlib.import_module("matplotlib")  # not to find out at the end
     console = Console()
@@ -298,7 +312,7 @@ def _run_all(
         for name in names:
             results = []
             torch.manual_seed(0)
-            for case in chosen_cases(name, options, options.device):
+            for case in cases(name, options.device, options.full, options.words):
                 progress.update(task, description=f"{name}: {case.name}", refresh=True)
                 try:
                     results.append(session.result(name, case))

@@ -1,95 +1,95 @@
-"""Attention: forward, forward and backward, and decoding against a key and value cache."""
+"""Attention: forward, forward and backward, and decoding against a key and value cache.
+
+The whole grid has every length from 16 up, causal too, one head, and each kind of input that
+PyTorch hands to a slower path: those are compared with the plain case of the same dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from pkg import ops
-
-from .harness import OURS, Case, ForeignCall, copies_beyond_caches, in_turn
+from ._attention import WINDOW, Recipe
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-Attention = Callable[..., Tensor]
-FUNCTIONS: dict[str, Attention] = {
-    OURS: ops.scaled_dot_product_attention,
-    "PyTorch": functional.scaled_dot_product_attention,
-}
+LENGTHS = (16, 64, 128, 256, 1024, 4096, 16384)
+LONGEST_WITH_BACKWARD = 4096
+SIZES = (64, 128)
+CACHES = (128, 1024, 4096, 16384)
+HEAD_SIZES = (8, 33, 40, 80, 96, 160, 256, 512)
+WINDOW_LENGTH = 4096
 
 
-def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    return [torch.randn(shape, device=device).to(dtype) for _ in range(3)]
-
-
-def _gradients(attention: Attention, inputs: list[Tensor], causal: bool) -> Tensor:
-    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-    output = attention(*leaves, is_causal=causal)
-    return torch.cat(torch.autograd.grad(output.sum(), leaves))
-
-
-def _call(attention: Attention, inputs: list[Tensor], causal: bool) -> Tensor:
-    return attention(*inputs, is_causal=causal)
-
-
-def _case(
-    call: Callable[[Attention, list[Tensor], bool], Tensor],
-    inputs: list[Tensor],
-    causal: bool,
-    name: str,
-    work: float,
-    unit: str,
-    limit: str,
-    copies: int = 1,
-) -> Case:
-    def exact() -> Tensor:
-        exact_inputs = [tensor.double() for tensor in inputs]
-        return call(functional.scaled_dot_product_attention, exact_inputs, causal)
-
-    groups = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(copies - 1))]
-    # zentorch has the forward pass alone.
-    zentorch = None
-    if call is _call:
-        zentorch = ForeignCall("zentorch_sdpa", inputs, {"is_causal": causal}, copies)
-    return Case(
-        f"{str(inputs[0].dtype).removeprefix('torch.')}, {name}",
-        {
-            peer: in_turn(partial(call, function), [(group, causal) for group in groups])
-            for peer, function in FUNCTIONS.items()
-        },
-        exact,
-        work,
-        unit,
-        limit=limit,
-        zentorch=zentorch,
-    )
-
-
-def cases(device: torch.device) -> Iterator[Case]:
-    """Cases of every dtype."""
-    batch, heads, length, size = 1, 8, 1024, 64
-    products = 4 * batch * heads * length**2 * size / 1e9
-    shape = f"{batch}x{heads}x{length}x{size}"
+def _common() -> Iterator[Recipe]:
     for dtype in DTYPES:
-        inputs = _inputs((batch, heads, length, size), dtype, device)
-        limit = str(dtype).removeprefix("torch.")
-        yield _case(_call, inputs, False, shape, products, "GFLOP/s", limit)
-        # Causal: the work above the diagonal is not counted.
-        yield _case(_call, inputs, True, f"{shape} causal", products / 2, "GFLOP/s", limit)
+        plain = Recipe(dtype)
+        yield plain
+        yield replace(plain, causal=True)
+        yield replace(plain, backward=True)
+        yield replace(plain, rows=1, columns=4096, batch=8)
     for dtype in DTYPES[:2]:
-        inputs = _inputs((batch, heads, length, size), dtype, device)
-        limit = str(dtype).removeprefix("torch.")
-        # The backward pass does five products where the forward pass does two.
-        work = products * 3.5
-        yield _case(_gradients, inputs, False, f"{shape} with backward", work, "GFLOP/s", limit)
-    batch, length = 8, 4096
+        yield Recipe(dtype, rows=64)
+        yield Recipe(dtype, mask="boolean mask")
+    yield Recipe(torch.float32, dropout=True, backward=True)
+    yield Recipe(torch.bfloat16, key_heads=2)
+
+
+def _every_length(dtype: torch.dtype) -> Iterator[Recipe]:
+    for heads, size in ((8, SIZES[0]), (8, SIZES[1]), (1, SIZES[0])):
+        for length in LENGTHS:
+            plain = Recipe(dtype, length, heads=heads, size=size)
+            for backward in (False, True):
+                if not backward or length <= LONGEST_WITH_BACKWARD:
+                    yield replace(plain, backward=backward)
+                    yield replace(plain, backward=backward, causal=True)
+
+
+def _every_cache(dtype: torch.dtype) -> Iterator[Recipe]:
+    for size in SIZES:
+        for keys in CACHES:
+            yield Recipe(dtype, 1, keys, size=size)
+    yield Recipe(dtype, 1, 4096, heads=32, key_heads=8, size=128)
+
+
+def _every_kind(dtype: torch.dtype) -> Iterator[Recipe]:
+    plain = Recipe(dtype)
+    for mask in (
+        "boolean mask",
+        "boolean mask of every head",
+        "boolean mask for all heads",
+        "boolean mask of the keys",
+        "float mask",
+        "ALiBi",
+    ):
+        yield replace(plain, mask=mask)
+    yield replace(plain, mask="boolean mask", backward=True)
+    yield replace(plain, mask="learnable float mask", backward=True)
+    for backward in (False, True):
+        window = Recipe(dtype, WINDOW_LENGTH, mask=f"window of {WINDOW}", backward=backward)
+        yield window
+        for key_heads in (2, 1):
+            yield replace(plain, key_heads=key_heads, backward=backward)
+        yield replace(plain, rows=256, columns=2048, backward=backward)
+        yield replace(plain, dropout=True, backward=backward)
+        yield replace(plain, heads_inside=True, backward=backward)
+    for value_size in (32, 128):
+        yield replace(plain, value_size=value_size)
+    for size in HEAD_SIZES:
+        yield replace(plain, size=size)
+
+
+def _all() -> Iterator[Recipe]:
     for dtype in DTYPES:
-        inputs = _inputs((batch, heads, length, size), dtype, device)
-        inputs[0] = inputs[0][:, :, :1]
-        work = 2 * inputs[1].numel() * inputs[1].element_size() / 1e9
-        name = f"{batch}x{heads}, one query, {length} keys"
-        copies = copies_beyond_caches(*inputs)
-        yield _case(_call, inputs, False, name, work, "GB/s", "memory", copies)
+        yield from _every_length(dtype)
+        yield from _every_cache(dtype)
+        yield from _every_kind(dtype)
+
+
+def recipes(full: bool) -> Iterator[Recipe]:
+    """A few of every kind, and the rest of the grid."""
+    common = list(_common())
+    yield from common
+    if full:
+        yield from (recipe for recipe in _all() if recipe not in common)

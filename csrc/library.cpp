@@ -42,8 +42,26 @@ constexpr const char* kSchemas[] = {
     "output, Tensor log_sum_exp, float dropout_p, bool is_causal, float? "
     "scale, bool enable_gqa, bool needs_mask_grad) -> (Tensor grad_query, "
     "Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
+    "decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, "
+    "Tensor cache_lengths, Tensor? block_table=None, float? scale=None) -> "
+    "Tensor",
     "attention_dropout_mask(Tensor seed, int batch, int rows, int columns, "
     "float dropout_p) -> Tensor",
+
+    "scaled_dot_product_attention_varlen(Tensor query, Tensor key, Tensor "
+    "value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, float dropout_p=0.0, bool is_causal=False, float? "
+    "scale=None) -> Tensor",
+    "scaled_dot_product_attention_varlen_forward(Tensor query, Tensor key, "
+    "Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? "
+    "dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, "
+    "bool is_causal, float? scale) -> (Tensor output, Tensor log_sum_exp)",
+    "scaled_dot_product_attention_varlen_backward(Tensor grad_output, Tensor "
+    "query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor "
+    "cu_seqlens_k, Tensor? dropout_seed, Tensor output, Tensor log_sum_exp, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, bool "
+    "is_causal, float? scale) -> (Tensor grad_query, Tensor grad_key, Tensor "
+    "grad_value)",
 };
 
 bool defined = false;

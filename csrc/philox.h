@@ -1,6 +1,6 @@
 // Counter-based random numbers, the same on the host and on a CUDA device.
 //
-// Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+// Philox4x32-7 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
 // easy as 1, 2, 3" (SC 2011): a keyed bijection of a 128-bit counter. Any word
 // of the stream is found from its coordinates alone, so a dropout mask needs no
 // memory and no order of evaluation: forward and backward, tiles of any shape,
@@ -25,24 +25,27 @@ struct PhiloxKey {
   uint32_t words[2];
 };
 
-PKG_HOST_DEVICE PhiloxCounter philox_4x32_10(PhiloxCounter counter,
-                                             PhiloxKey key) {
-  constexpr int kRounds = 10;
-  constexpr uint64_t kMultiplier0 = 0xD2511F53;
-  constexpr uint64_t kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9;  // the golden ratio
-  constexpr uint32_t kWeyl1 = 0xBB67AE85;  // sqrt(3) - 1
-  for (int round = 0; round < kRounds; ++round) {
-    const uint64_t product_0 = kMultiplier0 * counter.words[0];
-    const uint64_t product_1 = kMultiplier1 * counter.words[2];
+// The fewest with which the authors find no fault by TestU01's BigCrush; ten,
+// their choice for all purposes, cost bfloat16 attention a twentieth more.
+inline constexpr int kPhiloxRounds = 7;
+inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53;
+inline constexpr uint32_t kPhiloxMultiplier1 = 0xCD9E8D57;
+inline constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9;  // the golden ratio
+inline constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85;  // sqrt(3) - 1
+
+PKG_HOST_DEVICE PhiloxCounter philox_4x32_7(PhiloxCounter counter,
+                                            PhiloxKey key) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t product_0 = uint64_t{kPhiloxMultiplier0} * counter.words[0];
+    const uint64_t product_1 = uint64_t{kPhiloxMultiplier1} * counter.words[2];
     counter = {{static_cast<uint32_t>(product_1 >> 32) ^ counter.words[1] ^
                     key.words[0],
                 static_cast<uint32_t>(product_1),
                 static_cast<uint32_t>(product_0 >> 32) ^ counter.words[3] ^
                     key.words[1],
                 static_cast<uint32_t>(product_0)}};
-    key.words[0] += kWeyl0;
-    key.words[1] += kWeyl1;
+    key.words[0] += kPhiloxWeyl0;
+    key.words[1] += kPhiloxWeyl1;
   }
   return counter;
 }
@@ -60,7 +63,7 @@ PKG_HOST_DEVICE PhiloxCounter dropout_words(int64_t seed, int64_t batch,
                                   static_cast<uint32_t>(batch_bits >> 32)}};
   const PhiloxKey key = {{static_cast<uint32_t>(seed_bits),
                           static_cast<uint32_t>(seed_bits >> 32)}};
-  return philox_4x32_10(counter, key);
+  return philox_4x32_7(counter, key);
 }
 
 // A word below the threshold drops its element. 64 bits, because a probability

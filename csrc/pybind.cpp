@@ -15,6 +15,7 @@
 #include "add_out.h"
 #include "cpu_features.h"
 #include "d_sigmoid.h"
+#include "decode_attention.h"
 #include "direct_call.h"
 #include "dispatch.h"
 #include "library.h"
@@ -25,6 +26,7 @@
 #include "namespace.h"
 #include "packed_linear.h"
 #include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_varlen.h"
 #include "tensor_caster.h"
 
 #ifndef PKG_VERSION
@@ -136,6 +138,36 @@ Tensor call_scaled_dot_product_attention(const Tensor& query, const Tensor& key,
       },
       PKG_NAMESPACE_TEXT "::scaled_dot_product_attention", query, key, value,
       attn_mask, dropout_p, is_causal, scale, enable_gqa);
+}
+
+Tensor call_scaled_dot_product_attention_varlen(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+    bool is_causal, std::optional<double> scale) {
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_scaled_dot_product_attention_varlen(
+            query, key, value, cu_seqlens_q, cu_seqlens_k,
+            {max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale});
+      },
+      PKG_NAMESPACE_TEXT "::scaled_dot_product_attention_varlen", query, key,
+      value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
+      is_causal, scale);
+}
+
+Tensor call_decode_attention(const Tensor& query, const Tensor& key_cache,
+                             const Tensor& value_cache,
+                             const Tensor& cache_lengths,
+                             const std::optional<Tensor>& block_table,
+                             std::optional<double> scale) {
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_decode_attention(query, key_cache, value_cache, cache_lengths,
+                               block_table);
+      },
+      PKG_NAMESPACE_TEXT "::decode_attention", query, key_cache, value_cache,
+      cache_lengths, block_table, scale);
 }
 
 // PyTorch's own refusal would come with a backtrace on stderr.
@@ -275,10 +307,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("packed_weight"), py::arg("out_features"),
              py::arg("bias") = py::none(), py::arg("activation") = py::none(),
              release_gil(), "See pkg.ops.packed_linear.");
+  module.def("decode_attention", &call_decode_attention, py::arg("query"),
+             py::arg("key_cache"), py::arg("value_cache"),
+             py::arg("cache_lengths"), py::arg("block_table") = py::none(),
+             py::arg("scale") = py::none(), release_gil(),
+             "See pkg.ops.decode_attention.");
   module.def("scaled_dot_product_attention", &call_scaled_dot_product_attention,
              py::arg("query"), py::arg("key"), py::arg("value"),
              py::arg("attn_mask") = py::none(), py::arg("dropout_p") = 0.0,
              py::arg("is_causal") = false, py::kw_only(),
              py::arg("scale") = py::none(), py::arg("enable_gqa") = false,
              release_gil(), "See pkg.ops.scaled_dot_product_attention.");
+  module.def("scaled_dot_product_attention_varlen",
+             &call_scaled_dot_product_attention_varlen, py::arg("query"),
+             py::arg("key"), py::arg("value"), py::arg("cu_seqlens_q"),
+             py::arg("cu_seqlens_k"), py::arg("max_seqlen_q"),
+             py::arg("max_seqlen_k"), py::arg("dropout_p") = 0.0,
+             py::arg("is_causal") = false, py::arg("scale") = py::none(),
+             release_gil(), "See pkg.ops.scaled_dot_product_attention_varlen.");
 }

@@ -45,6 +45,14 @@ def packed_linear(
     bias: Tensor | None = ...,
     activation: str | None = ...,
 ) -> Tensor: ...
+def decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = ...,
+    scale: float | None = ...,
+) -> Tensor: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -55,4 +63,16 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+) -> Tensor: ...
+def scaled_dot_product_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
 ) -> Tensor: ...

@@ -127,6 +127,9 @@ def bench(options: argparse.Namespace) -> int:
         problem = _missing(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"pkg bench: {problem}", file=sys.stderr)
         return 2
+    except harness.NoCasesError as error:
+        print(f"pkg bench: {error}", file=sys.stderr)
+        return 2
     return 0 if right else 1
 
 

@@ -6,6 +6,7 @@ should give exactly; in a lower dtype, what plain PyTorch makes of it.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -141,6 +142,91 @@ def attention_log_sum_exp(
 ) -> Tensor:
     """The logarithm of the sum of the exponentials of each row of scores, of shape (..., L)."""
     return attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa).logsumexp(-1)
+
+
+def packed_sequences(*offsets: Tensor) -> list[list[slice]]:
+    """Of each sequence of a packed batch, where it lies in each of the tensors."""
+    edges = [[slice(*pair) for pair in pairwise(each.tolist())] for each in offsets]
+    return [list(sides) for sides in zip(*edges, strict=True)]
+
+
+def scaled_dot_product_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Sequence by sequence; ``kept`` has the shape (B, Hq, max_seqlen_q, max_seqlen_k)."""
+    outputs = [query.new_zeros(0, query.shape[1], value.shape[2])]
+    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
+        q, k, v = (t.transpose(0, 1) for t in (query[rows], key[columns], value[columns]))
+        scores = (q.shape[1], k.shape[1])
+        mask = None
+        if is_causal:
+            mask = torch.ones(scores, dtype=torch.bool, device=q.device).tril(scores[1] - scores[0])
+        own = None if kept is None else kept[index, :, : scores[0], : scores[1]]
+        output = scaled_dot_product_attention(
+            q, k, v, mask, dropout_p, scale=scale, enable_gqa=True, kept=own
+        )
+        outputs.append(output.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def packed_log_sum_exp(
+    query: Tensor,
+    key: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The log-sum-exp of each query of a packed batch, of shape (Hq, total_q)."""
+    sums = [query.new_zeros(query.shape[1], 0)]
+    for rows, columns in packed_sequences(cu_seqlens_q, cu_seqlens_k):
+        q, k = query[rows].transpose(0, 1), key[columns].transpose(0, 1)
+        mask = None
+        if is_causal:
+            mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+            mask = mask.tril(k.shape[1] - q.shape[1])
+        sums.append(attention_log_sum_exp(q, k, mask, scale=scale, enable_gqa=True))
+    return torch.cat(sums, -1)
+
+
+def decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Row by row: the keys that it sees are gathered, and nothing else is looked at."""
+    batch, heads, rows, head_size = query.shape
+    scale = max(head_size, 1) ** -0.5 if scale is None else scale
+    output = query.new_zeros(batch, heads, rows, value_cache.shape[-1])
+    for b, length in enumerate(cache_lengths.tolist()):
+        keys, values = (
+            cache[b]
+            if block_table is None
+            else torch.cat([cache[p] for p in block_table[b].tolist() if 0 <= p < len(cache)], 1)
+            for cache in (key_cache, value_cache)
+        )
+        for row in range(rows):
+            seen = max(length - rows + row + 1, 0)
+            for head in range(heads if seen else 0):
+                of_head = head * keys.shape[0] // heads
+                scores = keys[of_head, :seen] @ query[b, head, row] * scale
+                weights = torch.softmax(scores, 0)
+                output[b, head, row] = weights @ values[of_head, :seen]
+    return output
 
 
 def activated(x: Tensor, name: str | None) -> Tensor:

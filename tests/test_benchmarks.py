@@ -85,6 +85,117 @@ def test_the_grid_of_matmul_is_whole(harness: ModuleType) -> None:
             assert f"{dtype}, {rows}, 4096 to 14336" in names
 
 
+def test_the_grid_of_attention_is_whole(harness: ModuleType) -> None:
+    operator, meta = "scaled_dot_product_attention", torch.device("meta")
+    cases = {case.name: case for case in harness.cases(operator, meta, full=True)}
+    for dtype in ("float32", "bfloat16", "float16"):
+        for size in (64, 128):
+            for length in (16, 64, 128, 256, 1024, 4096, 16384):
+                shape = f"{dtype}, 1x8x{length}x{size}"
+                kinds = ["", " causal", " with backward", " causal with backward"]
+                assert all(shape + kind in cases for kind in kinds[: 2 if length > 4096 else 4])
+            for keys in (128, 1024, 4096, 16384):
+                assert cases[f"{dtype}, 1x8x{size}, one query, {keys} keys"].limit == "memory"
+        assert f"{dtype}, 1x1x1024x64 with backward" in cases
+        plain, trained = (f"{dtype}, 1x8x1024x64{kind}" for kind in ("", " with backward"))
+        for case, beside in (
+            (f"{plain}, boolean mask", plain),
+            (f"{plain}, boolean mask of every head", plain),
+            (f"{plain}, ALiBi", plain),
+            (f"{trained}, learnable float mask", trained),
+            (f"{trained}, dropout", trained),
+            (f"{plain}, heads inside", plain),
+            (f"{plain}:32", plain),
+            (f"{dtype}, 1x8x1024x33", plain),
+            (f"{dtype}, 1x8x1024x512", plain),
+            (f"{dtype}, 1x8:1x1024x64", plain),
+            (f"{dtype}, 1x8x256x64, 2048 keys", plain),
+            (f"{dtype}, 1x8x4096x64, window of 128", f"{dtype}, 1x8x4096x64"),
+        ):
+            assert cases[case].beside == beside
+        assert cases[plain].beside is None
+    # Of the 16 million scores of 4096 rows, a window of 128 leaves 128 a row, less at the start.
+    window = sum(min(row + 1, 128) for row in range(4096)) * 8 * 64 * 4 / 1e9
+    assert cases["float32, 1x8x4096x64, window of 128"].work == pytest.approx(window)
+    plain = cases["float32, 1x8x1024x64"].work
+    assert plain == pytest.approx(4 * 8 * 1024**2 * 64 / 1e9)
+    assert cases["float32, 1x8x1024x64 causal with backward"].work == pytest.approx(plain * 3.5 / 2)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"mask": "boolean mask", "backward": True},
+        {"mask": "learnable float mask", "backward": True},
+        {"mask": "ALiBi"},
+        {"mask": "window of 128", "causal": False},
+        {"key_heads": 1, "backward": True},
+        {"dropout": True},
+        {"dropout": True, "backward": True},
+        {"heads_inside": True, "backward": True},
+        {"value_size": 9},
+        {"columns": 70},
+    ],
+    ids=str,
+)
+def test_every_kind_of_attention_is_verified(
+    harness: ModuleType, recipe: dict[str, object]
+) -> None:
+    attention = importlib.import_module("pkg._benchmarks._attention")
+    for dtype in (torch.float32, torch.bfloat16):
+        small = attention.Recipe(dtype, **{"rows": 40, "heads": 2, "size": 16, **recipe})
+        harness.verify(small.case(torch.device("cpu")))
+
+
+def test_each_of_several_results_is_verified(harness: ModuleType) -> None:
+    one, two = torch.ones(5), torch.full((5,), 1e-3)
+    case = case_of(harness, lambda: one, torch.float32)
+    peers = {"pkg": lambda: (one, two), "PyTorch": lambda: (one, two)}
+    exact = (one.double(), two.double())
+    harness.verify(dataclasses.replace(case, peers=peers, exact=lambda: exact))
+    # An error that is nothing beside the first result.
+    wrong = {**peers, "pkg": lambda: (one, two * (1 + 1e-4))}
+    with pytest.raises(ArithmeticError, match="in result 2 is 1"):
+        harness.verify(dataclasses.replace(case, peers=wrong, exact=lambda: exact))
+
+
+def test_a_part_is_verified_beside_a_plain_result(harness: ModuleType) -> None:
+    exact = torch.rand(50).double()
+    plain = exact.float() * (1 + 1e-5)
+    ours = torch.cat([plain, torch.zeros(50)])
+    case = harness.Case(
+        "part",
+        {"pkg": lambda: ours, "PyTorch": lambda: torch.rand(100)},
+        lambda: exact,
+        1,
+        "GFLOP/s",
+        plain=lambda: plain,
+        part=lambda result: result[:50],
+    )
+    assert set(harness.verify(case)) == {"pkg"}
+    with pytest.raises(ArithmeticError):
+        harness.verify(dataclasses.replace(case, plain=lambda: exact.float()))
+
+
+def test_long_calls_are_made_few_times(
+    harness: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timing = sys.modules["pkg._benchmarks._timing"]
+    monkeypatch.setattr(timing, "LONG_SECONDS", 0.02)
+    monkeypatch.setattr(timing, "LONG_ROUND_SECONDS", 0.03)
+    calls = []
+
+    def slow() -> Tensor:
+        calls.append(time.sleep(0.04))
+        return torch.ones(1)
+
+    case = harness.Case("slow", {"pkg": slow}, lambda: torch.ones(1), 1.0, "GFLOP/s")
+    first = harness.verify(case)
+    result = harness.measure("slow", case, 0.01, first=first)
+    assert len(calls) == 3  # the first, and one in each of two rounds
+    assert result.seconds["pkg"] >= 0.04
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_wrong_result_is_refused(harness: ModuleType, dtype: torch.dtype) -> None:
     numbers = torch.ones(50, dtype=dtype)
@@ -258,15 +369,31 @@ library = torch.library.Library("zentorch", "DEF")
 library.define("zentorch_mm(Tensor a, Tensor b, *, str name='') -> Tensor")
 
 
+threads = []
+
+
 def multiply(a, b, name=""):
     if a.dtype != torch.float32:
         raise RuntimeError("only float32")
     assert not a.is_contiguous()
-    return a @ b
+    threads.append(torch.get_num_threads())
+    return a @ b if threads[-1] == threads[0] else torch.zeros_like(a @ b)
 
 
 library.impl("zentorch_mm", multiply, "CPU")
+library.define("zentorch_bmm(Tensor a, Tensor b) -> Tensor")
+library.impl("zentorch_bmm", lambda a, b: b @ a, "CPU")
 """
+
+
+def with_threads(session: object, case: object, *numbers: int) -> Iterator[object]:
+    before = torch.get_num_threads()
+    try:
+        for number in numbers:
+            torch.set_num_threads(number)
+            yield session.result("mul", case)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_zentorch_is_timed_in_a_process_of_its_own(
@@ -293,8 +420,13 @@ def test_zentorch_is_timed_in_a_process_of_its_own(
         assert set(result.seconds) == {"pkg", "PyTorch", "zentorch"}
         assert 0 < result.seconds["zentorch"] < 1
         assert result.share == result.rate("pkg") / limits.rates["float32"]
+        # Like the real one, this fails when the number of threads changes in its process.
+        one, other = [result.seconds["zentorch"] for result in with_threads(session, case, 2, 1)]
+        assert 0 < one < 1
+        assert 0 < other < 1
         for refused in (
             harness.ForeignCall("zentorch_mm", (a.double(), a.mT.double())),
+            harness.ForeignCall("zentorch_bmm", (a, a.mT)),
             harness.ForeignCall("zentorch_abacus", (a,)),
         ):
             other = session.result("mul", dataclasses.replace(case, zentorch=refused))
@@ -376,6 +508,13 @@ def test_the_report_says_what_was_reached(harness: ModuleType) -> None:
     assert "least 0.50, beside PyTorch: case 1, 2 threads" in line
     assert "no peer" in harness.summary("matmul", results[2:])
 
+    assert "plain" not in text
+    beside = [results[0], dataclasses.replace(results[1], beside="case 0"), results[2]]
+    console.print(harness.table("matmul", beside))
+    assert "rate / plain's" in console.file.getvalue()
+    found = harness.document({}, {}, beside, [])["results"]
+    assert [each["rate_beside"] for each in found] == [None, pytest.approx(0.5), None]
+
     found = harness.document({"torch": "2"}, {2: {"memory": 30.0}}, results, ["a fault"])
     assert found["limits"] == {"2": {"memory": 30.0}}
     assert found["wrong"] == ["a fault"]
@@ -431,7 +570,7 @@ def test_threads_are_positive_numbers(threads: str, capsys: pytest.CaptureFixtur
 def test_a_wrong_operator_is_reported_and_not_timed(
     harness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cases(operator: str, device: torch.device, full: bool) -> Iterator[object]:
+    def cases(operator: str, device: torch.device, *_: object) -> Iterator[object]:
         yield case_of(harness, lambda: torch.zeros(50), torch.float32)
 
     monkeypatch.setattr(harness, "cases", cases)
@@ -444,6 +583,14 @@ def test_an_unknown_operator_is_refused_in_words(capsys: pytest.CaptureFixture[s
     message = capsys.readouterr().err
     assert "no benchmark of abacus" in message
     assert "matmul" in message
+
+
+def test_words_that_name_no_case_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "mul", "matmul", "--cases", "float32", "abacus"]) == 2
+    message = capsys.readouterr().err
+    assert "mul, matmul: no case is named with 'float32' and 'abacus'; --full has more" in message
+    assert main(["bench", "mul", "--full", "--cases", "abacus"]) == 2
+    assert "has more" not in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(

@@ -331,15 +331,30 @@ def test_writing_with_the_cache_is_reading_everything_anew(operators: Operators)
     with torch.no_grad():
         for parameter in exact.parameters():
             parameter *= 10  # so that the likeliest character is clearly the likeliest
-    prompt = [3, 1, 4, 1]
-    expected = list(prompt)
+    prompt, count = [3, 1, 4, 1], 2 * CONFIG.context
+    expected, first = list(prompt), 0
     with torch.no_grad():
-        while len(expected) < CONFIG.context:
-            expected.append(int(exact(torch.tensor([expected]))[0, -1].argmax()))
-    written = generate(
-        with_operators(exact, operators), torch.tensor(prompt), CONFIG.context - 4, 0.0, seed=0
-    )
+        for _ in range(count):
+            if len(expected) - first > CONFIG.context:  # the later half goes on
+                first = len(expected) - CONFIG.context // 2
+            expected.append(int(exact(torch.tensor([expected[first:]]))[0, -1].argmax()))
+    written = generate(with_operators(exact, operators), torch.tensor(prompt), count, 0.0, seed=0)
     assert prompt + written == expected
+
+
+@pytest.mark.parametrize(
+    "operators", [pkg_operators(), pytorch_operators()], ids=["pkg", "PyTorch"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_several_sequences_are_read_with_a_cache(operators: Operators, dtype: torch.dtype) -> None:
+    model = GPT(operators, CONFIG).to(dtype)
+    tokens = torch.arange(3 * CONFIG.context).reshape(3, -1) % 11
+    with torch.inference_mode():
+        whole = model(tokens)
+        caches = model.new_caches()
+        parts = [model(part, caches) for part in tokens.split([5] + [1] * 11, 1)]
+    # As far apart as two sums of the same terms in two orders.
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=4 * torch.finfo(dtype).eps, rtol=0)
 
 
 def test_writing_goes_on_past_the_context_and_depends_on_the_seed() -> None:

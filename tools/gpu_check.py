@@ -95,6 +95,16 @@ def sample(options: argparse.Namespace) -> int:
                 output = ops.scaled_dot_product_attention(*inputs, **arguments)
                 wanted = [*inputs, *([mask] if "attn_mask" in arguments else [])]
                 results += [output, *torch.autograd.grad(output.sum(), wanted)]
+            lengths = torch.tensor([size, size // 2], device=device)
+            query, key, value = (each.detach() for each in inputs)
+            results.append(ops.decode_attention(query[:, :, -4:], key, value, lengths))
+            starts = torch.tensor([0, size, size, size + 40], device=device)
+            packed = [make(size + 40, 3, head).requires_grad_() for _ in range(3)]
+            longest = max(size, 40)
+            output = ops.scaled_dot_product_attention_varlen(
+                *packed, starts, starts, longest, longest, 0.5, True
+            )
+            results += [output, *torch.autograd.grad(output.sum(), packed)]
     numbers = torch.randint(-128, 128, (65, 65), dtype=torch.int8, device=device)
     results.append(ops.matmul(numbers, numbers, out_dtype=torch.int32))
     wrong = sum(not bool(result.isfinite().all()) for result in results)

@@ -117,6 +117,9 @@ struct StoreSums {
   const Epilogue& epilogue;
   const Accumulator* corrections = nullptr;  // of an arithmetic that has them
 
+  // Whether products must be added one after the other.
+  static constexpr bool kInOrder = false;
+
   // The partial sums may lie in a distant cache.
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
@@ -213,7 +216,8 @@ template <class Arithmetic, int kRows, int kVectors, class Left,
   store.template prefetch<kRows, kVectors>(row, column);
   auto strip = left.template strip<kRows>(row, depth);
   // With few accumulators several steps go on side by side.
-  constexpr int kChains = std::max(8 / (kRows * kVectors), 1);
+  constexpr int kChains =
+      Store::kInOrder ? 1 : std::max(8 / (kRows * kVectors), 1);
   Vector<Accumulator> sums[kChains][kRows][kVectors] = {};
   if constexpr (Arithmetic::kCorrected) {
     for (int r = 0; r < kRows; ++r) {
@@ -240,6 +244,7 @@ template <class Arithmetic, int kRows, int kVectors, class Left,
   };
   const auto sum_steps = [&](int64_t count) {
     int64_t k = 0;
+#pragma GCC unroll 4
     for (; k + kChains <= count; k += kChains) {
       for (int chain = 0; chain < kChains; ++chain) {
         step(sums[chain]);

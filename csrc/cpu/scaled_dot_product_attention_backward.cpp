@@ -24,15 +24,30 @@
 #include "scaled_dot_product_attention_backward.h"
 
 #include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "../namespace.h"
-#include "scaled_dot_product_attention_grad_mask.h"
+#include "scaled_dot_product_attention.h"
 #include "scaled_dot_product_attention_gradients.h"
 
 namespace pkg::cpu {
 namespace {
 
 using namespace attention;
+
+// Contiguous matrices of every batch index, or of every key head.
+AttentionOperand contiguous_operand(const AttentionShape& shape, int64_t group,
+                                    int64_t rows, int64_t columns) {
+  AttentionOperand operand{columns, 1, group, {}};
+  int64_t stride = rows * columns;
+  for (size_t d = shape.lead_dims; d-- > 0;) {
+    operand.lead_strides[d] = stride;
+    stride *= d + 1 == shape.lead_dims ? shape.lead_sizes[d] / group
+                                       : shape.lead_sizes[d];
+  }
+  return operand;
+}
 
 // The gradient of one operand: written straight to the result, or, where the
 // operand was broadcast, summed over the batch at the end.
@@ -53,8 +68,14 @@ class OperandGradient {
   }
 
   GradientTarget<Input> target() {
-    return {static_cast<Input*>(result_.mutable_data_ptr()),
-            matrices_ == shape_.batch() / group_ ? nullptr : wide_.data()};
+    if (matrices_ == shape_.batch() / group_) {
+      return {static_cast<Input*>(result_.mutable_data_ptr()), nullptr,
+              attention_operand(shape_, result_, group_)};
+    }
+    const auto sizes = sizes_of(result_);
+    return {nullptr, wide_.data(),
+            contiguous_operand(shape_, group_, sizes[sizes.size() - 2],
+                               sizes.back())};
   }
 
   void finish() const {
@@ -122,6 +143,25 @@ AttentionOperand log_sum_exp_operand(const TensorView& log_sum_exp) {
   return operand;
 }
 
+// The log-sum-exp of scores as the backward pass sums them, which a decoding
+// forward pass did in another order: with large scores their difference would
+// be the largest error of the gradients. Few rows, so that it costs little.
+template <class Input>
+std::vector<simd::Compute<Input>> repeated_log_sum_exp(
+    const Problem<Input>& problem) {
+  using Number = simd::Compute<Input>;
+  const AttentionShape& shape = problem.shape;
+  const int64_t rows = shape.batch() * shape.rows;
+  std::vector<Number> log_sum_exp(static_cast<size_t>(rows));
+  std::vector<Input> output(static_cast<size_t>(rows * shape.value_size));
+  attention_forward_tiled(
+      problem, ForwardOutputs<Input>{
+                   output.data(),
+                   contiguous_operand(shape, 1, shape.rows, shape.value_size),
+                   log_sum_exp.data(), shape.rows});
+  return log_sum_exp;
+}
+
 template <class Input>
 void run_backward(const BackwardArguments& arguments,
                   const Gradients& gradients, bool needs_mask_grad) {
@@ -129,7 +169,7 @@ void run_backward(const BackwardArguments& arguments,
   const AttentionShape& shape = arguments.shape;
   std::vector<RowStatistics<Number>> statistics(
       static_cast<size_t>(shape.batch() * shape.rows));
-  const BackwardProblem<Input> problem{
+  BackwardProblem<Input> problem{
       make_problem<Input>(shape, arguments.query, arguments.key,
                           arguments.value, arguments.attn_mask,
                           arguments.dropout_seed, arguments.dropout_p,
@@ -139,24 +179,29 @@ void run_backward(const BackwardArguments& arguments,
       {static_cast<const Number*>(arguments.log_sum_exp.const_data_ptr()),
        log_sum_exp_operand(arguments.log_sum_exp)},
       statistics.data()};
+  std::vector<Number> log_sum_exp;
+  if (std::is_same_v<Input, Number> && decodes_forward(problem.forward)) {
+    log_sum_exp = repeated_log_sum_exp(problem.forward);
+    problem.log_sum_exp = {log_sum_exp.data(),
+                           contiguous_operand(shape, 1, shape.rows, 1)};
+  }
   compute_statistics(problem);
 
   OperandGradient<Input> query(shape, gradients.query, 1);
   OperandGradient<Input> key(shape, gradients.key, shape.group);
   OperandGradient<Input> value(shape, gradients.value, shape.group);
-  if (shape.batch() > 0) {
-    attention_gradients(problem, query.target(), key.target(), value.target());
+  std::optional<MaskSums<Input>> mask;
+  if (needs_mask_grad) {
+    mask.emplace(shape, gradients.mask, problem.forward.key_heads(),
+                 problem.forward.threads);
   }
+  attention_gradients(problem, query.target(), key.target(), value.target(),
+                      mask ? &*mask : nullptr);
   query.finish();
   key.finish();
   value.finish();
-  if (!needs_mask_grad) {
-    return;
-  }
-  if (dtype_of(gradients.mask) == shape.type) {
-    MaskGradient<Input, Input>(problem, gradients.mask).run();
-  } else if constexpr (!std::is_same_v<Input, Number>) {
-    MaskGradient<Input, Number>(problem, gradients.mask).run();
+  if (mask) {
+    mask->finish();
   }
 }
 

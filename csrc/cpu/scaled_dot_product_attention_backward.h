@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "scaled_dot_product_attention_pack.h"
 #include "scaled_dot_product_attention_problem.h"
@@ -48,6 +50,9 @@ Number weight_origin(Number log_sum_exp) {
              : log_sum_exp;
 }
 
+// delta is another form of the sum of the weights times their gradients, which
+// is NaN where an output gradient is infinite: terms of either sign meet.
+//
 // A register of rows at a time: their elements are multiplied and added in the
 // order in which the micro-kernel adds those of grad_output V^T, so that the
 // difference of the two is exactly 0 where one key has all the weight.
@@ -79,15 +84,23 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
       pack(problem.grad_output, gradients);
       pack(problem.output, outputs);
       Vector<Number> delta{};
-      for (int64_t i = 0; i < shape.value_size * kLanes; i += kLanes) {
-        delta = Floating<Number>::multiply_add(simd::load(gradients + i),
-                                               simd::load(outputs + i), delta);
+      Vector<Number> excess{};  // NaN where a gradient is not finite, else 0
+      for (int64_t first = 0; first < shape.value_size; first += kLongestSum) {
+        Vector<Number> sum{};
+        const int64_t last = std::min(first + kLongestSum, shape.value_size);
+        for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) {
+          const Vector<Number> gradient = simd::load(gradients + i);
+          sum = Floating<Number>::multiply_add(gradient,
+                                               simd::load(outputs + i), sum);
+          excess += gradient * Number{0};
+        }
+        delta = first == 0 ? sum : delta + sum;
       }
       const auto log_sum_exp =
           problem.log_sum_exp.at(shape, batch).from(row, 0);
       for (int i = 0; i < rows; ++i) {
         problem.statistics[batch * shape.rows + row + i] = {
-            weight_origin(*log_sum_exp.at(i, 0)), delta[i]};
+            weight_origin(*log_sum_exp.at(i, 0)), delta[i] + excess[i]};
       }
     }
   });
@@ -112,6 +125,18 @@ struct PackedQueries {
   Lane* queries(Lane* block) const { return block; }
   Lane* gradients(Lane* block, int64_t rows) const {
     return block + padded_rows(rows) * query_depth;
+  }
+  // Whether a packed block and what the forward pass left of it are finite.
+  bool finite(const BackwardProblem<Input>& problem, int64_t batch, int64_t row,
+              int64_t rows, Lane* block) const {
+    const auto* statistics =
+        problem.statistics + batch * problem.shape().rows + row;
+    for (int64_t i = 0; i < rows; ++i) {
+      if (std::isnan(statistics[i].origin) || std::isnan(statistics[i].delta)) {
+        return false;
+      }
+    }
+    return all_finite<Arithmetic>(block, size(rows));
   }
   void pack(const BackwardProblem<Input>& problem, int64_t batch, int64_t row,
             int64_t rows, Lane* block) const {
@@ -150,6 +175,11 @@ struct PackedKeys {
         problem.value.at(shape, batch).from(column, 0).transposed(), count,
         shape.value_size, values(block));
   }
+  bool finite(Lane* block, int64_t count) const {
+    const int64_t padded = round_up(count, kTileColumns<Arithmetic>);
+    return all_finite<Arithmetic>(keys(block), padded * key_depth) &&
+           all_finite<Arithmetic>(values(block), padded * value_depth);
+  }
 };
 
 // Where a strip lies: rows from `row` of matrix `batch`, of which `used` exist,
@@ -163,86 +193,128 @@ struct StripPlace {
   int64_t count;
 };
 
-// exp(score - origin). The difference of two numbers of some size is small, and
-// rounding it to their precision would be the largest error of the gradients:
-// what was rounded off (Knuth's exact sum of two numbers) is put back. Half
-// precision does not notice.
-template <class Input, class Number>
-[[gnu::always_inline]] inline Vector<Number> recomputed_weight(
-    Vector<Number> score, Number origin) {
-  const Vector<Number> difference = score - origin;
-  const Vector<Number> weight = simd::exp(difference);
-  if constexpr (!std::is_same_v<Input, Number>) {
-    return weight;
-  } else {
-    const Vector<Number> taken = score - difference;
-    Vector<Number> rest = (score - (difference + taken)) + (taken - origin);
-    rest = rest == rest ? rest : Vector<Number>{};  // infinite scores
-    return weight * rest + weight;
+// exp(score - origin), registers side by side. The difference of two numbers of
+// some size is small, and rounding it to their precision would be the largest
+// error of the gradients: what was rounded off (Knuth's exact sum of two
+// numbers) is put back. Half precision does not notice.
+template <bool kPrecise, class Number, size_t kCount>
+[[gnu::always_inline]] inline void recompute_weights(
+    Vector<Number> (&scores)[kCount], Number origin) {
+  Vector<Number> weights[kCount];
+  for (size_t i = 0; i < kCount; ++i) {
+    weights[i] = scores[i] - origin;
+  }
+  if constexpr (!kPrecise) {
+    simd::exp_of_nonpositive<kPrecise>(weights);
+    std::copy_n(weights, kCount, scores);
+    return;
+  }
+  for (size_t i = 0; i < kCount; ++i) {
+    const Vector<Number> taken = scores[i] - weights[i];
+    const Vector<Number> rest =
+        (scores[i] - (weights[i] + taken)) + (taken - origin);
+    scores[i] = rest == rest ? rest : Vector<Number>{};  // infinite scores
+  }
+  simd::exp_of_nonpositive<kPrecise>(weights);
+  for (size_t i = 0; i < kCount; ++i) {
+    scores[i] = weights[i] * scores[i] + weights[i];
   }
 }
 
-// Recomputes the weights of a strip and the gradients of its scores:
+// Makes of a row's scores and of the products of its output
+// gradient with the values
 //   weights = M exp(S - log_sum_exp)
 //   gradients = exp(S - log_sum_exp) (M (grad_output V^T) - delta)
-// with M of dropout. Both have rows of kScoreStride; what is not used of the
-// strip's rows is 0, and so are the keys up to a whole register.
+// with M of dropout, over a whole number of registers.
+template <bool kPrecise, class Number>
+[[gnu::always_inline]] inline void differentiate_row(
+    Number* weights, Number* gradients, int64_t count,
+    const RowStatistics<Number>& statistics, const Number* factors) {
+  using V = Vector<Number>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  const auto differentiate = [&](int64_t from, auto registers) {
+    V weight[registers()];
+    for (int i = 0; i < registers(); ++i) {
+      weight[i] = simd::load(weights + from + i * kLanes);
+    }
+    recompute_weights<kPrecise>(weight, statistics.origin);
+    for (int i = 0; i < registers(); ++i) {
+      const int64_t at = from + i * kLanes;
+      V gradient = simd::load(gradients + at);
+      V dropped = weight[i];
+      if (factors != nullptr) {
+        const V factor = simd::load(factors + at);
+        gradient *= factor;
+        dropped *= factor;
+      }
+      simd::store(gradients + at, weight[i] * (gradient - statistics.delta));
+      simd::store(weights + at, dropped);
+    }
+  };
+  int64_t i = 0;
+  for (; i + detail::kExpRegisters * kLanes <= count;
+       i += detail::kExpRegisters * kLanes) {
+    differentiate(i, std::integral_constant<int, detail::kExpRegisters>{});
+  }
+  for (; i < count; i += kLanes) {
+    differentiate(i, std::integral_constant<int, 1>{});
+  }
+}
+
+// Recomputes the weights of a strip and the gradients of its scores. Both have
+// rows of kScoreStride; what is not used of the strip's rows is 0, and so are
+// the keys up to a whole register. `first` is the place's first key in the
+// packed block, the beginning of a panel; `fetched` is what will be read next.
 template <class Input, int kRows>
 void strip_gradients(const BackwardProblem<Input>& problem,
                      const StripPlace& place,
                      const typename PackedQueries<Input>::Lane* queries,
                      const typename PackedQueries<Input>::Lane* grad_outputs,
                      const PackedKeys<Input>& packing,
-                     typename PackedKeys<Input>::Lane* keys,
+                     typename PackedKeys<Input>::Lane* keys, int64_t first,
                      simd::Compute<Input>* weights,
-                     simd::Compute<Input>* gradients) {
+                     simd::Compute<Input>* gradients,
+                     const FetchedRows& fetched) {
   using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Lane = typename Arithmetic::Lane;
   using Number = simd::Compute<Input>;
-  using V = Vector<Number>;
-  constexpr int kLanes = simd::kLanes<Number>;
-  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  const Problem<Input>& forward = problem.forward;
   const AttentionShape& shape = problem.shape();
-  multiply_strip<Arithmetic, PackedLeft, kRows>(
-      queries, packing.keys(keys), kColumns * packing.key_depth,
+  multiply_strip<Arithmetic, kRows>(
+      PackedStrips<Lane>{queries},
+      packed_panels<Arithmetic>(packing.keys(keys) + first * packing.key_depth,
+                                packing.key_depth),
       packing.key_depth, place.count,
-      StoreScaled<Number>{weights, kScoreStride,
-                          static_cast<Number>(shape.scale)});
-  multiply_strip<Arithmetic, PackedLeft, kRows>(
-      grad_outputs, packing.values(keys), kColumns * packing.value_depth,
+      store_scaled(
+          weights, kScoreStride, static_cast<Number>(shape.scale),
+          forward.mask.fetched(place.mask_offset, place.row, place.column)));
+  multiply_strip<Arithmetic, kRows>(
+      PackedStrips<Lane>{grad_outputs},
+      packed_panels<Arithmetic>(
+          packing.values(keys) + first * packing.value_depth,
+          packing.value_depth),
       packing.value_depth, place.count,
-      StoreScaled<Number>{gradients, kScoreStride, Number{1}});
+      store_to(gradients, kScoreStride, fetched));
 
-  const int64_t padded = round_up(place.count, kLanes);
-  alignas(64) Number factors[kScoreStride];
+  const int64_t padded = round_up(place.count, simd::kLanes<Number>);
+  const bool masks = forward.masks_strip(place.row, place.column, place.count);
+  // Scaled already: if the compiler fused the scale into the differences of
+  // recompute_weights, these would not be exact.
+  if (masks) {
+    forward.mask_strip(weights, kScoreStride, Number{1}, place.mask_offset,
+                       place.row, place.used, place.column, place.count);
+  }
+  alignas(64) Number factors[kScoreStride + Dropout<Number>::kSpare];
   for (int i = 0; i < place.used; ++i) {
     Number* weight_row = weights + i * kScoreStride;
-    Number* gradient_row = gradients + i * kScoreStride;
     const int64_t row = place.row + i;
-    problem.forward.mask_scores(weight_row, place.mask_offset, row,
-                                place.column, place.count);
-    const auto [origin, delta] =
-        problem.statistics[place.batch * shape.rows + row];
-    const bool drops = static_cast<bool>(problem.forward.dropout);
-    if (drops) {
-      problem.forward.dropout.factors(factors, place.batch, row, place.column,
-                                      padded);
+    if (forward.dropout) {
+      forward.dropout_factors(factors, place.batch, row, place.column, padded);
     }
-    for (int64_t j = 0; j < padded; j += kLanes) {
-      V weight = recomputed_weight<Input>(simd::load(weight_row + j), origin);
-      V gradient = simd::load(gradient_row + j);
-      const V before_dropout = weight;
-      if (drops) {
-        const V factor = simd::load(factors + j);
-        gradient = gradient * factor;
-        weight = weight * factor;
-      }
-      // A weight of zero passes nothing on, whatever its value holds.
-      gradient = before_dropout == Number{0}
-                     ? V{}
-                     : before_dropout * (gradient - delta);
-      simd::store(weight_row + j, weight);
-      simd::store(gradient_row + j, gradient);
-    }
+    differentiate_row<kPreciseWeights<Input>>(
+        weight_row, gradients + i * kScoreStride, padded,
+        problem.statistics[place.batch * shape.rows + row],
+        forward.dropout ? factors : nullptr);
   }
   for (int i = place.used; i < kRows; ++i) {
     std::fill_n(weights + i * kScoreStride, padded, Number{0});
@@ -351,21 +423,23 @@ struct BlockGradients<Bfloat16Dot> {
 };
 #endif
 
-// Where a gradient goes: matrices in the order of the batch, of the inputs'
-// type, or of the type of the sums where the operand was broadcast and the
-// gradient is yet to be summed over the batch.
+// Where a gradient goes: to the matrices of a result of the inputs' type, or of
+// the type of the sums where the operand was broadcast and the gradient is yet
+// to be summed over the batch.
 template <class Input>
 struct GradientTarget {
   using Number = simd::Compute<Input>;
   Input* narrow;
   Number* wide;
+  AttentionOperand layout;  // its columns are contiguous
 
-  void store(const Number* row, int64_t count, Number factor,
-             int64_t offset) const {
+  void store(const AttentionShape& shape, int64_t batch, int64_t row,
+             const Number* from, int64_t count, Number factor) const {
+    const int64_t to = layout.offset(shape, batch) + row * layout.row_stride;
     if (wide != nullptr) {
-      store_row(row, count, factor, wide + offset);
+      store_row(from, count, factor, wide + to);
     } else {
-      store_row(row, count, factor, narrow + offset);
+      store_row(from, count, factor, narrow + to);
     }
   }
 };

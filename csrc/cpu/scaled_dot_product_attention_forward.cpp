@@ -18,12 +18,10 @@
 // S (E + Ev), never L S. Bound by the multiply-add units. A few rows against
 // many keys (decoding) take another way, bound by memory:
 // scaled_dot_product_attention_decode.h.
-#include "scaled_dot_product_attention_forward.h"
-
 #include <tuple>
 
 #include "../namespace.h"
-#include "scaled_dot_product_attention_decode.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu {
 namespace {
@@ -43,12 +41,8 @@ void run_forward(const AttentionShape& shape, const TensorView& query,
   const ForwardOutputs<Input> outputs{
       static_cast<Input*>(output.mutable_data_ptr()),
       attention_operand(shape, output, 1),
-      static_cast<Number*>(log_sum_exp.mutable_data_ptr())};
-  if (decodes(problem)) {
-    attention_forward_decoding(problem, outputs);
-  } else {
-    attention_forward_tiled(problem, outputs);
-  }
+      static_cast<Number*>(log_sum_exp.mutable_data_ptr()), shape.rows};
+  attention_forward(problem, outputs);
 }
 
 std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(

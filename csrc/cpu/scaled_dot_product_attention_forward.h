@@ -19,14 +19,14 @@ struct ForwardOutputs {
   using Number = simd::Compute<Input>;
   Input* output;
   AttentionOperand layout;  // its columns are contiguous
-  Number* log_sum_exp;      // contiguous: batch, rows
+  Number* log_sum_exp;
+  int64_t log_sum_exp_stride;  // from one matrix of the batch to the next
 
   Input* row(const AttentionShape& shape, int64_t batch, int64_t row) const {
     return output + layout.offset(shape, batch) + row * layout.row_stride;
   }
-  Number* log_sum_exp_of(const AttentionShape& shape, int64_t batch,
-                         int64_t row) const {
-    return log_sum_exp + batch * shape.rows + row;
+  Number* log_sum_exp_of(int64_t batch, int64_t row) const {
+    return log_sum_exp + batch * log_sum_exp_stride + row;
   }
 };
 
@@ -82,7 +82,7 @@ void combine(const AttentionShape& shape, const Partials<Number>& partials,
           const int64_t row = flat % shape.rows;
           finish_row(state, values, shape.value_size,
                      outputs.row(shape, batch, row),
-                     outputs.log_sum_exp_of(shape, batch, row));
+                     outputs.log_sum_exp_of(batch, row));
         }
       });
 }
@@ -107,24 +107,68 @@ struct PackedKeyValue {
             key_size + value_stride * depth_of<Arithmetic>(shape.columns),
             64)) {}
 
-  const Lane* keys(const Lane* packed, int64_t column) const {
-    return packed + column * key_depth;
-  }
-  const Lane* values(const Lane* packed, int64_t column) const {
-    return packed + key_size + column / Arithmetic::kDepth * value_stride;
+  // Keys from `column` on, a multiple of a panel's.
+  RightPanels<Lane> keys(const Lane* packed, int64_t column) const {
+    return packed_panels<Arithmetic>(packed + column * key_depth, key_depth);
   }
 
-  void pack_block(const Problem<Input>& problem, int64_t key_head,
+  // Values of the keys from `column` + `first` on, of the block from `column`.
+  RightPanels<Lane> values(const Problem<Input>& problem, int64_t batch,
+                           const Lane* packed, int64_t column,
+                           int64_t first) const {
+    const AttentionShape& shape = problem.shape;
+    if constexpr (std::is_same_v<Input, Lane>) {
+      const MatrixView<Input> value = problem.value.at(shape, batch);
+      if (reads_in_place(value, shape.value_size)) {
+        return {value.at(column + first, 0), value.row_stride,
+                kTileColumns<Arithmetic>};
+      }
+    }
+    const int64_t block = std::min(kKeyBlock, shape.columns - column);
+    return packed_panels<Arithmetic>(
+        packed + key_size + column / Arithmetic::kDepth * value_stride,
+        depth_of<Arithmetic>(block), first / Arithmetic::kDepth);
+  }
+
+  // Returns whether all of the block is finite, if that is asked for.
+  bool pack_block(const Problem<Input>& problem, int64_t key_head,
                   int64_t column, Lane* packed) const {
     const AttentionShape& shape = problem.shape;
     const int64_t batch = key_head * shape.group;
     const int64_t count = std::min(kKeyBlock, shape.columns - column);
+    Lane* keys = packed + column * key_depth;
     pack_columns<Arithmetic>(
         problem.key.at(shape, batch).from(column, 0).transposed(), count,
-        shape.head_size, const_cast<Lane*>(keys(packed, column)));
-    pack_columns<Arithmetic>(problem.value.at(shape, batch).from(column, 0),
-                             shape.value_size, count,
-                             const_cast<Lane*>(values(packed, column)));
+        shape.head_size, keys);
+    bool finite = problem.hides_keys() &&
+                  all_finite<Arithmetic>(keys, packed_columns_size<Arithmetic>(
+                                                   count, shape.head_size));
+    const auto value = problem.value.at(shape, batch).from(column, 0);
+    if constexpr (std::is_same_v<Input, Lane>) {
+      if (reads_in_place(value, shape.value_size)) {
+        for (int64_t i = 0; finite && i < count; ++i) {
+          finite = all_finite<Arithmetic>(value.at(i, 0), shape.value_size);
+        }
+        return finite;
+      }
+    }
+    Lane* values =
+        packed + key_size + column / Arithmetic::kDepth * value_stride;
+    pack_columns<Arithmetic>(value, shape.value_size, count, values);
+    return finite && all_finite<Arithmetic>(
+                         values, value_stride * depth_of<Arithmetic>(count));
+  }
+
+ private:
+  // Whether values are as good as packed: whole registers that do not straddle
+  // cache lines, of rows that follow one another closely.
+  static bool reads_in_place(const MatrixView<Input>& value, int64_t size) {
+    constexpr int64_t kLine = 64;
+    constexpr int64_t kBytes = sizeof(Input);
+    return value.column_stride == 1 && size % simd::kLanes<Lane> == 0 &&
+           reinterpret_cast<uintptr_t>(value.data) % kLine == 0 &&
+           value.row_stride * kBytes % kLine == 0 && value.row_stride >= size &&
+           value.row_stride <= 2 * size && value.row_stride * kBytes <= 1024;
   }
 };
 
@@ -152,98 +196,110 @@ class ForwardBlock {
     const Part<Number> values{rows * packing.value_stride};
     const Part<Number> scores{kStripRows * kScoreStride};
     const Part<Weight<Arithmetic>> weights{kStripRows * kScoreStride};
-    const Part<Number> factors{kScoreStride};
-    const Part<SoftmaxState<Number>> states{rows};
+    const Part<Number> factors{kScoreStride + Dropout<Number>::kSpare};
+    const Part<Number> maxima{rows};
+    const Part<Vector<Number>> sums{rows};
     std::byte* memory = Workspace::of_this_thread<3>().request<std::byte>(
         query.size() + values.size() + scores.size() + weights.size() +
-        factors.size() + states.size());
+        factors.size() + maxima.size() + sums.size());
     query_ = query.take(memory);
     values_ = values.take(memory);
     scores_ = scores.take(memory);
     weights_ = weights.take(memory);
     factors_ = factors.take(memory);
-    states_ = states.take(memory);
+    states_.maxima = maxima.take(memory);
+    states_.sums = sums.take(memory);
     if constexpr (std::is_same_v<Weight<Arithmetic>, Number>) {
       weights_ = scores_;
     }
   }
 
   // Runs the task; the rows' states and values stay here until the next one.
-  void run(const ForwardTask& task, const Lane* packed) {
+  // `finite` says it of each block of keys.
+  void run(const ForwardTask& task, const Lane* packed, const bool* finite) {
     const AttentionShape& shape = problem_.shape;
     pack_strips<Arithmetic>(
         problem_.query.at(shape, task.batch).from(task.row, 0), task.rows,
         shape.head_size, query_);
     std::fill_n(values_, padded_rows(task.rows) * packing_.value_stride,
                 Number{0});
-    std::fill_n(states_, padded_rows(task.rows), SoftmaxState<Number>{});
+    states_.reset(padded_rows(task.rows));
     mask_offset_ = problem_.mask.offset(shape, task.batch);
 
-    const int64_t column_end =
-        task.column + problem_.columns_seen(task.row + task.rows, task.column,
-                                            task.column_end - task.column);
-    for (int64_t column = task.column; column < column_end;
+    const bool finite_rows =
+        problem_.hides_keys() &&
+        all_finite<Arithmetic>(query_,
+                               padded_rows(task.rows) * packing_.key_depth);
+    for (int64_t column = task.column; column < task.column_end;
          column += kKeyBlock) {
-      const int64_t count = std::min(kKeyBlock, column_end - column);
+      const int64_t count = std::min(kKeyBlock, task.column_end - column);
+      const bool all_finite = finite_rows && finite[column / kKeyBlock];
       for_each_strip(task.rows, [&](int64_t row, int used, auto height) {
-        const int64_t seen =
-            problem_.columns_seen(task.row + row + used, column, count);
-        if (seen > 0) {
+        const KeyRange seen =
+            problem_.keys_seen(mask_offset_, task.row + row, used, column,
+                               count, kTileColumns<Arithmetic>, all_finite);
+        if (seen.begin < seen.end) {
           run_strip<height()>(task, packed, row, used, column, seen);
         }
       });
     }
   }
 
-  const SoftmaxState<Number>& state(int64_t row) const { return states_[row]; }
+  SoftmaxState<Number> state(int64_t row) const { return states_.at(row); }
   const Number* values(int64_t row) const {
     return values_ + row * packing_.value_stride;
   }
 
  private:
+  // The keys that are seen of the block from `column`.
   template <int kRows>
   void run_strip(const ForwardTask& task, const Lane* packed, int64_t row,
-                 int used, int64_t column, int64_t count) {
+                 int used, int64_t column, const KeyRange& seen) {
     const AttentionShape& shape = problem_.shape;
-    constexpr int64_t kColumns = kTileColumns<Arithmetic>;
     constexpr int kDepth = Arithmetic::kDepth;
-    multiply_strip<Arithmetic, PackedLeft, kRows>(
-        query_ + row * packing_.key_depth, packing_.keys(packed, column),
-        kColumns * packing_.key_depth, packing_.key_depth, count,
-        StoreScaled<Number>{scores_, kScoreStride,
-                            static_cast<Number>(shape.scale)});
-    for (int i = 0; i < used; ++i) {
-      make_weights(task.batch, task.row + row + i, column, count,
-                   scores_ + i * kScoreStride, weights_ + i * kScoreStride,
-                   row + i);
-    }
-    const int64_t block = std::min(kKeyBlock, shape.columns - column);
-    multiply_strip<Arithmetic, LeftByRows<kScoreStride / kDepth>, kRows>(
-        reinterpret_cast<const Lane*>(weights_),
-        packing_.values(packed, column), kColumns * depth_of<Arithmetic>(block),
-        depth_of<Arithmetic>(count), shape.value_size,
-        AddTo<Number>{values_ + row * packing_.value_stride,
-                      packing_.value_stride});
-  }
-
-  void make_weights(int64_t batch, int64_t row, int64_t column, int64_t count,
-                    Number* scores, Weight<Arithmetic>* weights,
-                    int64_t local_row) {
-    problem_.mask_scores(scores, mask_offset_, row, column, count);
-    SoftmaxState<Number>& state = states_[local_row];
+    const int64_t first = column + seen.begin;
+    const int64_t count = seen.end - seen.begin;
+    multiply_strip<Arithmetic, kRows>(
+        PackedStrips<Lane>{query_ + row * packing_.key_depth},
+        packing_.keys(packed, first), packing_.key_depth, count,
+        store_to(scores_, kScoreStride,
+                 problem_.mask.fetched(mask_offset_, task.row + row, first)));
+    // A positive scale is left to the softmax, which has it for nothing.
     const int64_t padded = round_up(count, simd::kLanes<Number>);
-    Number correction;
-    if (problem_.dropout) {
-      problem_.dropout.factors(factors_, batch, row, column, padded);
-      correction =
-          softmax_row<Arithmetic>(scores, padded, state, weights, factors_);
-    } else {
-      correction = softmax_row<Arithmetic>(scores, padded, state, weights);
+    Number scale = static_cast<Number>(shape.scale);
+    if (!(scale > Number{0}) ||
+        problem_.masks_strip(task.row + row, first, count)) {
+      problem_.mask_strip(scores_, kScoreStride, scale, mask_offset_,
+                          task.row + row, used, first, count);
+      scale = Number{1};
     }
-    if (correction != Number{1}) {
-      scale_row(values_ + local_row * packing_.value_stride,
-                packing_.value_stride, correction);
+
+    const auto factors_of = [&](int i) -> const Number* {
+      if (!problem_.dropout) {
+        return nullptr;
+      }
+      problem_.dropout_factors(factors_, task.batch, task.row + row + i, first,
+                               padded);
+      return factors_;
+    };
+    Number corrections[kRows];
+    const bool corrects =
+        softmax_strip<Arithmetic, kPreciseWeights<Input>, kRows, kScoreStride>(
+            scores_, padded, scale, states_.from(row), factors_of, weights_,
+            corrections);
+    for (int i = 0; corrects && i < used; ++i) {
+      if (corrections[i] != Number{1}) {
+        scale_row(values_ + (row + i) * packing_.value_stride,
+                  packing_.value_stride, corrections[i]);
+      }
     }
+
+    multiply_strip<Arithmetic, kRows>(
+        LeftByRows<Lane, kScoreStride / kDepth>{
+            reinterpret_cast<const Lane*>(weights_)},
+        packing_.values(problem_, task.batch, packed, column, seen.begin),
+        depth_of<Arithmetic>(count), shape.value_size,
+        add_to(values_ + row * packing_.value_stride, packing_.value_stride));
   }
 
   const Problem<Input>& problem_;
@@ -254,7 +310,7 @@ class ForwardBlock {
   Number* scores_;
   Weight<Arithmetic>* weights_;
   Number* factors_;
-  SoftmaxState<Number>* states_;
+  SoftmaxStates<Number> states_;
 };
 
 // How the work is cut. A block of kBlockRows rows keeps its queries, values and
@@ -318,12 +374,15 @@ void attention_forward_tiled(const Problem<Input>& problem,
   }
   Lane* packed = Workspace::of_this_thread<4>().request<Lane>(heads_at_once *
                                                               packing.size);
+  bool* finite =
+      Workspace::of_this_thread<6>().request<bool>(heads_at_once * key_blocks);
   for (int64_t first = 0; first < key_heads; first += heads_at_once) {
     const int64_t heads = std::min(heads_at_once, key_heads - first);
     for_each_task(heads * key_blocks, problem.threads, [&](int64_t task) {
       const int64_t head = task / key_blocks;
-      packing.pack_block(problem, first + head, task % key_blocks * kKeyBlock,
-                         packed + head * packing.size);
+      finite[task] = packing.pack_block(problem, first + head,
+                                        task % key_blocks * kKeyBlock,
+                                        packed + head * packing.size);
     });
     const int64_t tasks_per_head = shape.group * plan.row_blocks * plan.splits;
     for_each_task(heads * tasks_per_head, problem.threads, [&](int64_t task) {
@@ -340,7 +399,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
           split * plan.split_columns,
           std::min((split + 1) * plan.split_columns, shape.columns)};
       ForwardBlock<Input> rows(problem, packing, plan.block_rows);
-      rows.run(work, packed + head * packing.size);
+      rows.run(work, packed + head * packing.size, finite + head * key_blocks);
       for (int64_t i = 0; i < work.rows; ++i) {
         if (plan.splits > 1) {
           partials.put(work.batch * shape.rows + row + i, split, rows.state(i),
@@ -348,7 +407,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
         } else {
           finish_row(rows.state(i), rows.values(i), shape.value_size,
                      outputs.row(shape, work.batch, row + i),
-                     outputs.log_sum_exp_of(shape, work.batch, row + i));
+                     outputs.log_sum_exp_of(work.batch, row + i));
         }
       }
     });

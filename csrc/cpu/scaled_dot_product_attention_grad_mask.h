@@ -1,139 +1,193 @@
 // The gradient of a mask that is added to the scores: that of the scores,
-// summed over all that the mask was broadcast to. A pass of its own (two
-// products that the other gradients repeat), in which each task owns a tile of
-// the mask, so that every sum runs in one order whatever the threads.
+// summed over all that the mask was broadcast to. It is gathered by the pass
+// that makes the other gradients, in buffers of the mask's shape: heads that
+// share mask elements and are worked on at the same time have one each, and
+// these are added up in order at the end, so that every sum runs in one order
+// for a number of threads. The gradient of a mask that is not broadcast at all
+// is written as it comes.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <memory>
+#include <type_traits>
 
-#include "scaled_dot_product_attention_backward.h"
+#include "parallel.h"
+#include "scaled_dot_product_attention_problem.h"
+#include "scaled_dot_product_attention_softmax.h"
+#include "scaled_dot_product_attention_tile.h"
 
 namespace pkg::cpu::attention {
 
-template <class Input, class MaskElement>
-class MaskGradient {
+template <class Input>
+class MaskSums {
  public:
   using Number = simd::Compute<Input>;
-  using Lane = typename PackedQueries<Input>::Lane;
 
   // `grad_mask` is contiguous, of the mask's shape.
-  MaskGradient(const BackwardProblem<Input>& problem, const Tensor& grad_mask)
-      : problem_(problem),
-        to_(static_cast<MaskElement*>(grad_mask.mutable_data_ptr())),
-        queries_(problem.shape()),
-        keys_(problem.shape()) {
-    const AttentionShape& shape = problem.shape();
+  MaskSums(const AttentionShape& shape, const Tensor& grad_mask,
+           int64_t key_heads, int64_t threads)
+      : shape_(shape),
+        grad_mask_(grad_mask),
+        layout_(attention_mask_operand(shape, grad_mask)),
+        size_(product(sizes_of(grad_mask))) {
     const auto sizes = sizes_of(grad_mask);
-    rows_ = sizes.size() >= 2 ? sizes[sizes.size() - 2] : 1;
-    columns_ = sizes.empty() ? 1 : sizes.back();
-    const AttentionOperand layout = attention_mask_operand(shape, grad_mask);
-    matrices_.resize(static_cast<size_t>(
-        rows_ * columns_ > 0 ? product(sizes) / (rows_ * columns_) : 0));
-    for (int64_t batch = 0; !matrices_.empty() && batch < shape.batch();
-         ++batch) {
-      const int64_t matrix = layout.offset(shape, batch) / (rows_ * columns_);
-      matrices_[static_cast<size_t>(matrix)].push_back(batch);
+    const int64_t rows = sizes.size() >= 2 ? sizes[sizes.size() - 2] : 1;
+    const int64_t columns = sizes.empty() ? 1 : sizes.back();
+    shares_ = size_ != shape.batch() * rows * columns;
+    is_whole_ = size_ == shape.batch() * shape.rows * shape.columns;
+    lanes_ = !shares_ ? key_heads
+                      : std::clamp<int64_t>(
+                            kExtraBytes / std::max<int64_t>(bytes(1), 1) + 1, 1,
+                            std::min(threads, key_heads));
+  }
+
+  // Groups that so many key heads fall into; one thread works on a group.
+  int64_t lanes(int64_t heads) const { return std::min(lanes_, heads); }
+
+  // Makes room; all keys of a head are in `splits` parts.
+  void allocate(int64_t splits) {
+    if (is_whole_) {
+      return;
     }
-  }
-
-  void run() {
-    const int64_t row_tiles = (rows_ + kGradientRows - 1) / kGradientRows;
-    const int64_t column_tiles = (columns_ + kKeyBlock - 1) / kKeyBlock;
-    for_each_task(
-        static_cast<int64_t>(matrices_.size()) * row_tiles * column_tiles,
-        problem_.forward.threads, [&](int64_t task) {
-          const int64_t column = task % column_tiles * kKeyBlock;
-          task /= column_tiles;
-          run_tile(task / row_tiles, task % row_tiles * kGradientRows, column);
-        });
-  }
-
- private:
-  struct Scratch {
-    Lane* queries;
-    Lane* keys;
-    Number* weights;
-    Number* gradients;
-    Number* sums;  // kGradientRows x kScoreStride
-  };
-
-  Scratch scratch() const {
-    const Part<Lane> queries{queries_.size(kGradientRows)};
-    const Part<Lane> keys{keys_.size()};
-    const Part<Number> strip{kStripRows * kScoreStride};
-    const Part<Number> sums{kGradientRows * kScoreStride};
-    std::byte* memory = Workspace::of_this_thread<3>().request<std::byte>(
-        queries.size() + keys.size() + 2 * strip.size() + sums.size());
-    Scratch scratch{};
-    scratch.queries = queries.take(memory);
-    scratch.keys = keys.take(memory);
-    scratch.weights = strip.take(memory);
-    scratch.gradients = strip.take(memory);
-    scratch.sums = sums.take(memory);
-    return scratch;
-  }
-
-  // A dimension that the mask is broadcast in is summed over as a whole.
-  void run_tile(int64_t matrix, int64_t row, int64_t column) const {
-    const AttentionShape& shape = problem_.shape();
-    const bool sums_rows = rows_ != shape.rows;
-    const bool sums_columns = columns_ != shape.columns;
-    const int64_t row_end =
-        sums_rows ? shape.rows : std::min(row + kGradientRows, shape.rows);
-    const int64_t column_end =
-        sums_columns ? shape.columns : std::min(column + kKeyBlock, columns_);
-    const Scratch memory = scratch();
-    std::fill_n(memory.sums, kGradientRows * kScoreStride, Number{0});
-    for (const int64_t batch : matrices_[static_cast<size_t>(matrix)]) {
-      for (int64_t c = column; c < column_end; c += kKeyBlock) {
-        const int64_t count = std::min(kKeyBlock, column_end - c);
-        keys_.pack(problem_.forward, batch / shape.group * shape.group, c,
-                   count, memory.keys);
-        for (int64_t r = row; r < row_end; r += kGradientRows) {
-          add_block(memory, batch, r, std::min(kGradientRows, row_end - r), c,
-                    count, sums_rows, sums_columns);
-        }
-      }
-    }
-    for (int64_t i = 0; i < std::min(kGradientRows, rows_ - row); ++i) {
-      store_row(memory.sums + i * kScoreStride,
-                std::min(kKeyBlock, columns_ - column), Number{1},
-                to_ + (matrix * rows_ + row + i) * columns_ + column);
-    }
-  }
-
-  void add_block(const Scratch& memory, int64_t batch, int64_t row,
-                 int64_t rows, int64_t column, int64_t count, bool sums_rows,
-                 bool sums_columns) const {
-    const int64_t mask_offset =
-        problem_.forward.mask.offset(problem_.shape(), batch);
-    queries_.pack(problem_, batch, row, rows, memory.queries);
-    for_each_strip(rows, [&](int64_t strip, int used, auto height) {
-      strip_gradients<Input, height()>(
-          problem_, {batch, mask_offset, row + strip, used, column, count},
-          queries_.queries(memory.queries) + strip * queries_.query_depth,
-          queries_.gradients(memory.queries, rows) +
-              strip * queries_.grad_depth,
-          keys_, memory.keys, memory.weights, memory.gradients);
-      for (int i = 0; i < used; ++i) {
-        Number* sums = memory.sums + (sums_rows ? 0 : strip + i) * kScoreStride;
-        const Number* from = memory.gradients + i * kScoreStride;
-        for (int64_t j = 0; j < count; ++j) {
-          sums[sums_columns ? 0 : j] += from[j];
-        }
-      }
+    const bool sums_columns = layout_.column_stride == 0;
+    by_lane_ = shares_ ? (sums_columns ? splits : 1) : 0;
+    by_split_ = sums_columns ? 1 : 0;
+    const int64_t buffers =
+        (shares_ ? lanes_ : 1) * (sums_columns ? splits : 1);
+    buffers_ = buffers;
+    memory_ = std::make_unique_for_overwrite<Number[]>(
+        static_cast<size_t>(buffers * size_));
+    parallel_for(buffers * size_, 1 << 16, [&](int64_t begin, int64_t end) {
+      std::fill(memory_.get() + begin, memory_.get() + end, Number{0});
     });
   }
 
-  const BackwardProblem<Input>& problem_;
-  MaskElement* to_;
-  PackedQueries<Input> queries_;
-  PackedKeys<Input> keys_;
-  int64_t rows_;
-  int64_t columns_;
-  std::vector<std::vector<int64_t>> matrices_;  // of the batch, by the mask's
+  // Adds the score gradients of `rows` x `count` keys, kScoreStride elements
+  // from row to row, of which only those in the range `seen` are there.
+  void add(int64_t lane, int64_t split, int64_t batch, int64_t row,
+           int64_t column, int64_t rows, int64_t count, const KeyRange& seen,
+           const Number* gradients) const {
+    if (!is_whole_) {
+      add(lane, split, batch, row, column + seen.begin, rows,
+          seen.end - seen.begin, gradients + seen.begin);
+    } else if (is_narrow()) {
+      write(static_cast<Input*>(grad_mask_.mutable_data_ptr()), batch, row,
+            column, rows, count, seen, gradients);
+    } else {
+      write(static_cast<Number*>(grad_mask_.mutable_data_ptr()), batch, row,
+            column, rows, count, seen, gradients);
+    }
+  }
+
+  // Elements that add() will touch, to be fetched beforehand.
+  FetchedRows fetched(int64_t lane, int64_t split, int64_t batch, int64_t row,
+                      int64_t column) const {
+    if (is_whole_ || layout_.column_stride == 0) {
+      return {};
+    }
+    return {
+        reinterpret_cast<const std::byte*>(
+            memory_.get() + (lane * by_lane_ + split * by_split_) * size_ +
+            layout_.offset(shape_, batch) + row * layout_.row_stride + column),
+        layout_.row_stride * int64_t{sizeof(Number)}, sizeof(Number)};
+  }
+
+  void finish() const {
+    if (is_whole_) {
+      return;
+    }
+    if (is_narrow()) {
+      store(static_cast<Input*>(grad_mask_.mutable_data_ptr()));
+    } else {
+      store(static_cast<Number*>(grad_mask_.mutable_data_ptr()));
+    }
+  }
+
+ private:
+  // Besides the first buffer, for threads that share a mask.
+  static constexpr int64_t kExtraBytes = int64_t{64} << 20;
+
+  bool is_narrow() const { return dtype_of(grad_mask_) == shape_.type; }
+
+  template <class Element>
+  void write(Element* to, int64_t batch, int64_t row, int64_t column,
+             int64_t rows, int64_t count, const KeyRange& seen,
+             const Number* gradients) const {
+    to += layout_.offset(shape_, batch) + column;
+    for (int64_t r = 0; r < rows; ++r) {
+      Element* of_row = to + (row + r) * layout_.row_stride;
+      std::fill_n(of_row, seen.begin, Element{0});
+      store_row(gradients + r * kScoreStride + seen.begin,
+                seen.end - seen.begin, Number{1}, of_row + seen.begin);
+      std::fill(of_row + seen.end, of_row + count, Element{0});
+    }
+  }
+
+  void add(int64_t lane, int64_t split, int64_t batch, int64_t row,
+           int64_t column, int64_t rows, int64_t count,
+           const Number* gradients) const {
+    constexpr int kLanes = simd::kLanes<Number>;
+    Number* to = memory_.get() + (lane * by_lane_ + split * by_split_) * size_ +
+                 layout_.offset(shape_, batch) + row * layout_.row_stride +
+                 column * layout_.column_stride;
+    for (int64_t r = 0; r < rows; ++r) {
+      const Number* from = gradients + r * kScoreStride;
+      Number* sums = to + r * layout_.row_stride;
+      if (layout_.column_stride == 0) {
+        Vector<Number> sum{};
+        for (int64_t i = 0; i < count; i += kLanes) {
+          const auto rest =
+              static_cast<int>(std::min<int64_t>(kLanes, count - i));
+          sum += simd::load_partial(from + i, rest);
+        }
+        *sums += simd::reduce_add(sum);
+        continue;
+      }
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) {
+        simd::store(sums + i, simd::load(sums + i) + simd::load(from + i));
+      }
+      if (i < count) {
+        const int rest = static_cast<int>(count - i);
+        simd::store_partial(sums + i,
+                            simd::load_partial(sums + i, rest) +
+                                simd::load_partial(from + i, rest),
+                            rest);
+      }
+    }
+  }
+
+  int64_t bytes(int64_t buffers) const {
+    return buffers * size_ * static_cast<int64_t>(sizeof(Number));
+  }
+
+  template <class Element>
+  void store(Element* to) const {
+    constexpr int64_t kGrain = 1 << 14;
+    parallel_for(size_, kGrain, [&](int64_t begin, int64_t end) {
+      Number* sums = memory_.get();
+      for (int64_t b = 1; b < buffers_; ++b) {
+        const Number* part = memory_.get() + b * size_;
+        for (int64_t i = begin; i < end; ++i) {
+          sums[i] += part[i];
+        }
+      }
+      store_row(sums + begin, end - begin, Number{1}, to + begin);
+    });
+  }
+
+  const AttentionShape& shape_;
+  const Tensor& grad_mask_;
+  AttentionOperand layout_;
+  int64_t size_;   // elements of the mask
+  bool shares_;    // whether matrices of the batch share mask elements
+  bool is_whole_;  // whether nothing is broadcast
+  int64_t lanes_;
+  int64_t by_lane_ = 0;   // buffers from one lane to the next
+  int64_t by_split_ = 0;  // and from one part of the keys to the next
+  int64_t buffers_ = 0;
+  std::unique_ptr<Number[]> memory_;
 };
 
 }  // namespace pkg::cpu::attention

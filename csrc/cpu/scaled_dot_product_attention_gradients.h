@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "scaled_dot_product_attention_backward.h"
+#include "scaled_dot_product_attention_grad_mask.h"
 
 namespace pkg::cpu::attention {
 
@@ -43,7 +44,8 @@ struct PackedHead {
     return query_columns(block) +
            key_stride * depth_of<Arithmetic>(kGradientRows);
   }
-  void pack(const BackwardProblem<Input>& problem, int64_t batch, int64_t row,
+  // Returns whether all of the block is finite, if that is asked for.
+  bool pack(const BackwardProblem<Input>& problem, int64_t batch, int64_t row,
             Lane* block) const {
     const AttentionShape& shape = problem.shape();
     const int64_t rows = std::min(kGradientRows, shape.rows - row);
@@ -54,6 +56,8 @@ struct PackedHead {
     pack_columns<Arithmetic>(problem.grad_output.at(shape, batch).from(row, 0),
                              shape.value_size, rows,
                              grad_output_columns(block));
+    return problem.forward.hides_keys() &&
+           left.finite(problem, batch, row, rows, block);
   }
 };
 
@@ -65,10 +69,15 @@ class GradientBlock {
   using Lane = typename Arithmetic::Lane;
   using Number = simd::Compute<Input>;
 
+  // `mask_sums`, if the mask has a gradient, for `lane` and `split`.
   GradientBlock(const BackwardProblem<Input>& problem,
-                const PackedHead<Input>& packing)
+                const PackedHead<Input>& packing,
+                const MaskSums<Input>* mask_sums, int64_t lane, int64_t split)
       : problem_(problem),
         packing_(packing),
+        mask_sums_(mask_sums),
+        lane_(lane),
+        split_(split),
         keys_(problem.shape()),
         memory_(Workspace::of_this_thread<3>().request<std::byte>(
             BlockGradients<Arithmetic>::bytes() + key_operands().size() +
@@ -79,10 +88,12 @@ class GradientBlock {
         key_sums_(key_sums().take(memory_)),
         value_sums_(value_sums().take(memory_)) {}
 
-  // `packed` holds the heads that the key head serves, one after the other, and
-  // `query_sums` the sums for their gradients, of `query_sums_size` each.
-  void run(int64_t key_head, int64_t column, Lane* packed, Number* query_sums,
-           int64_t query_sums_size, const GradientTarget<Input>& grad_key,
+  // `packed` holds the heads that the key head serves, one after the other,
+  // `finite` says it of each of their blocks of rows, and `query_sums` are the
+  // sums for their gradients, of `query_sums_size` each.
+  void run(int64_t key_head, int64_t column, Lane* packed, const bool* finite,
+           Number* query_sums, int64_t query_sums_size,
+           const GradientTarget<Input>& grad_key,
            const GradientTarget<Input>& grad_value) {
     const AttentionShape& shape = problem_.shape();
     column_ = column;
@@ -92,28 +103,27 @@ class GradientBlock {
     pack_columns<Arithmetic>(
         problem_.forward.key.at(shape, batch).from(column, 0), shape.head_size,
         count_, key_columns_);
+    const bool finite_keys =
+        problem_.forward.hides_keys() && keys_.finite(key_operands_, count_);
     std::fill_n(key_sums_, key_sums().count, Number{0});
     std::fill_n(value_sums_, value_sums().count, Number{0});
 
-    const int64_t first_row =
-        problem_.forward.is_causal ? column / kGradientRows * kGradientRows : 0;
     for (int64_t g = 0; g < shape.group; ++g) {
       mask_offset_ = problem_.forward.mask.offset(shape, batch + g);
-      for (int64_t row = first_row; row < shape.rows; row += kGradientRows) {
-        run_rows(batch + g, row,
+      for (int64_t row = 0; row < shape.rows; row += kGradientRows, ++finite) {
+        run_rows(batch + g, row, finite_keys && *finite,
                  packed + g * packing_.size +
                      row / kGradientRows * packing_.block_size,
                  query_sums + g * query_sums_size + row * packing_.key_stride);
       }
     }
-    const int64_t first = key_head * shape.columns + column;
     for (int64_t i = 0; i < count_; ++i) {
-      grad_key.store(key_sums_ + i * packing_.key_stride, shape.head_size,
-                     static_cast<Number>(shape.scale),
-                     (first + i) * shape.head_size);
-      grad_value.store(value_sums_ + i * packing_.value_stride,
-                       shape.value_size, Number{1},
-                       (first + i) * shape.value_size);
+      grad_key.store(shape, batch, column + i,
+                     key_sums_ + i * packing_.key_stride, shape.head_size,
+                     static_cast<Number>(shape.scale));
+      grad_value.store(shape, batch, column + i,
+                       value_sums_ + i * packing_.value_stride,
+                       shape.value_size, Number{1});
     }
   }
 
@@ -130,72 +140,120 @@ class GradientBlock {
     return {kKeyBlock * packing_.value_stride};
   }
 
-  void run_rows(int64_t batch, int64_t row, Lane* packed, Number* query_sums) {
+  void run_rows(int64_t batch, int64_t row, bool all_finite, Lane* packed,
+                Number* query_sums) {
     const AttentionShape& shape = problem_.shape();
     const int64_t rows = std::min(kGradientRows, shape.rows - row);
     int64_t first_active = rows;
+    KeyRange active{count_, 0};
     for_each_strip(rows, [&](int64_t strip, int used, auto height) {
-      const int64_t seen =
-          problem_.forward.columns_seen(row + strip + used, column_, count_);
-      if (seen <= 0) {
+      const KeyRange seen = problem_.forward.keys_seen(
+          mask_offset_, row + strip, used, column_, count_,
+          kTileColumns<Arithmetic>, all_finite);
+      if (seen.begin < seen.end) {
+        first_active = std::min(first_active, strip);
+        active = {std::min(active.begin, seen.begin),
+                  std::max(active.end, seen.end)};
+        run_strip<height()>({batch, mask_offset_, row + strip, used,
+                             column_ + seen.begin, seen.end - seen.begin},
+                            strip, rows, packed,
+                            query_sums + strip * packing_.key_stride);
         return;
       }
-      first_active = std::min(first_active, strip);
-      run_strip<height()>(
-          {batch, mask_offset_, row + strip, used, column_, seen}, strip, rows,
-          packed, query_sums + strip * packing_.key_stride);
+      add_to_mask(batch, row + strip, used, strip, {0, 0});
+      if (first_active < rows) {
+        fill_strip<height()>(strip, {0, 0});
+        block_.finish_strip(strip, height(), padded_count());
+      }
     });
     if (first_active < rows) {
-      add_to_key_sums(first_active, rows, packed);
+      add_to_key_sums(first_active, rows, active, packed);
+    }
+  }
+
+  void add_to_mask(int64_t batch, int64_t row, int64_t rows, int64_t strip,
+                   const KeyRange& seen) {
+    if (mask_sums_ != nullptr) {
+      mask_sums_->add(lane_, split_, batch, row, column_, rows, count_, seen,
+                      block_.strip_gradients(strip));
+    }
+  }
+
+  int64_t padded_count() const {
+    return round_up(count_, simd::kLanes<Number>);
+  }
+
+  // Zeros for the keys outside of what a strip's rows see.
+  template <int kRows>
+  void fill_strip(int64_t strip, const KeyRange& seen) {
+    const int64_t end = round_up(seen.end, simd::kLanes<Number>);
+    for (Number* matrix :
+         {block_.strip_weights(strip), block_.strip_gradients(strip)}) {
+      for (int i = 0; i < kRows; ++i) {
+        Number* row = matrix + i * kScoreStride;
+        std::fill_n(row, seen.begin, Number{0});
+        std::fill(row + end, row + padded_count(), Number{0});
+      }
     }
   }
 
   template <int kRows>
   void run_strip(const StripPlace& place, int64_t strip, int64_t rows,
                  Lane* packed, Number* query_sums) {
-    Number* weights = block_.strip_weights(strip);
-    Number* gradients = block_.strip_gradients(strip);
+    const int64_t first = place.column - column_;
     strip_gradients<Input, kRows>(
         problem_, place,
         packing_.queries(packed) + strip * packing_.left.query_depth,
         packing_.grad_outputs(packed, rows) + strip * packing_.left.grad_depth,
-        keys_, key_operands_, weights, gradients);
-    const int64_t seen = round_up(place.count, simd::kLanes<Number>);
-    const int64_t all = round_up(count_, simd::kLanes<Number>);
-    for (int i = 0; i < kRows && seen < all; ++i) {
-      std::fill_n(weights + i * kScoreStride + seen, all - seen, Number{0});
-      std::fill_n(gradients + i * kScoreStride + seen, all - seen, Number{0});
-    }
-    block_.finish_strip(strip, kRows, all);
-    multiply_strip<Arithmetic, LeftByRows<kScoreStride / kDepth>, kRows>(
-        block_.gradients_by_rows(strip), key_columns_,
-        kColumns * depth_of<Arithmetic>(count_),
+        keys_, key_operands_, first, block_.strip_weights(strip) + first,
+        block_.strip_gradients(strip) + first,
+        mask_sums_ == nullptr ? FetchedRows{}
+                              : mask_sums_->fetched(lane_, split_, place.batch,
+                                                    place.row, place.column));
+    add_to_mask(place.batch, place.row, place.used, strip,
+                {first, first + place.count});
+    fill_strip<kRows>(strip, {first, first + place.count});
+    block_.finish_strip(strip, kRows, padded_count());
+    multiply_strip<Arithmetic, kRows>(
+        LeftByRows<Lane, kScoreStride / kDepth>{
+            block_.gradients_by_rows(strip) + first / kDepth},
+        packed_panels<Arithmetic>(key_columns_, depth_of<Arithmetic>(count_),
+                                  first / kDepth),
         depth_of<Arithmetic>(place.count), problem_.shape().head_size,
-        AddTo<Number>{query_sums, packing_.key_stride});
+        add_to(query_sums, packing_.key_stride));
   }
 
-  void add_to_key_sums(int64_t first_row, int64_t rows, Lane* packed) {
+  // Of the keys that any of the rows sees.
+  void add_to_key_sums(int64_t first_row, int64_t rows, const KeyRange& active,
+                       Lane* packed) {
     const AttentionShape& shape = problem_.shape();
     const int64_t depth = depth_of<Arithmetic>(rows);
     const int64_t skipped = first_row / kDepth;
-    for_each_strip(count_, [&](int64_t key, int, auto height) {
-      multiply_strip<Arithmetic, LeftTransposed<kScoreStride>, height()>(
-          block_.weights_transposed(first_row, key),
-          packing_.grad_output_columns(packed) + skipped * kColumns,
-          kColumns * depth, depth - skipped, shape.value_size,
-          AddTo<Number>{value_sums_ + key * packing_.value_stride,
-                        packing_.value_stride});
-      multiply_strip<Arithmetic, LeftTransposed<kScoreStride>, height()>(
-          block_.gradients_transposed(first_row, key),
-          packing_.query_columns(packed) + skipped * kColumns, kColumns * depth,
+    for_each_strip(active.end - active.begin, [&](int64_t i, int, auto height) {
+      const int64_t key = active.begin + i;
+      multiply_strip<Arithmetic, height()>(
+          LeftTransposed<Lane, kScoreStride>{
+              block_.weights_transposed(first_row, key)},
+          packed_panels<Arithmetic>(packing_.grad_output_columns(packed), depth,
+                                    skipped),
+          depth - skipped, shape.value_size,
+          add_to(value_sums_ + key * packing_.value_stride,
+                 packing_.value_stride));
+      multiply_strip<Arithmetic, height()>(
+          LeftTransposed<Lane, kScoreStride>{
+              block_.gradients_transposed(first_row, key)},
+          packed_panels<Arithmetic>(packing_.query_columns(packed), depth,
+                                    skipped),
           depth - skipped, shape.head_size,
-          AddTo<Number>{key_sums_ + key * packing_.key_stride,
-                        packing_.key_stride});
+          add_to(key_sums_ + key * packing_.key_stride, packing_.key_stride));
     });
   }
 
   const BackwardProblem<Input>& problem_;
   const PackedHead<Input>& packing_;
+  const MaskSums<Input>* mask_sums_;
+  int64_t lane_;
+  int64_t split_;
   PackedKeys<Input> keys_;
   std::byte* memory_;
   BlockGradients<Arithmetic> block_;
@@ -208,10 +266,10 @@ class GradientBlock {
   int64_t mask_offset_ = 0;
 };
 
-// How the work is cut: a task is a key head, or a part of its keys where there
-// are too few heads for the threads; then each part sums a gradient of the
-// queries of its own, and these are added in the order of the keys. Heads are
-// packed as many at a time as fit kPackedBytes.
+// How the work is cut: a task is a key head (or a lane of MaskSums), or a part
+// of its keys where there are too few heads for the threads; then each part
+// sums a gradient of the queries of its own, and these are added in the order
+// of the keys. Heads are packed as many at a time as fit kPackedBytes.
 template <class Input>
 struct BackwardPlan {
   static constexpr int64_t kPackedBytes = int64_t{16} << 20;
@@ -219,20 +277,29 @@ struct BackwardPlan {
 
   int64_t heads_at_once;
   int64_t splits;
-  int64_t split_columns;
+  int64_t key_blocks;
 
   BackwardPlan(const AttentionShape& shape, const PackedHead<Input>& packing,
-               int64_t key_heads, int64_t threads) {
+               int64_t key_heads, int64_t threads,
+               const MaskSums<Input>* mask_sums) {
     const int64_t bytes = std::max<int64_t>(
         shape.group * packing.size * int64_t{sizeof(Lane)}, 1);
     heads_at_once = std::clamp<int64_t>(kPackedBytes / bytes, 1, key_heads);
-    const int64_t key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
-    const int64_t wanted =
-        threads == 1 ? 1 : (4 * threads + heads_at_once - 1) / heads_at_once;
-    split_columns =
-        std::max<int64_t>(1, (key_blocks + wanted - 1) / wanted) * kKeyBlock;
-    splits = std::max<int64_t>(
-        1, (shape.columns + split_columns - 1) / split_columns);
+    const int64_t lanes =
+        mask_sums == nullptr ? heads_at_once : mask_sums->lanes(heads_at_once);
+    // Two tasks a thread even out unequal ones, as few blocks make them: then
+    // each is a task.
+    key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
+    const int64_t wanted = threads == 1                ? 1
+                           : key_blocks <= 4 * threads ? key_blocks
+                                                       : 2 * threads;
+    splits = std::clamp<int64_t>((wanted + lanes - 1) / lanes, 1,
+                                 std::max<int64_t>(key_blocks, 1));
+  }
+
+  // The first key of a part.
+  int64_t column(int64_t split) const {
+    return key_blocks * split / splits * kKeyBlock;
   }
 };
 
@@ -253,8 +320,8 @@ void store_grad_query(const AttentionShape& shape, int64_t batch, int64_t heads,
           first[i] += part[i];
         }
       }
-      grad_query.store(first, shape.head_size, static_cast<Number>(shape.scale),
-                       ((batch + head) * shape.rows + row) * shape.head_size);
+      grad_query.store(shape, batch + head, row, first, shape.head_size,
+                       static_cast<Number>(shape.scale));
     }
   });
 }
@@ -263,14 +330,18 @@ template <class Input>
 void attention_gradients(const BackwardProblem<Input>& problem,
                          const GradientTarget<Input>& grad_query,
                          const GradientTarget<Input>& grad_key,
-                         const GradientTarget<Input>& grad_value) {
+                         const GradientTarget<Input>& grad_value,
+                         MaskSums<Input>* mask_sums = nullptr) {
   using Number = simd::Compute<Input>;
   using Lane = typename PackedHead<Input>::Lane;
   const AttentionShape& shape = problem.shape();
   const PackedHead<Input> packing(shape);
   const int64_t threads = problem.forward.threads;
   const int64_t key_heads = problem.forward.key_heads();
-  const BackwardPlan<Input> plan(shape, packing, key_heads, threads);
+  const BackwardPlan<Input> plan(shape, packing, key_heads, threads, mask_sums);
+  if (mask_sums != nullptr) {
+    mask_sums->allocate(plan.splits);
+  }
   const int64_t row_blocks = (shape.rows + kGradientRows - 1) / kGradientRows;
   const int64_t part_size = padded_rows(shape.rows) * packing.key_stride;
 
@@ -278,6 +349,8 @@ void attention_gradients(const BackwardProblem<Input>& problem,
       plan.heads_at_once * shape.group * packing.size);
   Number* query_sums = Workspace::of_this_thread<5>().request<Number>(
       plan.heads_at_once * shape.group * plan.splits * part_size);
+  bool* finite = Workspace::of_this_thread<6>().request<bool>(
+      plan.heads_at_once * shape.group * row_blocks);
   for (int64_t first = 0; first < key_heads; first += plan.heads_at_once) {
     const int64_t heads = std::min(plan.heads_at_once, key_heads - first);
     const int64_t first_batch = first * shape.group;
@@ -285,27 +358,33 @@ void attention_gradients(const BackwardProblem<Input>& problem,
     for_each_task(batch * row_blocks, threads, [&](int64_t task) {
       const int64_t head = task / row_blocks;
       const int64_t block = task % row_blocks;
-      packing.pack(problem, first_batch + head, block * kGradientRows,
-                   packed + head * packing.size + block * packing.block_size);
+      finite[task] = packing.pack(
+          problem, first_batch + head, block * kGradientRows,
+          packed + head * packing.size + block * packing.block_size);
     });
-    for_each_task(heads * plan.splits, threads, [&](int64_t task) {
-      const int64_t head = task / plan.splits;
+    const int64_t lanes =
+        mask_sums == nullptr ? heads : mask_sums->lanes(heads);
+    for_each_task(lanes * plan.splits, threads, [&](int64_t task) {
+      const int64_t lane = task / plan.splits;
       const int64_t split = task % plan.splits;
-      // Of each matrix the parts lie side by side.
-      Number* sums =
-          query_sums + (head * shape.group * plan.splits + split) * part_size;
-      const int64_t sums_size = plan.splits * part_size;
-      for (int64_t g = 0; g < shape.group; ++g) {
-        std::fill_n(sums + g * sums_size, part_size, Number{0});
-      }
-      GradientBlock<Input> block(problem, packing);
-      const int64_t end =
-          std::min((split + 1) * plan.split_columns, shape.columns);
-      for (int64_t column = split * plan.split_columns; column < end;
-           column += kKeyBlock) {
-        block.run(first + head, column,
-                  packed + head * shape.group * packing.size, sums, sums_size,
-                  grad_key, grad_value);
+      GradientBlock<Input> block(problem, packing, mask_sums, lane, split);
+      for (int64_t head = lane * heads / lanes;
+           head < (lane + 1) * heads / lanes; ++head) {
+        // Of each matrix the parts lie side by side.
+        Number* sums =
+            query_sums + (head * shape.group * plan.splits + split) * part_size;
+        const int64_t sums_size = plan.splits * part_size;
+        for (int64_t g = 0; g < shape.group; ++g) {
+          std::fill_n(sums + g * sums_size, part_size, Number{0});
+        }
+        const int64_t end = std::min(plan.column(split + 1), shape.columns);
+        for (int64_t column = plan.column(split); column < end;
+             column += kKeyBlock) {
+          block.run(first + head, column,
+                    packed + head * shape.group * packing.size,
+                    finite + head * shape.group * row_blocks, sums, sums_size,
+                    grad_key, grad_value);
+        }
       }
     });
     store_grad_query(shape, first_batch, batch, plan.splits, packing.key_stride,

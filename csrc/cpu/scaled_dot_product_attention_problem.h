@@ -6,14 +6,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <type_traits>
 
-#include "../philox.h"
 #include "../scaled_dot_product_attention.h"
 #include "gemm_pack.h"
 #include "parallel.h"
+#include "philox_simd.h"
+#include "scaled_dot_product_attention_tile.h"
 #include "simd.h"
 
 namespace pkg::cpu::attention {
@@ -42,30 +44,145 @@ Matrices<T> matrices(const AttentionShape& shape, const TensorView& tensor,
 
 namespace detail {
 
-// Applies a mask to the scores of `count` keys of one row.
-template <class Score, class Element>
-void mask_row(Score* scores, const void* mask, int64_t stride, int64_t count) {
-  const auto* from = static_cast<const Element*>(mask);
-  const auto apply = [](Score score, Element element) {
-    if constexpr (std::is_same_v<Element, bool>) {
-      return element ? score : -kInfinity<Score>;
-    } else {
-      return score + static_cast<Score>(element);
-    }
-  };
-  if (stride == 1) {
-    // Two loops, so that the compiler can vectorise the usual one.
-    for (int64_t i = 0; i < count; ++i) {
-      scores[i] = apply(scores[i], from[i]);
-    }
+// Whether a key of this mask element takes part.
+template <class Element>
+bool takes_part(Element element) {
+  if constexpr (std::is_same_v<Element, bool>) {
+    return element;
   } else {
-    for (int64_t i = 0; i < count; ++i) {
-      scores[i] = apply(scores[i], from[i * stride]);
+    return !(static_cast<simd::Compute<Element>>(element) ==
+             -kInfinity<simd::Compute<Element>>);
+  }
+}
+
+template <class Score, class Element>
+Score masked(Score score, Element element) {
+  if constexpr (std::is_same_v<Element, bool>) {
+    return score + (element ? Score{0} : -kInfinity<Score>);
+  } else {
+    return score + static_cast<Score>(element);
+  }
+}
+
+// A register of booleans, one a lane of Score.
+template <class Score>
+auto load_booleans(const bool* from, int count) {
+  constexpr int kLanes = simd::kLanes<Score>;
+  using Bytes = typename simd::VectorOf<uint8_t, kLanes>::type;
+  using Bits = std::conditional_t<sizeof(Score) == 8, uint64_t, uint32_t>;
+  Bytes bytes{};
+  std::memcpy(&bytes, from, static_cast<size_t>(count));
+  if constexpr (sizeof(Score) == 4) {
+    return cpu::detail::widen<uint8_t>(&bytes);
+  } else {
+    return __builtin_convertvector(bytes, Vector<Bits>);
+  }
+}
+
+// Multiplies the scores of rows x count keys by `scale` and applies a mask;
+// writes whole registers. -inf is added where a key takes no part, as PyTorch's
+// math backend does it, and a score that is NaN stays.
+template <class Score, class Element>
+void mask_strip(Score* scores, int64_t score_stride, Score scale,
+                const void* mask, int64_t row_stride, int64_t stride,
+                int64_t rows, int64_t count) {
+  constexpr int kLanes = simd::kLanes<Score>;
+  const auto* elements = static_cast<const Element*>(mask);
+  const bool scattered = stride != 0 && stride != 1;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Element* from = elements + r * row_stride;
+    Score* row = scores + r * score_stride;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - i));
+      const Vector<Score> score = simd::load(row + i) * scale;
+      if (scattered) {
+        simd::store(row + i, score);
+      } else if (stride == 0) {
+        simd::store(row + i, score + masked(Score{0}, from[0]));
+      } else if constexpr (std::is_same_v<Element, bool>) {
+        simd::store(row + i,
+                    score + (load_booleans<Score>(from + i, lanes) != 0
+                                 ? Vector<Score>{}
+                                 : Vector<Score>{} - kInfinity<Score>));
+      } else {
+        simd::store(row + i, score + (lanes == kLanes ? simd::load(from + i)
+                                                      : simd::load_partial(
+                                                            from + i, lanes)));
+      }
+    }
+  }
+  // Along the rows, which may lie side by side.
+  for (int64_t i = 0; scattered && i < count; ++i) {
+    for (int64_t r = 0; r < rows; ++r) {
+      Score& score = scores[r * score_stride + i];
+      score = masked(score, elements[r * row_stride + i * stride]);
     }
   }
 }
 
+// Whether any of `count` contiguous mask elements lets a key take part, with a
+// look at all of whole registers.
+template <class Element>
+bool any_of_row_takes_part(const Element* row, int64_t count) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<Element, bool>) {
+    using Word = Vector<uint64_t>;
+    Word any{};
+    for (; i + simd::kVectorBytes <= count; i += simd::kVectorBytes) {
+      Word word;
+      std::memcpy(&word, row + i, sizeof(word));
+      any |= word;
+    }
+    if (simd::any_bit(any)) {
+      return true;
+    }
+  } else {
+    constexpr int kLanes = simd::kLanes<simd::Compute<Element>>;
+    for (; i + kLanes <= count; i += kLanes) {
+      const auto element = simd::load(row + i);
+      const auto all = element == -kInfinity<simd::Compute<Element>>;
+      if (simd::any_bit(~all)) {
+        return true;
+      }
+    }
+  }
+  for (; i < count; ++i) {
+    if (takes_part(row[i])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether any of rows x count keys takes part.
+template <class Element>
+bool any_takes_part(const void* mask, int64_t row_stride, int64_t stride,
+                    int64_t rows, int64_t count) {
+  const auto* from = static_cast<const Element*>(mask);
+  for (int64_t r = 0; r < (row_stride == 0 ? 1 : rows); ++r) {
+    const Element* row = from + r * row_stride;
+    if (stride == 1) {
+      if (any_of_row_takes_part(row, count)) {
+        return true;
+      }
+      continue;
+    }
+    for (int64_t i = 0; i < (stride == 0 ? 1 : count); ++i) {
+      if (takes_part(row[i * stride])) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace detail
+
+// Of some keys, those from `begin` until `end`.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
 
 // A mask of any dtype: booleans say which keys take part, numbers are added.
 template <class Score>
@@ -103,25 +220,65 @@ class ScoreMask {
   }
 
   // `offset` is that of the batch index.
-  void apply(Score* scores, int64_t offset, int64_t row, int64_t column,
-             int64_t count) const {
-    const int64_t element =
-        offset + row * layout_.row_stride + column * layout_.column_stride;
-    apply_(scores, data_ + element * element_size_, layout_.column_stride,
-           count);
+  void apply(Score* scores, int64_t score_stride, Score scale, int64_t offset,
+             int64_t row, int64_t column, int64_t rows, int64_t count) const {
+    apply_(scores, score_stride, scale, at(offset, row, column),
+           layout_.row_stride, layout_.column_stride, rows, count);
+  }
+
+  // The elements that a strip of rows needs, to be fetched beforehand.
+  FetchedRows fetched(int64_t offset, int64_t row, int64_t column) const {
+    if (data_ == nullptr || layout_.column_stride != 1) {
+      return {};
+    }
+    return {at(offset, row, column), layout_.row_stride * element_size_,
+            element_size_};
+  }
+
+  // Of `count` keys from `column`, all that take part in any of `rows` rows lie
+  // in the range; it begins at a multiple of `unit`. Dense masks are seen to be
+  // such at the first and last element.
+  KeyRange range(int64_t offset, int64_t row, int64_t rows, int64_t column,
+                 int64_t count, int64_t unit) const {
+    const auto none = [&](int64_t from, int64_t until) {
+      return !any_(at(offset, row, column + from), layout_.row_stride,
+                   layout_.column_stride, rows, until - from);
+    };
+    KeyRange range{0, none(0, count) ? 0 : count};
+    while (range.begin < range.end &&
+           none(range.begin, std::min(range.begin + unit, count))) {
+      range.begin += unit;
+    }
+    while (range.begin < range.end &&
+           none((range.end - 1) / unit * unit, range.end)) {
+      range.end = (range.end - 1) / unit * unit;
+    }
+    return range;
   }
 
  private:
   template <class Element>
   void set() {
-    element_size_ = sizeof(Element);
-    apply_ = &detail::mask_row<Score, Element>;
+    if constexpr (std::is_same_v<Element, bool> ||
+                  std::is_same_v<simd::Compute<Element>, Score>) {
+      element_size_ = sizeof(Element);
+      apply_ = &detail::mask_strip<Score, Element>;
+      any_ = &detail::any_takes_part<Element>;
+    }
+  }
+
+  const std::byte* at(int64_t offset, int64_t row, int64_t column) const {
+    return data_ + (offset + row * layout_.row_stride +
+                    column * layout_.column_stride) *
+                       element_size_;
   }
 
   const std::byte* data_ = nullptr;
   AttentionOperand layout_{};
   int64_t element_size_ = 0;
-  void (*apply_)(Score*, const void*, int64_t, int64_t) = nullptr;
+  void (*apply_)(Score*, int64_t, Score, const void*, int64_t, int64_t, int64_t,
+                 int64_t) = nullptr;
+  bool (*any_)(const void*, int64_t, int64_t, int64_t, int64_t) = nullptr;
 };
 
 // Multiplies weights by 0 where dropout drops them and by 1 / (1 - p) else.
@@ -130,42 +287,50 @@ class Dropout {
  public:
   Dropout(const std::optional<TensorView>& seed, double probability)
       : active_(seed && probability > 0.0),
-        seed_(active_ ? *static_cast<const int64_t*>(seed->const_data_ptr())
+        keys_(active_ ? *static_cast<const int64_t*>(seed->const_data_ptr())
                       : 0),
-        threshold_(dropout_keep_threshold(probability)),
+        threshold_(static_cast<uint32_t>(std::min<uint64_t>(
+            dropout_keep_threshold(probability), ~uint32_t{0}))),
         scale_(probability < 1.0 ? static_cast<Score>(1.0 / (1.0 - probability))
                                  : Score{0}) {}
 
   explicit operator bool() const { return active_; }
 
   // The factors of `count` keys from `column`, a multiple of 4. Writes up to
-  // kQuads * 4 more than `count`.
+  // kSpare more than `count`.
   void factors(Score* to, int64_t batch, int64_t row, int64_t column,
                int64_t count) const {
-    for (int64_t i = 0; i < count; i += 4 * kQuads) {
-      factors_of_quads(to + i, batch, row, (column + i) / 4);
+    for (int64_t i = 0; i < count; i += kColumns) {
+      Vector<uint32_t> words[kRegisters][2];
+      simd::dropout_words(keys_, batch, row, (column + i) / 4, words);
+      for (int r = 0; r < 2 * kRegisters; ++r) {
+        store_factors(to + i + r * simd::kLanes<uint32_t>, words[r / 2][r % 2]);
+      }
     }
   }
 
-  static constexpr int kQuads = 4;
-
  private:
-  // Several counters side by side: Philox is a chain of dependent products,
-  // and the compiler makes vectors of independent ones.
-  void factors_of_quads(Score* to, int64_t batch, int64_t row,
-                        int64_t quad) const {
-    for (int q = 0; q < kQuads; ++q) {
-      const PhiloxCounter words = dropout_words(seed_, batch, row, quad + q);
-      for (int i = 0; i < 4; ++i) {
-        to[4 * q + i] = dropout_keeps(words.words[i], threshold_) ? scale_ : 0;
+  static constexpr int kRegisters = 3;  // of counters, side by side
+  static constexpr int kColumns = kRegisters * 4 * simd::kPhiloxQuads;
+
+  void store_factors(Score* to, Vector<uint32_t> words) const {
+    const auto keeps = words >= threshold_;
+    if constexpr (std::is_same_v<Score, float>) {
+      simd::store(to, keeps ? Vector<float>{} + scale_ : Vector<float>{});
+    } else {
+      for (int i = 0; i < simd::kLanes<uint32_t>; ++i) {
+        to[i] = keeps[i] ? scale_ : Score{0};
       }
     }
   }
 
   bool active_;
-  int64_t seed_;
-  uint64_t threshold_;
+  simd::PhiloxKeys keys_;
+  uint32_t threshold_;  // of a probability of 1 too, whose scale is 0
   Score scale_;
+
+ public:
+  static constexpr int kSpare = kColumns;
 };
 
 // A call, but for the operands that only one direction has.
@@ -181,28 +346,76 @@ struct Problem {
   Dropout<Number> dropout;
   bool is_causal;
   int64_t threads;
+  int64_t causal_shift = 0;  // row i sees keys 0 ... i + causal_shift
+  int64_t first_batch = 0;   // of dropout's counters
 
   // Matrices of the batch that one key head serves follow one another.
   int64_t key_heads() const { return shape.batch() / shape.group; }
 
   // Keys that the rows before `row_end` see, of those from `column` on.
   int64_t columns_seen(int64_t row_end, int64_t column, int64_t count) const {
-    return is_causal ? std::clamp<int64_t>(row_end - column, 0, count) : count;
+    return is_causal
+               ? std::clamp<int64_t>(row_end + causal_shift - column, 0, count)
+               : count;
   }
 
-  // Applies the mask and causality to a row's scores, and fills them up to a
-  // whole register with keys that take no part.
-  void mask_scores(Number* scores, int64_t mask_offset, int64_t row,
-                   int64_t column, int64_t count) const {
-    const int64_t end = (count + simd::kLanes<Number> - 1) /
-                        simd::kLanes<Number> * simd::kLanes<Number>;
-    if (is_causal) {
-      count = std::clamp<int64_t>(row + 1 - column, 0, count);
+  bool hides_keys() const { return is_causal || mask; }
+
+  // The keys that a strip of rows has to be multiplied with: without what
+  // causality or the mask hides from all of its rows at either end; the range
+  // begins at a multiple of `unit`. What is hidden has a weight of 0, and may
+  // be left out if all that it would be multiplied with is finite.
+  KeyRange keys_seen(int64_t mask_offset, int64_t row, int64_t rows,
+                     int64_t column, int64_t count, int64_t unit,
+                     bool all_finite) const {
+    if (!all_finite) {
+      return {0, count};
     }
     if (mask) {
-      mask.apply(scores, mask_offset, row, column, count);
+      return mask.range(mask_offset, row, rows, column, count, unit);
     }
-    std::fill(scores + count, scores + end, -kInfinity<Number>);
+    return {0, columns_seen(row + rows, column, count)};
+  }
+
+  // Multiplies the scores of a strip of rows, `stride` elements apart, by
+  // `scale`, applies the mask and causality, and fills the rows up to a whole
+  // register with keys that do not exist.
+  void mask_strip(Number* scores, int64_t stride, Number scale,
+                  int64_t mask_offset, int64_t row, int64_t rows,
+                  int64_t column, int64_t count) const {
+    const int64_t end = (count + simd::kLanes<Number> - 1) /
+                        simd::kLanes<Number> * simd::kLanes<Number>;
+    if (mask) {
+      mask.apply(scores, stride, scale, mask_offset, row, column, rows, count);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      Number* of_row = scores + r * stride;
+      for (int64_t i = 0; !mask && i < count; i += simd::kLanes<Number>) {
+        simd::store(of_row + i, simd::load(of_row + i) * scale);
+      }
+      for (int64_t i = columns_seen(row + r + 1, column, count); i < count;
+           ++i) {
+        of_row[i] -= kInfinity<Number>;
+      }
+      std::fill(of_row + count, of_row + end, -kInfinity<Number>);
+    }
+  }
+
+  // The same of one row that is scaled already.
+  void mask_scores(Number* scores, int64_t mask_offset, int64_t row,
+                   int64_t column, int64_t count) const {
+    mask_strip(scores, 0, Number{1}, mask_offset, row, 1, column, count);
+  }
+
+  // Whether mask_strip does more than to multiply.
+  bool masks_strip(int64_t row, int64_t column, int64_t count) const {
+    return mask || count % simd::kLanes<Number> != 0 ||
+           columns_seen(row + 1, column, count) < count;
+  }
+
+  void dropout_factors(Number* to, int64_t batch, int64_t row, int64_t column,
+                       int64_t count) const {
+    dropout.factors(to, first_batch + batch, row, column, count);
   }
 };
 
@@ -230,6 +443,29 @@ Problem<Input> make_problem(const AttentionShape& shape,
           Dropout<Number>(dropout_seed, dropout_p),
           is_causal,
           useful_threads(shape)};
+}
+
+// Whether lanes are all finite.
+template <class Arithmetic>
+bool all_finite(const typename Arithmetic::Lane* packed, int64_t count) {
+  using Lane = typename Arithmetic::Lane;
+  Vector<uint32_t> bad{};
+  for (int64_t i = 0; i < count; i += simd::kLanes<Lane>) {
+    const int rest = static_cast<int>(count - i);
+    const Vector<Lane> lanes = rest >= simd::kLanes<Lane>
+                                   ? simd::load(packed + i)
+                                   : simd::load_partial(packed + i, rest);
+    if constexpr (std::is_floating_point_v<Lane>) {
+      const Vector<Lane> zero = lanes * Lane{0};
+      bad |= std::bit_cast<Vector<uint32_t>>(zero != zero);
+    } else {
+      static_assert(Arithmetic::kDepth == 2, "pairs of bfloat16");
+      bad |= std::bit_cast<Vector<uint32_t>>(
+          ((lanes & 0x7F80U) == 0x7F80U) |
+          ((lanes & 0x7F800000U) == 0x7F800000U));
+    }
+  }
+  return !simd::any_bit(bad);
 }
 
 // Calls body(task) for each task; a thread that is done takes the next one, so

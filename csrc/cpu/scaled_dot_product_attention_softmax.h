@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "gemm_arithmetic.h"
 #include "scaled_dot_product_attention_problem.h"
 #include "simd.h"
 #include "simd_math.h"
+#include "transpose.h"
 
 namespace pkg::cpu::attention {
 
@@ -35,67 +37,157 @@ struct WeightsOf<Bfloat16Dot> {
 template <class Arithmetic>
 using Weight = typename WeightsOf<Arithmetic>::Element;
 
+// A row's largest score so far and the sum of its weights relative to that.
 template <class Number>
 struct SoftmaxState {
   Number maximum = -kInfinity<Number>;
   Number sum = 0;
 };
 
+// The states of a block's rows, of which the sums are held lane by lane, to be
+// added up at the end.
+template <class Number>
+struct SoftmaxStates {
+  Number* maxima;
+  Vector<Number>* sums;
+
+  void reset(int64_t rows) const {
+    std::fill_n(maxima, rows, -kInfinity<Number>);
+    std::fill_n(sums, rows, Vector<Number>{});
+  }
+  SoftmaxStates from(int64_t row) const { return {maxima + row, sums + row}; }
+  SoftmaxState<Number> at(int64_t row) const {
+    return {maxima[row], simd::reduce_add(sums[row])};
+  }
+};
+
 template <class V>
-inline auto reduce_max(V value) {
-  auto largest = value[0];
-  for (size_t lane = 1; lane < sizeof(V) / sizeof(largest); ++lane) {
-    largest = value[lane] > largest ? value[lane] : largest;
+inline V larger(V a, V b) {
+  return a > b ? a : b;
+}
+
+// What takes the maximum's place in differences, of one row or a register of
+// them: while a row has no key its maximum is -inf, and -inf - -inf would be
+// NaN.
+template <class T>
+inline T origin_of(T maximum) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return maximum == -kInfinity<T> ? T{0} : maximum;
+  } else {
+    using Number = std::remove_cvref_t<decltype(maximum[0])>;
+    return maximum == -kInfinity<Number> ? T{} : maximum;
+  }
+}
+
+// Weights are as exact as what they are rounded to.
+template <class Input>
+inline constexpr bool kPreciseWeights =
+    std::is_same_v<Input, simd::Compute<Input>>;
+
+namespace detail {
+
+template <class Number>
+inline Vector<Number> largest_of_row(const Number* scores, int64_t count) {
+  Vector<Number> largest = Vector<Number>{} - kInfinity<Number>;
+  for (int64_t i = 0; i < count; i += simd::kLanes<Number>) {
+    largest = larger(simd::load(scores + i), largest);
   }
   return largest;
 }
 
-// What takes the maximum's place in differences: while a row has no key its
-// maximum is -inf, and -inf - -inf would be NaN.
-template <class Number>
-inline Number origin_of(Number maximum) {
-  return maximum == -kInfinity<Number> ? Number{0} : maximum;
-}
+// Registers of scores whose exponentials are taken side by side.
+inline constexpr int kExpRegisters = 3;
 
-// Makes weights of `count` scores, a whole number of registers, and updates the
-// row's state. Returns the factor for all that was accumulated before. A NaN
-// among the scores may be lost to the maximum, never to the sum.
-template <class Arithmetic, class Number>
-Number softmax_row(const Number* scores, int64_t count,
-                   SoftmaxState<Number>& state, Weight<Arithmetic>* weights) {
+// Makes weights of a row's scores and adds them to `sum`, and then multiplies
+// them by dropout's factors, if there are such.
+template <class Arithmetic, bool kPrecise, class Number>
+[[gnu::always_inline]] inline Vector<Number> weigh_row(
+    const Number* scores, int64_t count, Number scale, Number origin,
+    const Number* factors, Vector<Number> sum, Weight<Arithmetic>* weights) {
   constexpr int kLanes = simd::kLanes<Number>;
-  Vector<Number> largest = simd::broadcast(state.maximum);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector<Number> score = simd::load(scores + i);
-    largest = score > largest ? score : largest;
+  const auto weigh = [&](int64_t from, auto registers) {
+    Vector<Number> weight[registers()];
+    for (int i = 0; i < registers(); ++i) {
+      weight[i] = simd::load(scores + from + i * kLanes) * scale - origin;
+    }
+    simd::exp_of_nonpositive<kPrecise>(weight);
+    for (int i = 0; i < registers(); ++i) {
+      sum += weight[i];
+      if (factors != nullptr) {
+        weight[i] *= simd::load(factors + from + i * kLanes);
+      }
+      WeightsOf<Arithmetic>::store(weights + from + i * kLanes, weight[i]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + kExpRegisters * kLanes <= count; i += kExpRegisters * kLanes) {
+    weigh(i, std::integral_constant<int, kExpRegisters>{});
   }
-  const Number maximum = reduce_max(largest);
-  const Number origin = origin_of(maximum);
-  Vector<Number> sum{};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vector<Number> weight = simd::exp(simd::load(scores + i) - origin);
-    sum += weight;
-    WeightsOf<Arithmetic>::store(weights + i, weight);
+  for (; i < count; i += kLanes) {
+    weigh(i, std::integral_constant<int, 1>{});
   }
-  const Number correction =
-      maximum == state.maximum ? Number{1} : std::exp(state.maximum - origin);
-  state.maximum = maximum;
-  state.sum = state.sum * correction + simd::reduce_add(sum);
-  return correction;
+  return sum;
 }
 
-// The same with dropout, which the sum does not see. `scores` is used up;
-// `factors` are dropout's.
-template <class Arithmetic, class Number>
-Number softmax_row(Number* scores, int64_t count, SoftmaxState<Number>& state,
-                   Weight<Arithmetic>* weights, const Number* factors) {
-  const Number correction =
-      softmax_row<Floating<Number>>(scores, count, state, scores);
-  for (int64_t i = 0; i < count; i += simd::kLanes<Number>) {
-    WeightsOf<Arithmetic>::store(
-        weights + i, simd::load(scores + i) * simd::load(factors + i));
+}  // namespace detail
+
+// Makes weights of the scores of a strip of rows, kStride elements apart, of
+// `count` keys, a whole number of registers, times a positive scale, and
+// updates the rows' states.
+// corrections[row] becomes the factor for all that was accumulated before;
+// returns whether any of them is not 1. factors_of(row) gives a row's factors
+// of dropout, or nothing. A NaN among the scores may be lost to the maximum,
+// never to the sum.
+template <class Arithmetic, bool kPrecise, int kRows, int64_t kStride,
+          class Number, class FactorsOf>
+bool softmax_strip(const Number* scores, int64_t count, Number scale,
+                   const SoftmaxStates<Number>& states,
+                   const FactorsOf& factors_of, Weight<Arithmetic>* weights,
+                   Number (&corrections)[kRows]) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  Number origins[kRows];
+  for (int first = 0; first < kRows; first += kLanes) {
+    const int rows = std::min(kLanes, kRows - first);
+    Vector<Number> largest[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      largest[i] = i < rows ? detail::largest_of_row(
+                                  scores + (first + i) * kStride, count)
+                            : Vector<Number>{};
+    }
+    const auto before = simd::load_partial(states.maxima + first, rows);
+    const auto maximum = larger(
+        simd::combine_each(largest, larger<Vector<Number>>) * scale, before);
+    const auto origin = origin_of(maximum);
+    Vector<Number> correction[1] = {before - origin};
+    simd::exp_of_nonpositive(correction);
+    simd::store_partial(states.maxima + first, maximum, rows);
+    simd::store_partial(origins + first, origin, rows);
+    simd::store_partial(corrections + first, correction[0], rows);
   }
-  return correction;
+  bool corrects = false;
+  for (int i = 0; i < kRows; ++i) {
+    states.sums[i] = detail::weigh_row<Arithmetic, kPrecise>(
+        scores + i * kStride, count, scale, origins[i], factors_of(i),
+        states.sums[i] * corrections[i], weights + i * kStride);
+    corrects |= corrections[i] != Number{1};
+  }
+  return corrects;
+}
+
+// The same of one row.
+template <class Number>
+Number softmax_row(const Number* scores, int64_t count,
+                   SoftmaxState<Number>& state, Number* weights,
+                   const Number* factors = nullptr) {
+  Number correction[1];
+  Vector<Number> sum{};
+  const SoftmaxStates<Number> states{&state.maximum, &sum};
+  softmax_strip<Floating<Number>, true, 1, 0>(
+      scores, count, Number{1}, states, [=](int) { return factors; }, weights,
+      correction);
+  state.sum = state.sum * correction[0] + simd::reduce_add(sum);
+  return correction[0];
 }
 
 template <class Number>
@@ -120,6 +212,29 @@ void store_row(const Number* row, int64_t count, Number factor, Output* to) {
   }
 }
 
+// row / sum by a product with the reciprocal and a step of correction, which
+// leaves one rounding where the product has two; half precision does not
+// notice.
+template <class Output, class Number>
+void divide_row(const Number* row, int64_t count, Number sum, Output* to) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  const Number reciprocal = Number{1} / sum;
+  if constexpr (!std::is_same_v<Output, Number>) {
+    store_row(row, count, reciprocal, to);
+    return;
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto lanes = static_cast<int>(std::min<int64_t>(kLanes, count - i));
+    const Vector<Number> value = lanes == kLanes
+                                     ? simd::load(row + i)
+                                     : simd::load_partial(row + i, lanes);
+    const Vector<Number> quotient = value * reciprocal;
+    const Vector<Number> nearer =
+        (value - quotient * sum) * reciprocal + quotient;
+    simd::store_partial(to + i, nearer == nearer ? nearer : quotient, lanes);
+  }
+}
+
 // A finished row: its output is divided by the sum, or zero without any key.
 template <class Output, class Number>
 void finish_row(const SoftmaxState<Number>& state, const Number* row,
@@ -127,7 +242,7 @@ void finish_row(const SoftmaxState<Number>& state, const Number* row,
   if (state.sum == Number{0}) {
     std::fill_n(output, count, Output{0});
   } else {
-    store_row(row, count, Number{1} / state.sum, output);
+    divide_row(row, count, state.sum, output);
   }
   // The gradients recompute weights from it: one rounding, not two.
   *log_sum_exp = static_cast<Number>(static_cast<double>(state.maximum) +

@@ -1,18 +1,17 @@
-// The products of attention, over the packed operands of gemm_pack.h. They
-// differ from those of gemm_kernel.h in what the left operand is: attention
-// weights are multiplied from where the softmax left them, by rows or
-// transposed, so that they are never packed.
+// The products of attention: the micro-kernel of gemm_kernel.h over a strip of
+// rows at a time. What differs from a matrix product is the left operand, since
+// attention weights are multiplied from where the softmax left them, by rows or
+// transposed, and never packed; and what becomes of the sums.
 //
-// Tile: kStripRows x 2 registers of columns, as gemm_kernel.h has it and for
-// the same reason. What is left of the rows goes in strips of a third of that,
-// filled up with zeros: two kinds of strips keep the code small, and a block of
-// 16, 64 or 128 rows, being a multiple of 4, wastes none.
+// Strips: kTileRows, as the micro-kernel has them, and for what is left a third
+// of that, filled up with zeros: two kinds of strips keep the code small, and a
+// block of 16, 64 or 128 rows, being a multiple of 4, wastes none.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 
 #include "gemm_arithmetic.h"
 #include "gemm_kernel.h"
@@ -39,7 +38,7 @@ static_assert(kKeyBlock % kStripRows == 0 && kStripRows % kShortStripRows == 0);
 #if defined(__FMA__) || defined(__aarch64__)
 inline constexpr int64_t kLongestSum = kKeyBlock;
 #else
-inline constexpr int64_t kLongestSum = kKeyBlock / 4;
+inline constexpr int64_t kLongestSum = kKeyBlock / 8;
 #endif
 
 constexpr int64_t round_up(int64_t value, int64_t unit) {
@@ -80,127 +79,171 @@ void for_each_strip(int64_t rows, const Body& body) {
   }
 }
 
-// Where lane (row, step) of a left operand lies.
-struct PackedLeft {
-  template <int kRows>
-  static constexpr int64_t row_stride = 1;
-  template <int kRows>
-  static constexpr int64_t step_stride = kRows;
-};
-template <int64_t kStride>
+// Left operands in place: rows of kStride lanes, or the transpose of such.
+template <class Lane, int64_t kStride>
 struct LeftByRows {
+  const Lane* data;
+
   template <int kRows>
-  static constexpr int64_t row_stride = kStride;
+  const Lane* strip(int64_t row, int64_t /*depth*/) const {
+    return data + row * kStride;
+  }
   template <int kRows>
-  static constexpr int64_t step_stride = 1;
+  Lane lane(const Lane* at, int row) const {
+    return at[row * kStride];
+  }
+  template <int kRows>
+  static constexpr int64_t kStep = 1;
 };
-template <int64_t kStride>
+template <class Lane, int64_t kStride>
 struct LeftTransposed {
+  const Lane* data;
+
   template <int kRows>
-  static constexpr int64_t row_stride = 1;
+  const Lane* strip(int64_t row, int64_t /*depth*/) const {
+    return data + row;
+  }
   template <int kRows>
-  static constexpr int64_t step_stride = kStride;
+  Lane lane(const Lane* at, int row) const {
+    return at[row];
+  }
+  template <int kRows>
+  static constexpr int64_t kStep = kStride;
 };
 
-namespace detail {
+// Rows of memory that will be read next to a strip's sums. The processor's own
+// prefetcher does not see short pieces of many rows coming.
+struct FetchedRows {
+  const std::byte* data = nullptr;
+  int64_t row_bytes = 0;
+  int64_t column_bytes = 0;
+};
 
-template <class Arithmetic, class Left, int kRows, int kVectors, class Finish>
-[[gnu::always_inline]] inline void multiply_tile(
-    const typename Arithmetic::Lane* left,
-    const typename Arithmetic::Lane* right, int64_t depth, int64_t column,
-    const Finish& finish) {
-  using Lane = typename Arithmetic::Lane;
-  using Accumulator = typename Arithmetic::Accumulator;
-  constexpr int kLanes = simd::kLanes<Accumulator>;
-  Vector<Accumulator> sums[kRows][kVectors];
-  Vector<Accumulator> totals[kRows][kVectors];
-  for (int64_t k = 0, end = std::min(depth, kLongestSum);;) {
+// What becomes of the sums of a tile: they are stored, or added to what is
+// there, after transform(sums). Rows are as wide as whole tiles, so that the
+// last register of a row may reach beyond what is asked for.
+template <class Accumulator, class Transform>
+struct StoreTile {
+  Accumulator* to;
+  int64_t row_stride;
+  Transform transform;
+  bool adds;
+  FetchedRows fetched;
+
+  static constexpr bool kInOrder = true;  // as compute_statistics adds them
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
+    constexpr int64_t kLine = 64;
+    if (fetched.data == nullptr) {
+      return;
+    }
+    const int64_t bytes =
+        kVectors * simd::kLanes<Accumulator> * fetched.column_bytes;
     for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] = Vector<Accumulator>{};
+      const std::byte* from = fetched.data + (row + r) * fetched.row_bytes +
+                              column * fetched.column_bytes;
+      for (int64_t i = 0; i < bytes; i += kLine) {
+        __builtin_prefetch(from + i);
       }
     }
-    const bool first = k == 0;
-    for (; k < end; ++k) {
-      Vector<Lane> b[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
-        b[v] = simd::load(right + v * kLanes);
-      }
+  }
+
+  // Unrolled, or else the compiler keeps the sums in memory.
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void operator()(
+      int64_t row, int64_t column, Vector<Accumulator> (&sums)[kRows][kVectors],
+      int /*tail*/) const {
+    const auto for_each = [&](const auto& body) {
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const Vector<Lane> a =
-            simd::broadcast(left[r * Left::template row_stride<kRows>]);
+#pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) {
-          sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+          body(to + (row + r) * row_stride + column +
+                   v * simd::kLanes<Accumulator>,
+               transform(sums[r][v]));
         }
       }
-      left += Left::template step_stride<kRows>;
-      right += kTileColumns<Arithmetic>;
-    }
-    for (int r = 0; r < kRows && !first; ++r) {
-      for (int v = 0; v < kVectors; ++v) {
-        sums[r][v] += totals[r][v];
-      }
-    }
-    if (end == depth) {
-      break;
-    }
-    std::memcpy(totals, sums, sizeof(totals));
-    end = std::min(depth, end + kLongestSum);
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      finish(r, column + v * kLanes, sums[r][v]);
+    };
+    if (adds) {
+      for_each([](Accumulator* at, Vector<Accumulator> value) {
+        simd::store(at, simd::load(at) + value);
+      });
+    } else {
+      for_each([](Accumulator* at, Vector<Accumulator> value) {
+        simd::store(at, value);
+      });
     }
   }
-}
+};
 
-}  // namespace detail
-
-// Multiplies a strip of kRows rows by packed columns and hands each register of
-// the product to finish(row, column, value); the last one may reach beyond
-// `columns`, where the operand was filled up with zeros. `panel_stride` is the
-// distance of the right operand's panels, for one that is deeper than `depth`.
-template <class Arithmetic, class Left, int kRows, class Finish>
-[[gnu::noinline]] void multiply_strip(const typename Arithmetic::Lane* left,
-                                      const typename Arithmetic::Lane* right,
-                                      int64_t panel_stride, int64_t depth,
-                                      int64_t columns, const Finish& finish) {
-  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
-  int64_t column = 0;
-  for (; column + kColumns / 2 < columns; column += kColumns) {
-    detail::multiply_tile<Arithmetic, Left, kRows, 2>(left, right, depth,
-                                                      column, finish);
-    right += panel_stride;
+struct KeepTile {
+  template <class V>
+  V operator()(V sums) const {
+    return sums;
   }
-  if (column < columns) {
-    detail::multiply_tile<Arithmetic, Left, kRows, 1>(left, right, depth,
-                                                      column, finish);
-  }
-}
-
-// What becomes of a product: it is scaled and stored, or added to what is
-// there.
+};
 template <class Accumulator>
-struct StoreScaled {
-  Accumulator* to;
-  int64_t row_stride;
+struct ScaleTile {
   Accumulator scale;
-
-  [[gnu::always_inline]] void operator()(int row, int64_t column,
-                                         Vector<Accumulator> value) const {
-    simd::store(to + row * row_stride + column, value * scale);
+  Vector<Accumulator> operator()(Vector<Accumulator> sums) const {
+    return sums * scale;
   }
 };
+
 template <class Accumulator>
-struct AddTo {
-  Accumulator* to;
-  int64_t row_stride;
+auto store_to(Accumulator* to, int64_t row_stride,
+              const FetchedRows& fetched = {}) {
+  return StoreTile<Accumulator, KeepTile>{to, row_stride, {}, false, fetched};
+}
+template <class Accumulator>
+auto store_scaled(Accumulator* to, int64_t row_stride, Accumulator scale,
+                  const FetchedRows& fetched = {}) {
+  return StoreTile<Accumulator, ScaleTile<Accumulator>>{
+      to, row_stride, {scale}, false, fetched};
+}
+template <class Accumulator>
+auto add_to(Accumulator* to, int64_t row_stride) {
+  return StoreTile<Accumulator, KeepTile>{to, row_stride, {}, true, {}};
+}
 
-  [[gnu::always_inline]] void operator()(int row, int64_t column,
-                                         Vector<Accumulator> value) const {
-    Accumulator* at = to + row * row_stride + column;
-    simd::store(at, simd::load(at) + value);
+// Multiplies the strip of kRows rows at the beginning of `left` by the columns
+// of a right operand, over `depth` lanes, at most kLongestSum at a time.
+template <class Arithmetic, int kRows, class Left, class Store>
+void multiply_strip(Left left, RightPanels<typename Arithmetic::Lane> right,
+                    int64_t depth, int64_t columns, Store store) {
+  constexpr int kColumns = kTileColumns<Arithmetic>;
+  for (;;) {
+    const int64_t lanes = std::min(depth, kLongestSum);
+    const auto* panel = right.data;
+    int64_t column = 0;
+    for (; column + kColumns / 2 < columns; column += kColumns) {
+      cpu::detail::multiply_tile<Arithmetic, kRows, kTileVectors>(
+          lanes, left, panel, right.step_stride, 0, column, kColumns, store);
+      panel += right.panel_stride;
+    }
+    if (column < columns) {
+      cpu::detail::multiply_tile<Arithmetic, kRows, 1>(
+          lanes, left, panel, right.step_stride, 0, column, kColumns / 2,
+          store);
+    }
+    depth -= lanes;
+    if (depth == 0) {
+      return;
+    }
+    left.data += lanes * Left::template kStep<kRows>;
+    right.data += lanes * right.step_stride;
+    store.adds = true;
+    store.fetched = {};
   }
-};
+}
+
+// A packed right operand of `depth` lanes, from its `first` on.
+template <class Arithmetic>
+RightPanels<typename Arithmetic::Lane> packed_panels(
+    const typename Arithmetic::Lane* packed, int64_t depth, int64_t first = 0) {
+  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  return {packed + first * kColumns, kColumns, depth * kColumns};
+}
 
 }  // namespace pkg::cpu::attention

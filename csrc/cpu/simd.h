@@ -253,4 +253,20 @@ inline auto reduce_add(V value) {
   return sum;
 }
 
+// Whether any bit of any lane is set.
+template <class V>
+inline bool any_bit(V value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    return _mm512_test_epi64_mask(std::bit_cast<__m512i>(value),
+                                  std::bit_cast<__m512i>(value)) != 0;
+  }
+#endif
+  auto bits = value[0];
+  for (size_t lane = 1; lane < sizeof(V) / sizeof(bits); ++lane) {
+    bits |= value[lane];
+  }
+  return bits != 0;
+}
+
 }  // namespace pkg::simd

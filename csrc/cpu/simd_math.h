@@ -131,6 +131,68 @@ inline V expm1_of_nonpositive(V x) {
   return tail * scale + (scale - T(1));
 }
 
+namespace detail {
+
+// Minimax coefficients of exp(r) for |r| <= ln(2)/2 from the highest degree
+// down to 2; those of degree 1 and 0 are 1. Relative error 2^-28.3 and 2^-57.9,
+// or 2^-17.5 where the result is to be rounded to half precision.
+template <class T, bool kPrecise>
+inline constexpr std::array<T, 0> kExp{};
+template <>
+inline constexpr std::array kExp<float, true>{0x1.6a2438p-10F, 0x1.1239e2p-7F,
+                                              0x1.5558f2p-5F, 0x1.555492p-3F,
+                                              0x1.fffffcp-2F};
+template <>
+inline constexpr std::array kExp<float, false>{0x1.52258ep-5F, 0x1.571cc2p-3F,
+                                               0x1.0006b6p-1F};
+template <>
+inline constexpr std::array kExp<double, true>{
+    0x1.ad7f7173666c9p-26, 0x1.28ad72907bd71p-22, 0x1.71df2550ac4c6p-19,
+    0x1.a0199a0ca9cc3p-16, 0x1.a01a012a586d8p-13, 0x1.6c16c18429f90p-10,
+    0x1.1111111127be3p-7,  0x1.555555555087dp-5,  0x1.55555555554fap-3,
+    0x1.000000000000ap-1};
+
+}  // namespace detail
+
+// exp of x <= 0 or NaN, kCount registers side by side: a processor's scheduler
+// holds about three chains of this length, so that what runs at the same time
+// must stand at the same place (1.4 times faster on Zen 4 with three than one
+// by one). Error under 1.5 ulp; a relative 2^-17 where not kPrecise.
+template <bool kPrecise = true, class V, size_t kCount>
+[[gnu::always_inline]] inline void exp_of_nonpositive(V (&x)[kCount]) {
+  using T = detail::ElementOf<V>;
+  using C = detail::ExpConstants<T>;
+  constexpr auto& kCoefficients = detail::kExp<T, kPrecise>;
+  V n[kCount];
+  V p[kCount];
+  const auto each = [](const auto& body) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kCount; ++i) {
+      body(i);
+    }
+  };
+  // The comparison is false for NaN, which stays.
+  each([&](size_t i) {
+    x[i] = C::kSmallest > x[i] ? V{} + C::kSmallest : x[i];
+  });
+  each([&](size_t i) { n[i] = x[i] * T(1.442695040888963407) + C::kRound; });
+  each([&](size_t i) { n[i] = n[i] - C::kRound; });
+  if constexpr (kPrecise) {
+    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2High; });
+    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2Low; });
+  } else {
+    each([&](size_t i) { x[i] = x[i] - n[i] * T(0.693147180559945309); });
+  }
+  each([&](size_t i) { p[i] = x[i] * kCoefficients[0] + kCoefficients[1]; });
+#pragma GCC unroll 16
+  for (size_t c = 2; c < kCoefficients.size(); ++c) {
+    each([&](size_t i) { p[i] = p[i] * x[i] + kCoefficients[c]; });
+  }
+  each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
+  each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
+  each([&](size_t i) { x[i] = detail::times_power_of_two<T>(p[i], n[i]); });
+}
+
 template <class V>
 inline V abs(V x) {
   return x < 0 ? -x : x;

@@ -109,25 +109,32 @@ template <class V, int kLanes>
   }
 }
 
-// Lane i of the result is the sum of rows[i]: each stage adds the halves of two
-// registers and leaves one.
-template <int kBit = 1, class V, int kCount>
-[[gnu::always_inline]] inline V sum_each(const V (&rows)[kCount]) {
+// Lane i of the result is what `combine` makes of all lanes of rows[i]: each
+// stage combines the halves of two registers and leaves one.
+template <int kBit = 1, class V, int kCount, class Combine>
+[[gnu::always_inline]] inline V combine_each(const V (&rows)[kCount],
+                                             const Combine& combine) {
   constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(rows[0][0]));
   constexpr auto kSequence = std::make_index_sequence<kLanes>{};
   V halves[kCount / 2];
   for (int i = 0; i < kCount; i += 2) {
     const V a = rows[i];
     const V b = rows[i + 1];
-    halves[i / 2] =
-        detail::shuffle<detail::Exchanged<kLanes, kBit, 0>>(a, b, kSequence) +
-        detail::shuffle<detail::Exchanged<kLanes, kBit, 1>>(a, b, kSequence);
+    halves[i / 2] = combine(
+        detail::shuffle<detail::Exchanged<kLanes, kBit, 0>>(a, b, kSequence),
+        detail::shuffle<detail::Exchanged<kLanes, kBit, 1>>(a, b, kSequence));
   }
   if constexpr (kCount == 2) {
     return halves[0];
   } else {
-    return sum_each<kBit * 2>(halves);
+    return combine_each<kBit * 2>(halves, combine);
   }
+}
+
+// Lane i of the result is the sum of rows[i].
+template <class V, int kCount>
+[[gnu::always_inline]] inline V sum_each(const V (&rows)[kCount]) {
+  return combine_each(rows, [](V a, V b) { return a + b; });
 }
 
 }  // namespace pkg::simd

@@ -7,7 +7,9 @@
 
 #include "../scaled_dot_product_attention.h"
 #include "launch.h"
-#include "scaled_dot_product_attention.cuh"
+#include "scaled_dot_product_attention_forward.cuh"
+#include "scaled_dot_product_attention_grad_key_value.cuh"
+#include "scaled_dot_product_attention_grad_query.cuh"
 
 namespace pkg::cuda {
 
@@ -94,6 +96,15 @@ MatrixBatch<Element> matrix_batch(const AttentionShape& shape,
           batch.strides(operand), operand.row_stride, operand.column_stride};
 }
 
+template <class Element>
+ResultBatch<Element> result_batch(const AttentionShape& shape,
+                                  const AttentionBatch& batch,
+                                  const Tensor& tensor, int64_t group = 1) {
+  const AttentionOperand operand = attention_operand(shape, tensor, group);
+  return {static_cast<Element*>(tensor.mutable_data_ptr()),
+          batch.strides(operand), operand.row_stride};
+}
+
 inline AttentionMask attention_mask(const AttentionShape& shape,
                                     const AttentionBatch& batch,
                                     const std::optional<Tensor>& attn_mask) {
@@ -133,6 +144,7 @@ AttentionProblem<Element> attention_problem(
       attention_dropout(seed, dropout_p),
       shape.scale,
       is_causal,
+      {},
   };
 }
 
@@ -148,5 +160,20 @@ void with_width(int64_t head_size, Function&& function) {
   }
   function.template operator()<64>();
 }
+
+// The launches, defined with the operators on batches of matrices and shared by
+// those on packed sequences. The caller holds a DeviceGuard.
+template <class Element>
+void launch_attention_forward(const AttentionForward<Element>& call,
+                              cudaStream_t stream);
+template <class Element>
+void launch_attention_delta(const AttentionBackward<Element>& call,
+                            cudaStream_t stream);
+template <class Element>
+void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
+                                 cudaStream_t stream);
+template <class Element>
+void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
+                                     cudaStream_t stream);
 
 }  // namespace pkg::cuda

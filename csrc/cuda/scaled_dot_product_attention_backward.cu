@@ -7,11 +7,53 @@
 
 #include "../namespace.h"
 #include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_grad_key_value.cuh"
 #include "scaled_dot_product_attention_grad_mask.cuh"
-#include "scaled_dot_product_attention_grad_query.cuh"
 
 namespace pkg::cuda {
+
+template <class Element>
+void launch_attention_delta(const AttentionBackward<Element>& call,
+                            cudaStream_t stream) {
+  constexpr int64_t kRowsPerBlock = kTileThreads / kWarpSize;
+  const int64_t rows = call.problem.batch_count * call.problem.rows;
+  launch(attention_delta_kernel<Element>,
+         (rows + kRowsPerBlock - 1) / kRowsPerBlock, kTileThreads, stream,
+         call);
+}
+
+template <class Element>
+void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
+                                 cudaStream_t stream) {
+  with_width<Element>(call.backward.problem.head_size, [&]<int kWidth>() {
+    launch(attention_grad_query_kernel<Element, kWidth>,
+           call.template tile_count<kWidth>(), kTileThreads, stream, call);
+  });
+}
+
+template <class Element>
+void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
+                                     cudaStream_t stream) {
+  const auto& problem = call.backward.problem;
+  const int64_t head_size = std::max(problem.head_size, problem.value_size);
+  with_width<Element>(head_size, [&]<int kWidth>() {
+    launch(attention_grad_key_value_kernel<Element, kWidth>,
+           call.template tile_count<kWidth>(), kTileThreads, stream, call);
+  });
+}
+
+#define PKG_INSTANTIATE(Element)                                          \
+  template void launch_attention_delta(const AttentionBackward<Element>&, \
+                                       cudaStream_t);                     \
+  template void launch_attention_grad_query(                              \
+      const AttentionGradQuery<Element>&, cudaStream_t);                  \
+  template void launch_attention_grad_key_value(                          \
+      const AttentionGradKeyValue<Element>&, cudaStream_t);
+PKG_INSTANTIATE(double)
+PKG_INSTANTIATE(float)
+PKG_INSTANTIATE(float16)
+PKG_INSTANTIATE(bfloat16)
+#undef PKG_INSTANTIATE
+
 namespace {
 
 // A call, with all that does not depend on the type of its elements.
@@ -35,56 +77,32 @@ Element* data_of(const Tensor& tensor) {
 }
 
 template <class Element>
-void launch_delta(const AttentionBackward<Element>& backward,
-                  cudaStream_t stream) {
-  constexpr int64_t kRowsPerBlock = kTileThreads / kWarpSize;
-  const int64_t rows = backward.problem.batch_count * backward.problem.rows;
-  launch(attention_delta_kernel<Element>,
-         (rows + kRowsPerBlock - 1) / kRowsPerBlock, kTileThreads, stream,
-         backward);
-}
-
-template <class Element>
 void launch_grad_query(const BackwardCall& call,
                        const AttentionBackward<Element>& backward) {
-  const AttentionGradQuery<Element> gradient = {
-      backward, call.batch.partition(call.shape, call.query, 1),
-      data_of<Element>(call.grad_query)};
-  with_width<Element>(call.shape.head_size, [&]<int kWidth>() {
-    launch(attention_grad_query_kernel<Element, kWidth>,
-           gradient.template tile_count<kWidth>(), kTileThreads, call.stream,
-           gradient);
-  });
-}
-
-template <class Element>
-void launch_grad_key_value(const AttentionGradKeyValue<Element>& gradient,
-                           cudaStream_t stream) {
-  const auto& problem = gradient.backward.problem;
-  const int64_t head_size = std::max(problem.head_size, problem.value_size);
-  with_width<Element>(head_size, [&]<int kWidth>() {
-    launch(attention_grad_key_value_kernel<Element, kWidth>,
-           gradient.template tile_count<kWidth>(), kTileThreads, stream,
-           gradient);
-  });
+  launch_attention_grad_query<Element>(
+      {backward, call.batch.partition(call.shape, call.query, 1),
+       result_batch<Element>(call.shape, call.batch, call.grad_query)},
+      call.stream);
 }
 
 template <class Element>
 void launch_grad_key_value(const BackwardCall& call,
                            const AttentionBackward<Element>& backward) {
-  const auto key = call.batch.partition(call.shape, call.key, call.shape.group);
-  const auto value =
-      call.batch.partition(call.shape, call.value, call.shape.group);
-  Element* const grad_key = data_of<Element>(call.grad_key);
-  Element* const grad_value = data_of<Element>(call.grad_value);
+  const int64_t group = call.shape.group;
+  const auto key = call.batch.partition(call.shape, call.key, group);
+  const auto value = call.batch.partition(call.shape, call.value, group);
+  const auto grad_key =
+      result_batch<Element>(call.shape, call.batch, call.grad_key, group);
+  const auto grad_value =
+      result_batch<Element>(call.shape, call.batch, call.grad_value, group);
   if (key == value) {
-    launch_grad_key_value<Element>({backward, key, grad_key, grad_value},
-                                   call.stream);
+    launch_attention_grad_key_value<Element>(
+        {backward, key, grad_key, grad_value}, call.stream);
   } else {
-    launch_grad_key_value<Element>({backward, key, grad_key, nullptr},
-                                   call.stream);
-    launch_grad_key_value<Element>({backward, value, nullptr, grad_value},
-                                   call.stream);
+    launch_attention_grad_key_value<Element>({backward, key, grad_key, {}},
+                                             call.stream);
+    launch_attention_grad_key_value<Element>({backward, value, {}, grad_value},
+                                             call.stream);
   }
 }
 
@@ -107,7 +125,7 @@ template <class Element>
 void launch_all(const BackwardCall& call,
                 const AttentionBackward<Element>& backward,
                 bool needs_mask_grad) {
-  launch_delta(backward, call.stream);
+  launch_attention_delta(backward, call.stream);
   launch_grad_query(call, backward);
   launch_grad_key_value(call, backward);
   if (!needs_mask_grad) {

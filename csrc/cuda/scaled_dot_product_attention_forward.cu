@@ -2,19 +2,27 @@
 
 #include "../namespace.h"
 #include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_forward.cuh"
 
 namespace pkg::cuda {
-namespace {
 
 template <class Element>
-void launch_forward(const AttentionForward<Element>& call,
-                    cudaStream_t stream) {
+void launch_attention_forward(const AttentionForward<Element>& call,
+                              cudaStream_t stream) {
   with_width<Element>(call.problem.value_size, [&]<int kWidth>() {
     launch(attention_forward_kernel<Element, kWidth>,
            call.template tile_count<kWidth>(), kTileThreads, stream, call);
   });
 }
+template void launch_attention_forward(const AttentionForward<double>&,
+                                       cudaStream_t);
+template void launch_attention_forward(const AttentionForward<float>&,
+                                       cudaStream_t);
+template void launch_attention_forward(const AttentionForward<float16>&,
+                                       cudaStream_t);
+template void launch_attention_forward(const AttentionForward<bfloat16>&,
+                                       cudaStream_t);
+
+namespace {
 
 std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
@@ -28,16 +36,14 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
   const Tensor output = allocate_attention_output(shape, query);
   const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
   const AttentionBatch batch(shape);
-  const AttentionOperand layout = attention_operand(shape, output, 1);
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
     const AttentionForward<Element> call = {
         attention_problem<Element>(shape, batch, query, key, value, attn_mask,
                                    dropout_seed, dropout_p, is_causal),
-        static_cast<Element*>(output.mutable_data_ptr()), batch.strides(layout),
-        layout.row_stride,
+        result_batch<Element>(shape, batch, output),
         static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())};
-    launch_forward(call, current_stream(query));
+    launch_attention_forward(call, current_stream(query));
   });
   return {output, log_sum_exp};
 }

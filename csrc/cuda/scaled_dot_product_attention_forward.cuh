@@ -33,9 +33,7 @@ namespace pkg::cuda {
 template <class Element>
 struct AttentionForward {
   AttentionProblem<Element> problem;
-  Element* output;  // batch, rows, value_size; the columns are neighbours
-  BatchStrides output_batch_strides;
-  int64_t output_row_stride;
+  ResultBatch<Element> output;
   Accumulator<Element>* log_sum_exp;  // contiguous: batch, rows
 
   template <int kWidth>
@@ -114,20 +112,23 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
     const int64_t row_begin = index / output_tiles % row_tiles * kTile;
     const int64_t output_begin = index % output_tiles * kWidth;
 
-    const AttentionScores<Element> attention(problem, batch);
-    const auto query = problem.query.by_row(problem.batch, batch, problem.rows,
-                                            problem.head_size);
-    const auto key = problem.key.by_row(problem.batch, batch, problem.columns,
-                                        problem.head_size);
-    const auto value = problem.value.by_column(
-        problem.batch, batch, problem.columns, problem.value_size);
+    const AttentionExtent extent = problem.extent(batch);
+    if (row_begin >= extent.rows) {
+      continue;
+    }
+    const AttentionScores<Element> attention(problem, batch, extent);
+    const auto query = problem.query.by_row(
+        problem.batch, batch, extent.first_row, extent.rows, problem.head_size);
+    const auto key =
+        problem.key.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.head_size);
+    const auto value =
+        problem.value.by_column(problem.batch, batch, extent.first_column,
+                                extent.columns, problem.value_size);
 
     OnlineSoftmax<Number> softmax;
     Tile<Number, kTile, kWidth> output(0);
-    int64_t column_end = problem.columns;
-    if (problem.is_causal && row_begin + kTile < column_end) {
-      column_end = row_begin + kTile;
-    }
+    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     for (int64_t column_begin = 0; column_begin < column_end;
          column_begin += kTile) {
       Tile<Number, kTile, kTile> scores(0);
@@ -162,15 +163,13 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
             sum == Number(0) ? Number(0) : output.values[i][j] / sum;
       }
       const int64_t row = row_begin + thread.row(i);
-      if (output_begin == 0 && thread.column_lane == 0 && row < problem.rows) {
-        call.log_sum_exp[batch * problem.rows + row] =
+      if (output_begin == 0 && thread.column_lane == 0 && row < extent.rows) {
+        call.log_sum_exp[extent.statistics + row] =
             softmax.maximum[i] + log(sum);
       }
     }
-    store_tile(output,
-               call.output + batch_offset(problem.batch,
-                                          call.output_batch_strides, batch),
-               problem.rows, problem.value_size, call.output_row_stride,
+    store_tile(output, call.output.row(problem.batch, batch, extent.first_row),
+               extent.rows, problem.value_size, call.output.row_stride,
                row_begin, output_begin);
   }
 }

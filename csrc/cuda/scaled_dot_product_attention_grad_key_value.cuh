@@ -19,22 +19,24 @@
 
 namespace pkg::cuda {
 
-// Either gradient may be null: where key and value are broadcast along
-// different dimensions, each is computed by a launch of its own.
+// The data of either gradient may be null: where key and value are broadcast
+// along different dimensions, each is computed by a launch of its own.
 template <class Element>
 struct AttentionGradKeyValue {
   AttentionBackward<Element> backward;
   BatchPartition partition;
-  Element* grad_key;    // contiguous: owned, columns, head_size
-  Element* grad_value;  // contiguous: owned, columns, value_size
+  ResultBatch<Element> grad_key;
+  ResultBatch<Element> grad_value;
 
   template <int kWidth>
   __host__ __device__ int64_t head_tiles() const {
     const int64_t key_tiles =
-        grad_key == nullptr ? 0 : tiles_of(backward.problem.head_size, kWidth);
+        grad_key.data == nullptr ? 0
+                                 : tiles_of(backward.problem.head_size, kWidth);
     const int64_t value_tiles =
-        grad_value == nullptr ? 0
-                              : tiles_of(backward.problem.value_size, kWidth);
+        grad_value.data == nullptr
+            ? 0
+            : tiles_of(backward.problem.value_size, kWidth);
     return key_tiles > value_tiles ? key_tiles : value_tiles;
   }
 
@@ -61,19 +63,21 @@ class TransposedWeights {
       const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
       int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels)
       : call_(call),
-        attention_(call, batch),
+        extent_(call.problem.extent(batch)),
+        attention_(call, batch, extent_),
         batch_(batch),
         row_begin_(row_begin),
         column_begin_(column_begin),
         weights_(0) {
     const AttentionProblem<Element>& problem = call.problem;
-    multiply<kDepth>(weights_,
-                     problem.key.by_row(problem.batch, batch, problem.columns,
-                                        problem.head_size),
-                     column_begin,
-                     problem.query.by_row(problem.batch, batch, problem.rows,
-                                          problem.head_size),
-                     row_begin, a_panels, b_panels);
+    multiply<kDepth>(
+        weights_,
+        problem.key.by_row(problem.batch, batch, extent_.first_column,
+                           extent_.columns, problem.head_size),
+        column_begin,
+        problem.query.by_row(problem.batch, batch, extent_.first_row,
+                             extent_.rows, problem.head_size),
+        row_begin, a_panels, b_panels);
     weights_.transform([&](int column, int row, Number product) {
       return attention_.weight(row_begin + row, column_begin + column, product);
     });
@@ -102,13 +106,14 @@ class TransposedWeights {
                                                  PanelsB&& b_panels) const {
     const AttentionProblem<Element>& problem = call_.problem;
     Weights result(0);
-    multiply<kDepth>(result,
-                     problem.value.by_row(problem.batch, batch_,
-                                          problem.columns, problem.value_size),
-                     column_begin_,
-                     call_.grad_output.by_row(problem.batch, batch_,
-                                              problem.rows, problem.value_size),
-                     row_begin_, a_panels, b_panels);
+    multiply<kDepth>(
+        result,
+        problem.value.by_row(problem.batch, batch_, extent_.first_column,
+                             extent_.columns, problem.value_size),
+        column_begin_,
+        call_.grad_output.by_row(problem.batch, batch_, extent_.first_row,
+                                 extent_.rows, problem.value_size),
+        row_begin_, a_panels, b_panels);
     PKG_UNROLL
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
@@ -123,6 +128,7 @@ class TransposedWeights {
 
  private:
   const AttentionBackward<Element>& call_;
+  AttentionExtent extent_;
   AttentionGradients<Element> attention_;
   TileThread thread_;
   int64_t batch_;
@@ -152,17 +158,21 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
     const int64_t column_begin = index / head_tiles % column_tiles * kTile;
     const int64_t head_begin = index % head_tiles * kWidth;
     const bool wants_key =
-        call.grad_key != nullptr && head_begin < problem.head_size;
+        call.grad_key.data != nullptr && head_begin < problem.head_size;
     const bool wants_value =
-        call.grad_value != nullptr && head_begin < problem.value_size;
+        call.grad_value.data != nullptr && head_begin < problem.value_size;
 
-    // No query before the first key of the tile sees any of its keys.
-    const int64_t first_row = problem.is_causal ? column_begin : 0;
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem.extent(first);
+    if (column_begin >= extent.columns) {
+      continue;
+    }
+    const int64_t first_row = problem.first_row(extent, column_begin);
     Tile<Number, kTile, kWidth> key_sum(0);
     Tile<Number, kTile, kWidth> value_sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
-      for (int64_t row_begin = first_row; row_begin < problem.rows;
+      for (int64_t row_begin = first_row; row_begin < extent.rows;
            row_begin += kTile) {
         const TransposedWeights<Element> tile(backward, batch, row_begin,
                                               column_begin, a_panels, b_panels);
@@ -170,7 +180,8 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
           store_transposed(tile.dropped(), weights);
           multiply_shared<kDepth, kTile>(
               value_sum, weights,
-              backward.grad_output.by_column(problem.batch, batch, problem.rows,
+              backward.grad_output.by_column(problem.batch, batch,
+                                             extent.first_row, extent.rows,
                                              problem.value_size),
               head_begin, row_begin, b_panels);
         }
@@ -178,8 +189,8 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
           store_transposed(tile.grad_scores(a_panels, b_panels), weights);
           multiply_shared<kDepth, kTile>(
               key_sum, weights,
-              problem.query.by_column(problem.batch, batch, problem.rows,
-                                      problem.head_size),
+              problem.query.by_column(problem.batch, batch, extent.first_row,
+                                      extent.rows, problem.head_size),
               head_begin, row_begin, b_panels);
         }
       }
@@ -188,14 +199,14 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
     if (wants_key) {
       key_sum.scale(static_cast<Number>(problem.scale));
       store_tile(key_sum,
-                 call.grad_key + owned * problem.columns * problem.head_size,
-                 problem.columns, problem.head_size, problem.head_size,
+                 call.grad_key.row(problem.batch, first, extent.first_column),
+                 extent.columns, problem.head_size, call.grad_key.row_stride,
                  column_begin, head_begin);
     }
     if (wants_value) {
       store_tile(value_sum,
-                 call.grad_value + owned * problem.columns * problem.value_size,
-                 problem.columns, problem.value_size, problem.value_size,
+                 call.grad_value.row(problem.batch, first, extent.first_column),
+                 extent.columns, problem.value_size, call.grad_value.row_stride,
                  column_begin, head_begin);
     }
   }

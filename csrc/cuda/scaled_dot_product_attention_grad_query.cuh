@@ -22,7 +22,7 @@ template <class Element>
 struct AttentionGradQuery {
   AttentionBackward<Element> backward;
   BatchPartition partition;  // of the batch, as the query sees it
-  Element* grad_query;       // contiguous: owned, rows, head_size
+  ResultBatch<Element> grad_query;
 
   template <int kWidth>
   __host__ __device__ int64_t tile_count() const {
@@ -51,15 +51,18 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
     const int64_t row_begin = index / head_tiles % row_tiles * kTile;
     const int64_t head_begin = index % head_tiles * kWidth;
 
-    int64_t column_end = problem.columns;
-    if (problem.is_causal && row_begin + kTile < column_end) {
-      column_end = row_begin + kTile;
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem.extent(first);
+    if (row_begin >= extent.rows) {
+      continue;
     }
+    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     Tile<Number, kTile, kWidth> sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
-      const auto key = problem.key.by_column(
-          problem.batch, batch, problem.columns, problem.head_size);
+      const auto key =
+          problem.key.by_column(problem.batch, batch, extent.first_column,
+                                extent.columns, problem.head_size);
       for (int64_t column_begin = 0; column_begin < column_end;
            column_begin += kTile) {
         store_transposed(grad_score_tile(call.backward, batch, row_begin,
@@ -70,9 +73,9 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
       }
     }
     sum.scale(static_cast<Number>(problem.scale));
-    store_tile(sum, call.grad_query + owned * problem.rows * problem.head_size,
-               problem.rows, problem.head_size, problem.head_size, row_begin,
-               head_begin);
+    store_tile(sum, call.grad_query.row(problem.batch, first, extent.first_row),
+               extent.rows, problem.head_size, call.grad_query.row_stride,
+               row_begin, head_begin);
   }
 }
 

@@ -56,14 +56,16 @@ __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
   const int64_t rows = problem.batch_count * problem.rows;
   for (int64_t row = global_thread_index() / kWarpSize; row < rows;
        row += warps) {
-    const auto row_of = [&](const MatrixBatch<Element>& matrices) {
-      return matrices.data +
-             batch_offset(problem.batch, matrices.batch_strides,
-                          row / problem.rows) +
-             row % problem.rows * matrices.row_stride;
-    };
-    const Element* const grad_output = row_of(call.grad_output);
-    const Element* const output = row_of(call.output);
+    const int64_t batch = row / problem.rows;
+    const int64_t own_row = row % problem.rows;
+    const AttentionExtent extent = problem.extent(batch);
+    if (own_row >= extent.rows) {
+      continue;
+    }
+    const Element* const grad_output =
+        call.grad_output.row(problem.batch, batch, extent.first_row + own_row);
+    const Element* const output =
+        call.output.row(problem.batch, batch, extent.first_row + own_row);
     Number sum = 0;
     for (int64_t column = lane; column < problem.value_size;
          column += kWarpSize) {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
       sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
     }
     if (lane == 0) {
-      call.delta[row] = sum;
+      call.delta[extent.statistics + own_row] = sum;
     }
   }
 }
@@ -88,10 +90,11 @@ class AttentionGradients {
   using Number = Accumulator<Element>;
 
   __device__ __forceinline__
-  AttentionGradients(const AttentionBackward<Element>& call, int64_t batch)
-      : scores_(call.problem, batch),
-        log_sum_exp_(call.log_sum_exp + batch * call.problem.rows),
-        delta_(call.delta + batch * call.problem.rows) {}
+  AttentionGradients(const AttentionBackward<Element>& call, int64_t batch,
+                     const AttentionExtent& extent)
+      : scores_(call.problem, batch, extent),
+        log_sum_exp_(call.log_sum_exp + extent.statistics),
+        delta_(call.delta + extent.statistics) {}
 
   // A row without any key has weights of zero, not exp(-inf + inf).
   __device__ __forceinline__ Number weight(int64_t row, int64_t column,
@@ -130,25 +133,27 @@ __device__ __forceinline__ auto grad_score_tile(
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   const AttentionProblem<Element>& problem = call.problem;
+  const AttentionExtent extent = problem.extent(batch);
 
   Tile<Number, kTile, kTile> scores(0);
   multiply<kDepth>(scores,
-                   problem.query.by_row(problem.batch, batch, problem.rows,
-                                        problem.head_size),
+                   problem.query.by_row(problem.batch, batch, extent.first_row,
+                                        extent.rows, problem.head_size),
                    row_begin,
-                   problem.key.by_row(problem.batch, batch, problem.columns,
-                                      problem.head_size),
+                   problem.key.by_row(problem.batch, batch, extent.first_column,
+                                      extent.columns, problem.head_size),
                    column_begin, a_panels, b_panels);
   Tile<Number, kTile, kTile> gradients(0);
-  multiply<kDepth>(gradients,
-                   call.grad_output.by_row(problem.batch, batch, problem.rows,
-                                           problem.value_size),
-                   row_begin,
-                   problem.value.by_row(problem.batch, batch, problem.columns,
-                                        problem.value_size),
-                   column_begin, a_panels, b_panels);
+  multiply<kDepth>(
+      gradients,
+      call.grad_output.by_row(problem.batch, batch, extent.first_row,
+                              extent.rows, problem.value_size),
+      row_begin,
+      problem.value.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.value_size),
+      column_begin, a_panels, b_panels);
 
-  const AttentionGradients<Element> attention(call, batch);
+  const AttentionGradients<Element> attention(call, batch, extent);
   const TileThread thread;
   PKG_UNROLL
   for (int i = 0; i < gradients.kThreadRows; ++i) {

@@ -16,6 +16,45 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+class KeyValueCache:
+    """Keys and values of the tokens already read, of one layer, so that none is computed twice.
+
+    Args:
+        capacity: tokens that it can hold.
+
+    Attributes:
+        keys: (batch, heads, capacity, head size), of which the first ``length`` tokens are there.
+        values: the same.
+        lengths: int32 (batch,), the length of each sequence: all are as long as the first.
+        length: that one.
+    """
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Add keys and values (batch, heads, tokens, head size)."""
+        if self.length == 0:
+            shape = (*key.shape[:2], self.capacity, key.size(3))
+            self.keys, self.values = key.new_empty(shape), value.new_empty(shape)
+            self.lengths = torch.zeros(len(key), dtype=torch.int32, device=key.device)
+        start, self.length = self.length, self.length + key.size(2)
+        self.keys[:, :, start : self.length] = key
+        self.values[:, :, start : self.length] = value
+        self.lengths.fill_(self.length)
+
+
+def attention_to_slices(query: Tensor, cache: KeyValueCache) -> Tensor:
+    """What PyTorch has for a single query (batch, heads, 1, head size) and a cache."""
+    keys, values = cache.keys[:, :, : cache.length], cache.values[:, :, : cache.length]
+    return functional.scaled_dot_product_attention(query, keys, values)
+
+
 @dataclass(frozen=True)
 class Operators:
     """The operators that a model computes with.
@@ -24,11 +63,13 @@ class Operators:
         name: what the reports call them.
         linear: ``(input (..., in), weight (out, in)) -> (..., out)``.
         attention: the signature of ``torch.nn.functional.scaled_dot_product_attention``.
+        decoding: attention of a single query to all that a cache holds.
     """
 
     name: str
     linear: Callable[[Tensor, Tensor], Tensor]
     attention: Callable[..., Tensor]
+    decoding: Callable[[Tensor, KeyValueCache], Tensor] = attention_to_slices
 
 
 def pytorch_operators() -> Operators:
@@ -37,13 +78,19 @@ def pytorch_operators() -> Operators:
 
 
 def pkg_operators() -> Operators:
-    """The operators of ``pkg``; every matrix product of the model is one ``pkg.ops.matmul``."""
+    """The operators of ``pkg``; every matrix product of the model is one ``pkg.ops.matmul``.
+
+    New tokens attend to the cache where it is, without slices of it.
+    """
     from pkg import ops
 
     def linear(input: Tensor, weight: Tensor) -> Tensor:
         return ops.matmul(input, weight.mT)
 
-    return Operators("pkg", linear, ops.scaled_dot_product_attention)
+    def decoding(query: Tensor, cache: KeyValueCache) -> Tensor:
+        return ops.decode_attention(query, cache.keys, cache.values, cache.lengths)
+
+    return Operators("pkg", linear, ops.scaled_dot_product_attention, decoding)
 
 
 @dataclass(frozen=True)
@@ -94,30 +141,6 @@ class Rotation(nn.Module):
         return torch.cat(turned, -1).to(heads.dtype)
 
 
-class KeyValueCache:
-    """Keys and values of the tokens already read, of one layer, so that none is computed twice.
-
-    Args:
-        capacity: tokens that it can hold.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-        self._buffers: tuple[Tensor, Tensor] | None = None
-
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values (batch, heads, tokens, head size); return all those held."""
-        if self._buffers is None:
-            shape = (*key.shape[:2], self.capacity, key.size(3))
-            self._buffers = key.new_empty(shape), value.new_empty(shape)
-        start, self.length = self.length, self.length + key.size(2)
-        keys, values = self._buffers
-        keys[:, :, start : self.length] = key
-        values[:, :, start : self.length] = value
-        return keys[:, :, : self.length], values[:, :, : self.length]
-
-
 class Linear(nn.Module):
     """``input @ weight.T`` with the given operators; the weight is (out, in)."""
 
@@ -154,9 +177,11 @@ class Block(nn.Module):
         start = 0 if cache is None else cache.length
         query, key = self.rotation(query, start), self.rotation(key, start)
         if cache is not None:
-            key, value = cache.append(key, value)
-        # A single new token may look at everything before it: nothing to mask.
-        attended = self.operators.attention(query, key, value, is_causal=query.size(2) > 1)
+            cache.append(key, value)
+        if start:
+            attended = self.operators.decoding(query, cache)
+        else:
+            attended = self.operators.attention(query, key, value, is_causal=True)
         return self.attention_output(attended.transpose(1, 2).flatten(-2))
 
     def forward(self, stream: Tensor, cache: KeyValueCache | None = None) -> Tensor:

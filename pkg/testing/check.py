@@ -89,6 +89,7 @@ def check_op(
     mutates: Collection[str] = (),
     nondifferentiable_inputs: Collection[str] = (),
     nondifferentiable_outputs: Collection[int] = (),
+    structural_inputs: Collection[str] = (),
     autocast: str = "unchanged",
     max_ulps: float | None = None,
     without: Collection[str] = (),
@@ -134,6 +135,9 @@ def check_op(
         mutates: names of the arguments that the operator writes to.
         nondifferentiable_inputs: names of floating-point arguments that no gradient flows to.
         nondifferentiable_outputs: positions of floating-point outputs that none flows from.
+        structural_inputs: names of arguments whose values say how the other tensors are to be read,
+            as where the sequences of a packed batch begin: they come in every layout, but never
+            with values other than a sample's.
         autocast: what autocast does: ``"unchanged"``, ``"lower"`` (casts to the autocast dtype),
             ``"float32"``, or ``"widest"`` (the widest dtype among the arguments).
         max_ulps: a stricter bound on every element of the outputs, in units in the last place.
@@ -179,6 +183,7 @@ def check_op(
         mutates=tuple(mutates),
         nondifferentiable_inputs=tuple(nondifferentiable_inputs),
         nondifferentiable_outputs=tuple(nondifferentiable_outputs),
+        structural_inputs=tuple(structural_inputs),
         absent=tuple(sorted(without)),
         autocast=autocast,
         max_ulps=max_ulps,
@@ -189,6 +194,7 @@ def check_op(
     _require_known("autocast", [autocast], AUTOCAST_POLICIES)
     names = {argument.name for argument in overload._schema.arguments}
     _require_known("nondifferentiable_inputs", subject.nondifferentiable_inputs, names)
+    _require_known("structural_inputs", subject.structural_inputs, names)
 
     recorder = Recorder(Report(subject.name, str(target), absent=subject.absent))
     remaining = checks_for(subject.absent)

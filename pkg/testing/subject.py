@@ -34,6 +34,7 @@ class Subject:
     mutates: tuple[str, ...]
     nondifferentiable_inputs: tuple[str, ...]
     nondifferentiable_outputs: tuple[int, ...]
+    structural_inputs: tuple[str, ...]
     absent: tuple[str, ...]
     autocast: str
     max_ulps: float | None

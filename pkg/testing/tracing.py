@@ -170,7 +170,8 @@ def _placed_samples(subject: Subject) -> Iterable[Sample]:
         if sample.random:
             continue
         for position, tensor in enumerate(sample.tensors):
-            if subject.names_of(sample)[position] in subject.mutates:
+            fixed = (*subject.mutates, *subject.structural_inputs)
+            if subject.names_of(sample)[position] in fixed:
                 continue
             for axis in (axis for axis, size in enumerate(tensor.shape) if size > 1):
                 tensors = [TRANSPOSED.place(other).tensor for other in sample.tensors]

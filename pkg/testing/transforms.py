@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -42,10 +41,7 @@ def check_autocast(subject: Subject, recorder: Recorder) -> None:
 def check_vmap(subject: Subject, recorder: Recorder) -> None:
     """``torch.func.vmap`` over every choice of batched tensors equals a loop over the slices."""
     for sample in subject.traced_samples:
-        count = len(sample.tensors)
-        for batched in product((True, False), repeat=count):
-            if not any(batched):
-                continue
+        for batched in _choices(subject, sample):
             in_dims = tuple(0 if chosen else None for chosen in batched)
             with recorder.running("vmap", sample, detail=f"in_dims {in_dims}"):
                 _check_vmap(subject, sample, in_dims)
@@ -71,11 +67,25 @@ def check_func(subject: Subject, recorder: Recorder) -> None:
         if "vmap" in subject.absent:
             continue
         with recorder.running("func", sample, detail="per-sample gradients"):
-            slices = _slices(sample)
+            slices = _slices(subject, sample)
             per_sample = torch.func.vmap(gradients)(*_stacked(slices, (0,) * len(sample.tensors)))
             for index, part in enumerate(slices):
                 of_slice = [gradient[index] for gradient in per_sample]
                 subject.compare(of_slice, subject.expected_gradients(part), "gradient")
+
+
+def _choices(subject: Subject, sample: Sample) -> Iterator[tuple[bool, ...]]:
+    """Which tensors are batched: every choice of some; structural ones all or none of them."""
+    names = subject.names_of(sample)
+    groups = [
+        "structure" if name in subject.structural_inputs else str(position)
+        for position, name in enumerate(names)
+    ]
+    distinct = list(dict.fromkeys(groups))
+    for chosen in product((True, False), repeat=len(distinct)):
+        if any(chosen):
+            batched = dict(zip(distinct, chosen, strict=True))
+            yield tuple(batched[group] for group in groups)
 
 
 def _vjp(subject: Subject, sample: Sample, roots: Callable[..., list[Tensor]]) -> Sequence[Tensor]:
@@ -138,11 +148,11 @@ def _flat(subject: Subject, sample: Sample) -> Callable[..., list[Tensor]]:
     return lambda *tensors: subject.run(sample.with_tensors(tensors))
 
 
-def _slices(sample: Sample) -> list[Sample]:
+def _slices(subject: Subject, sample: Sample) -> list[Sample]:
     """Three samples of the same shapes with different values."""
 
-    def varied(tensor: Tensor, index: int) -> Tensor:
-        if tensor.dim() == 0:
+    def varied(tensor: Tensor, name: str, index: int) -> Tensor:
+        if tensor.dim() == 0 or name in subject.structural_inputs:
             return tensor
         if index == 1:
             return tensor.flip(list(range(tensor.dim())))
@@ -150,7 +160,11 @@ def _slices(sample: Sample) -> list[Sample]:
             return tensor * 0.5 if tensor.is_floating_point() else tensor.roll(1)
         return tensor
 
-    return [sample.map_tensors(partial(varied, index=index)) for index in range(_BATCH)]
+    named = list(zip(sample.tensors, subject.names_of(sample), strict=True))
+    return [
+        sample.with_tensors(varied(tensor, name, index) for tensor, name in named)
+        for index in range(_BATCH)
+    ]
 
 
 def _stacked(slices: Sequence[Sample], in_dims: Sequence[int | None]) -> list[Tensor]:
@@ -163,7 +177,7 @@ def _stacked(slices: Sequence[Sample], in_dims: Sequence[int | None]) -> list[Te
 
 def _check_vmap(subject: Subject, sample: Sample, in_dims: Sequence[int | None]) -> None:
     impossible = _writes_many_into_one(subject, sample, in_dims)
-    slices = _batched_slices(sample, in_dims)
+    slices = _batched_slices(subject, sample, in_dims)
     randomness = "different" if sample.random else "error"
     mapped = torch.func.vmap(_flat(subject, sample), in_dims=tuple(in_dims), randomness=randomness)
     try:
@@ -189,7 +203,7 @@ def _writes_many_into_one(subject: Subject, sample: Sample, in_dims: Sequence[in
 
 
 def _check_nested_vmap(subject: Subject, sample: Sample) -> None:
-    slices = _slices(sample)
+    slices = _slices(subject, sample)
     batch = _stacked(slices, (0,) * len(sample.tensors))
     outer = [torch.stack([tensor, tensor.flip(0)]) for tensor in batch]
     randomness = "different" if sample.random else "error"
@@ -207,7 +221,9 @@ def _check_nested_vmap(subject: Subject, sample: Sample) -> None:
         subject.compare([output[position] for output in outputs], subject.expected(part))
 
 
-def _batched_slices(sample: Sample, in_dims: Sequence[int | None]) -> list[Sample]:
+def _batched_slices(
+    subject: Subject, sample: Sample, in_dims: Sequence[int | None]
+) -> list[Sample]:
     """The slices, with the tensors that are not batched the same in each."""
     first = sample.tensors
 
@@ -215,7 +231,7 @@ def _batched_slices(sample: Sample, in_dims: Sequence[int | None]) -> list[Sampl
         for shared, own, dim in zip(first, part.tensors, in_dims, strict=True):
             yield shared if dim is None else own
 
-    return [part.with_tensors(kept(part)) for part in _slices(sample)]
+    return [part.with_tensors(kept(part)) for part in _slices(subject, sample)]
 
 
 def _require_same(actual: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:

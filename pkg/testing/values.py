@@ -97,7 +97,7 @@ def _check_expanded(
 ) -> None:
     for position, tensor in enumerate(sample.tensors):
         name = subject.names_of(sample)[position]
-        if name in subject.mutates:
+        if name in (*subject.mutates, *subject.structural_inputs):
             continue
         for axis in range(tensor.dim()):
             if tensor.shape[axis] < 2:

@@ -19,6 +19,18 @@ cuda::MatrixBatch<Element> matrix_batch(const Request& request,
           strides.at(0), strides.at(1)};
 }
 
+// `name` absent leaves the data null.
+template <class Element>
+cuda::ResultBatch<Element> result_batch(const Request& request,
+                                        const std::string& name) {
+  Element* const data = request.buffer<Element>(name);
+  if (data == nullptr) {
+    return {};
+  }
+  return {data, batch_strides(request.integers(name + "_batch_strides")),
+          request.integers(name + "_strides").at(0)};
+}
+
 template <class Element>
 cuda::AttentionMask attention_mask(const Request& request) {
   if (request.buffer<uint8_t>("mask") == nullptr) {
@@ -32,6 +44,23 @@ cuda::AttentionMask attention_mask(const Request& request) {
                                          : cuda::MaskType::single,
           batch_strides(request.integers("mask_batch_strides")), strides.at(0),
           strides.at(1)};
+}
+
+inline cuda::SequenceOffsets sequence_offsets(const Request& request,
+                                              const std::string& name) {
+  return {request.buffer<uint8_t>(name),
+          request.text(name + "_type") == "int64",
+          request.integer(name + "_stride")};
+}
+
+inline cuda::PackedSequences packed_sequences(const Request& request) {
+  if (request.buffer<uint8_t>("cu_seqlens_q") == nullptr) {
+    return {};
+  }
+  const auto& batch = request.integers("batch");
+  return {sequence_offsets(request, "cu_seqlens_q"),
+          sequence_offsets(request, "cu_seqlens_k"), batch.at(1) * batch.at(2),
+          request.integers("tokens").at(0), request.integers("tokens").at(1)};
 }
 
 template <class Element>
@@ -52,6 +81,7 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
           cuda::attention_dropout(request.buffer<int64_t>("seed"), dropout),
       .scale = request.real("scale"),
       .is_causal = request.integer("is_causal") != 0,
+      .packed = packed_sequences(request),
   };
 }
 

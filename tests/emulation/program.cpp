@@ -6,10 +6,10 @@ int main() {
   const Request request = Request::read();
   set_order(static_cast<uint64_t>(request.integer("order")));
   try {
-    const bool known = run_pointwise(request) || run_matmul(request) ||
-                       run_linear(request) || run_attention_forward(request) ||
-                       run_attention_backward(request) ||
-                       run_attention_dropout_mask(request);
+    const bool known =
+        run_pointwise(request) || run_matmul(request) || run_linear(request) ||
+        run_decode_attention(request) || run_attention_forward(request) ||
+        run_attention_backward(request) || run_attention_dropout_mask(request);
     if (!known) {
       fail("no kernel is called " + request.text("kernel"));
     }

@@ -14,6 +14,7 @@ namespace pkg::emulation {
 bool run_pointwise(const Request& request);
 bool run_matmul(const Request& request);
 bool run_linear(const Request& request);
+bool run_decode_attention(const Request& request);
 bool run_attention_forward(const Request& request);
 bool run_attention_backward(const Request& request);
 bool run_attention_dropout_mask(const Request& request);

@@ -42,7 +42,7 @@ void run_grad_query(const Request& request) {
   const cuda::AttentionGradQuery<Element> call = {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "query"),
-      .grad_query = request.buffer<Element>("grad_query"),
+      .grad_query = result_batch<Element>(request, "grad_query"),
   };
   launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
                 cuda::attention_grad_query_kernel<Element, kWidth>, call);
@@ -53,8 +53,8 @@ void run_grad_key_value(const Request& request) {
   const cuda::AttentionGradKeyValue<Element> call = {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "key"),
-      .grad_key = request.buffer<Element>("grad_key"),
-      .grad_value = request.buffer<Element>("grad_value"),
+      .grad_key = result_batch<Element>(request, "grad_key"),
+      .grad_value = result_batch<Element>(request, "grad_value"),
   };
   launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
                 cuda::attention_grad_key_value_kernel<Element, kWidth>, call);

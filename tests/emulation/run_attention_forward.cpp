@@ -9,10 +9,7 @@ template <class Element, int kWidth>
 void run_forward(const Request& request) {
   const cuda::AttentionForward<Element> call = {
       .problem = attention_problem<Element>(request),
-      .output = request.buffer<Element>("output"),
-      .output_batch_strides =
-          batch_strides(request.integers("output_batch_strides")),
-      .output_row_stride = request.integers("output_strides").at(0),
+      .output = result_batch<Element>(request, "output"),
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
   launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,

@@ -214,7 +214,14 @@ def emulated_backward(
             f"grad_{name}": torch.full(each.shape, 77, dtype=each.dtype)
             for name, each in tensors.items()
         }
-        emulator.run(kernel, list(results), blocks, **results, **arguments)
+        given: dict[str, Argument] = {}
+        for name, result in results.items():
+            if name == "grad_mask":
+                given[name] = result
+            else:
+                grouped = call.with_groups(result, name != "grad_query")
+                given |= operand(name, grouped, call.batch)
+        emulator.run(kernel, list(results), blocks, **given, **arguments)
         return list(results.values())
 
     results = gradients("attention_grad_query", query=call.query)

@@ -197,8 +197,8 @@ PLANTED = {
     "log-sum-exp of a row too many": (
         *ATTENTION,
         "scaled_dot_product_attention_forward.cuh",
-        "row < problem.rows)",
-        "row <= problem.rows)",
+        "row < extent.rows)",
+        "row <= extent.rows)",
         "heap-buffer-overflow.*WRITE",
     ),
 }

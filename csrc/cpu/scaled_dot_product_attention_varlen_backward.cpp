@@ -1,0 +1,135 @@
+// The backward pass of attention over a packed batch of sequences: each one is
+// a problem of scaled_dot_product_attention_backward.cpp, which says how it is
+// computed. Who does what: scaled_dot_product_attention_varlen.h. 2 sum(q k)
+// (3 E + 2 Ev) operations a head for sequences of q queries and k keys. Bound
+// by the multiply-add units.
+#include <tuple>
+#include <vector>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention_gradients.h"
+#include "scaled_dot_product_attention_varlen.h"
+
+namespace pkg::cpu {
+namespace {
+
+using namespace attention;
+
+struct PackedGradients {
+  Tensor query;
+  Tensor key;
+  Tensor value;
+};
+
+// Where the gradient of a sequence's tokens goes.
+template <class Input>
+GradientTarget<Input> packed_target(const Tensor& gradient,
+                                    const PackedRange& tokens, int64_t head,
+                                    int64_t group) {
+  const auto strides = strides_of(gradient);
+  return {static_cast<Input*>(gradient.mutable_data_ptr()) +
+              tokens.begin * strides[0] + head * strides[1],
+          nullptr, packed_operand(strides, group)};
+}
+
+// The log-sum-exp (heads, tokens) of a sequence as matrices of one column.
+template <class Number>
+Matrices<Number> packed_log_sum_exp(const TensorView& log_sum_exp,
+                                    int64_t first_token, int64_t first_head) {
+  const auto strides = strides_of(log_sum_exp);
+  AttentionOperand layout{};
+  layout.row_stride = strides[1];
+  layout.group = 1;
+  layout.lead_strides[0] = strides[0];
+  return {static_cast<const Number*>(log_sum_exp.const_data_ptr()) +
+              first_head * strides[0] + first_token * strides[1],
+          layout};
+}
+
+struct BackwardInputs {
+  const PackedInputs& forward;
+  const TensorView& grad_output;
+  const TensorView& output;
+  const TensorView& log_sum_exp;
+};
+
+template <class Input>
+void run_backward(const BackwardInputs& inputs, const PackedSchedule& schedule,
+                  const PackedGradients& gradients) {
+  using Number = simd::Compute<Input>;
+  const PackedAttentionShape& shape = inputs.forward.shape;
+  // Of a sequence the rows of a head follow one another, then its next head.
+  std::vector<RowStatistics<Number>> statistics(
+      static_cast<size_t>(shape.heads * shape.total_rows));
+  const auto run = [&](const PackedHeads& heads) {
+    const PackedRange& rows = heads.sequence.rows;
+    const PackedRange& columns = heads.sequence.columns;
+    const int64_t head = heads.key_head * shape.group();
+    const BackwardProblem<Input> problem{
+        packed_problem<Input>(inputs.forward, heads),
+        packed_matrices<Input>(inputs.grad_output, rows.begin, head),
+        packed_matrices<Input>(inputs.output, rows.begin, head),
+        packed_log_sum_exp<Number>(inputs.log_sum_exp, rows.begin, head),
+        statistics.data() + rows.begin * shape.heads + head * rows.count};
+    compute_statistics(problem);
+    attention_gradients(problem,
+                        packed_target<Input>(gradients.query, rows, head, 1),
+                        packed_target<Input>(gradients.key, columns,
+                                             heads.key_head, shape.group()),
+                        packed_target<Input>(gradients.value, columns,
+                                             heads.key_head, shape.group()));
+  };
+  schedule.run([&](const PackedSequence& sequence,
+                   int64_t key_head) { run({sequence, key_head, 1, 1}); },
+               [&](const PackedSequence& sequence, int64_t threads) {
+                 run({sequence, 0, shape.key_heads, threads});
+               });
+}
+
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
+    const TensorView& grad_output, const TensorView& query,
+    const TensorView& key, const TensorView& value,
+    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
+    const std::optional<TensorView>& dropout_seed, const TensorView& output,
+    const TensorView& log_sum_exp, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double dropout_p, bool is_causal, std::optional<double> scale) {
+  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
+                                       is_causal, scale};
+  const PackedAttentionShape shape = plan_packed_attention(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
+  check_packed_dropout_seed(query, dropout_seed, dropout_p);
+  check_packed_attention_backward(shape, query, grad_output, output,
+                                  log_sum_exp);
+  const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
+                                read_packed_columns(shape, cu_seqlens_k),
+                                is_causal);
+  const auto like = [](const TensorView& tensor) {
+    return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
+                            device_of(tensor));
+  };
+  const PackedGradients gradients{like(query), like(key), like(value)};
+  const PackedInputs forward{shape, query, key, value, dropout_seed, options};
+  const BackwardInputs inputs{forward, grad_output, output, log_sum_exp};
+  switch (shape.type) {
+    case ScalarType::Double:
+      run_backward<double>(inputs, schedule, gradients);
+      break;
+    case ScalarType::Float:
+      run_backward<float>(inputs, schedule, gradients);
+      break;
+    case ScalarType::Half:
+      run_backward<Half>(inputs, schedule, gradients);
+      break;
+    default:
+      run_backward<BFloat16>(inputs, schedule, gradients);
+  }
+  return {gradients.query, gradients.key, gradients.value};
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl<&scaled_dot_product_attention_varlen_backward>(
+      "scaled_dot_product_attention_varlen_backward");
+}
+
+}  // namespace
+}  // namespace pkg::cpu

@@ -1,0 +1,86 @@
+// The forward pass of attention over a packed batch of sequences.
+//
+// Each sequence is a problem of scaled_dot_product_attention_forward.cpp, which
+// says how it is computed; only the operands' places are the sequence's own,
+// and the causal diagonal ends in the last key. What is new here is who does
+// what: scaled_dot_product_attention_varlen.h. Nothing is padded and nothing is
+// computed for a key of another sequence: 2 sum(q k) (E + Ev) operations a head
+// for sequences of q queries and k keys. Bound by the multiply-add units.
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_varlen.h"
+
+namespace pkg::cpu {
+namespace {
+
+using namespace attention;
+
+template <class Input>
+void run_forward(const PackedInputs& inputs, const PackedSchedule& schedule,
+                 const Tensor& output, const Tensor& log_sum_exp) {
+  using Number = simd::Compute<Input>;
+  const PackedAttentionShape& shape = inputs.shape;
+  const AttentionOperand layout = packed_operand(strides_of(output), 1);
+  auto* const outputs = static_cast<Input*>(output.mutable_data_ptr());
+  auto* const sums = static_cast<Number*>(log_sum_exp.mutable_data_ptr());
+  const auto run = [&](const PackedHeads& heads) {
+    const int64_t row = heads.sequence.rows.begin;
+    const int64_t head = heads.key_head * shape.group();
+    if (heads.sequence.rows.count > 0) {
+      attention_forward<Input>(
+          packed_problem<Input>(inputs, heads),
+          {outputs + row * layout.row_stride + head * layout.lead_strides[0],
+           layout, sums + head * shape.total_rows + row, shape.total_rows});
+    }
+  };
+  schedule.run([&](const PackedSequence& sequence,
+                   int64_t key_head) { run({sequence, key_head, 1, 1}); },
+               [&](const PackedSequence& sequence, int64_t threads) {
+                 run({sequence, 0, shape.key_heads, threads});
+               });
+}
+
+std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
+    const std::optional<TensorView>& dropout_seed, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double dropout_p, bool is_causal,
+    std::optional<double> scale) {
+  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
+                                       is_causal, scale};
+  const PackedAttentionShape shape = plan_packed_attention(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
+  check_packed_dropout_seed(query, dropout_seed, dropout_p);
+  const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
+                                read_packed_columns(shape, cu_seqlens_k),
+                                is_causal);
+  const Tensor output =
+      empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
+  const Tensor log_sum_exp = empty_contiguous(
+      shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
+  const PackedInputs inputs{shape, query, key, value, dropout_seed, options};
+  switch (shape.type) {
+    case ScalarType::Double:
+      run_forward<double>(inputs, schedule, output, log_sum_exp);
+      break;
+    case ScalarType::Float:
+      run_forward<float>(inputs, schedule, output, log_sum_exp);
+      break;
+    case ScalarType::Half:
+      run_forward<Half>(inputs, schedule, output, log_sum_exp);
+      break;
+    default:
+      run_forward<BFloat16>(inputs, schedule, output, log_sum_exp);
+  }
+  return {output, log_sum_exp};
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl<&scaled_dot_product_attention_varlen_forward>(
+      "scaled_dot_product_attention_varlen_forward");
+}
+
+}  // namespace
+}  // namespace pkg::cpu

@@ -1,0 +1,99 @@
+#include <array>
+
+#include "../namespace.h"
+#include "decode_attention.h"
+
+namespace pkg::cuda {
+namespace {
+
+template <class Element>
+DecodeAttention<Element> decode_call(const DecodeAttentionPlan& plan,
+                                     const Tensor& query,
+                                     const Tensor& key_cache,
+                                     const Tensor& value_cache,
+                                     const Tensor& cache_lengths,
+                                     const std::optional<Tensor>& block_table,
+                                     const Tensor& output) {
+  DecodeAttention<Element> call = {};
+  call.batch = plan.batch;
+  call.key_heads = plan.key_heads;
+  call.group = plan.group;
+  call.rows = plan.rows;
+  call.head_size = plan.head_size;
+  call.value_size = plan.value_size;
+  call.capacity = plan.capacity;
+  call.page_size = plan.page_size;
+  call.pages = plan.pages;
+  call.scale = plan.scale;
+  call.query = decode_operand<Element>(query);
+  call.key = decode_operand<Element>(key_cache);
+  call.value = decode_operand<Element>(value_cache);
+  call.output.data = static_cast<Element*>(output.mutable_data_ptr());
+  std::ranges::copy(strides_of(output), call.output.strides);
+  call.lengths = decode_indices(cache_lengths);
+  if (block_table) {
+    call.table = decode_indices(*block_table);
+  }
+  return call;
+}
+
+// Memory for the parts of several splits, as one tensor.
+template <class Element>
+Tensor allocate_parts(DecodeAttention<Element>& call, const Tensor& query) {
+  using Number = Accumulator<Element>;
+  const int64_t parts = call.splits > 1 ? call.part_count() : 0;
+  const std::array size{parts * (2 + call.value_size)};
+  const Tensor memory = empty_contiguous(
+      size,
+      std::is_same_v<Number, double> ? ScalarType::Double : ScalarType::Float,
+      device_of(query));
+  call.states = static_cast<Number*>(memory.mutable_data_ptr());
+  call.sums = call.states + 2 * parts;
+  return memory;
+}
+
+template <class Element>
+void launch_decoding(const DecodeAttentionPlan& plan,
+                     DecodeAttention<Element> call, const Tensor& query) {
+  const cudaStream_t stream = current_stream(query);
+  with_decode_tiles<Element>(
+      call.shared_rows(), call.value_size, [&]<int kRows, int kWidth>() {
+        call.splits = 1;
+        call.splits =
+            decode_splits(plan, call.template piece_count<kRows, kWidth>());
+        const Tensor parts = allocate_parts(call, query);
+        launch(decode_attention_kernel<Element, kRows, kWidth>,
+               call.template piece_count<kRows, kWidth>(), kDecodeThreads,
+               stream, call);
+        if (call.splits > 1) {
+          launch(decode_attention_combine<Element>,
+                 tiles_of(call.result_count(), kDecodeThreads), kDecodeThreads,
+                 stream, call);
+        }
+      });
+}
+
+Tensor decode_attention(const Tensor& query, const Tensor& key_cache,
+                        const Tensor& value_cache, const Tensor& cache_lengths,
+                        const std::optional<Tensor>& block_table,
+                        std::optional<double> scale) {
+  const DecodeAttentionPlan plan = plan_decode_attention(
+      query, key_cache, value_cache, cache_lengths, block_table, scale);
+  const DeviceGuard guard(device_of(query).index);
+  const Tensor output = allocate_decode_output(plan, query);
+  with_floating_type(plan.type, [&](auto example) {
+    using Element = decltype(example);
+    launch_decoding(plan,
+                    decode_call<Element>(plan, query, key_cache, value_cache,
+                                         cache_lengths, block_table, output),
+                    query);
+  });
+  return output;
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("decode_attention", TORCH_BOX(&decode_attention));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

@@ -1,0 +1,68 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention_varlen.h"
+
+namespace pkg::cuda {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
+    const Tensor& grad_output, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+    const std::optional<Tensor>& dropout_seed, const Tensor& output,
+    const Tensor& log_sum_exp, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    double dropout_p, bool is_causal, std::optional<double> scale) {
+  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
+                                       is_causal, scale};
+  const PackedAttentionShape shape = plan_packed_attention(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
+  check_packed_dropout_seed(query, dropout_seed, dropout_p);
+  check_packed_attention_backward(shape, query, grad_output, output,
+                                  log_sum_exp);
+  const DeviceGuard guard(device_of(query).index);
+  const auto like = [](const Tensor& tensor) {
+    return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
+                            device_of(tensor));
+  };
+  const Tensor grad_query = like(query);
+  const Tensor grad_key = like(key);
+  const Tensor grad_value = like(value);
+  const Tensor delta = empty_contiguous(
+      shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
+  // As the forward pass makes it; a caller may have changed its strides.
+  const Tensor dense_log_sum_exp = torch::stable::contiguous(log_sum_exp);
+  const PackedTensors tensors{query,        key,          value,
+                              cu_seqlens_q, cu_seqlens_k, dropout_seed};
+  with_floating_type(shape.type, [&](auto example) {
+    using Element = decltype(example);
+    using Number = Accumulator<Element>;
+    const cudaStream_t stream = current_stream(query);
+    const AttentionBackward<Element> backward = {
+        packed_problem<Element>(shape, tensors, options),
+        packed_matrices<Element>(shape, grad_output, true),
+        packed_matrices<Element>(shape, output, true),
+        static_cast<const Number*>(dense_log_sum_exp.const_data_ptr()),
+        static_cast<Number*>(delta.mutable_data_ptr())};
+    launch_attention_delta(backward, stream);
+    launch_attention_grad_query<Element>(
+        {backward, packed_partition(shape, true),
+         packed_result<Element>(shape, grad_query, true)},
+        stream);
+    launch_attention_grad_key_value<Element>(
+        {backward, packed_partition(shape, false),
+         packed_result<Element>(shape, grad_key, false),
+         packed_result<Element>(shape, grad_value, false)},
+        stream);
+  });
+  return {grad_query, grad_key, grad_value};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("scaled_dot_product_attention_varlen_backward",
+               TORCH_BOX(&scaled_dot_product_attention_varlen_backward));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

@@ -1,0 +1,44 @@
+#include <tuple>
+
+#include "../namespace.h"
+#include "scaled_dot_product_attention_varlen.h"
+
+namespace pkg::cuda {
+namespace {
+
+std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+    const std::optional<Tensor>& dropout_seed, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double dropout_p, bool is_causal,
+    std::optional<double> scale) {
+  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
+                                       is_causal, scale};
+  const PackedAttentionShape shape = plan_packed_attention(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
+  check_packed_dropout_seed(query, dropout_seed, dropout_p);
+  const DeviceGuard guard(device_of(query).index);
+  const Tensor output =
+      empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
+  const Tensor log_sum_exp = empty_contiguous(
+      shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
+  const PackedTensors tensors{query,        key,          value,
+                              cu_seqlens_q, cu_seqlens_k, dropout_seed};
+  with_floating_type(shape.type, [&](auto example) {
+    using Element = decltype(example);
+    launch_attention_forward<Element>(
+        {packed_problem<Element>(shape, tensors, options),
+         packed_result<Element>(shape, output, true),
+         static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())},
+        current_stream(query));
+  });
+  return {output, log_sum_exp};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("scaled_dot_product_attention_varlen_forward",
+               TORCH_BOX(&scaled_dot_product_attention_varlen_forward));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

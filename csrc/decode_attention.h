@@ -1,0 +1,178 @@
+// Checks and shape arithmetic of attention against a cache of keys and values,
+// for every device.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+#include "scaled_dot_product_attention.h"
+#include "tensor.h"
+
+namespace pkg {
+
+// A cache (batch or pages, key heads, keys, size): strides in elements.
+struct CacheStrides {
+  int64_t batch;  // from one sequence, or page, to the next
+  int64_t head;
+  int64_t key;
+  int64_t element;
+
+  static CacheStrides of(const TensorView& cache) {
+    const auto strides = strides_of(cache);
+    return {strides[0], strides[1], strides[2], strides[3]};
+  }
+};
+
+// Attention of `rows` queries of each of `batch` sequences, the last of its
+// keys being the last query's own.
+struct DecodeAttentionPlan {
+  ScalarType type;
+  int64_t batch;
+  int64_t key_heads;
+  int64_t group;  // query heads that share a key head
+  int64_t rows;
+  int64_t head_size;
+  int64_t value_size;
+  int64_t capacity;     // keys that a sequence may have at the most
+  int64_t page_size;    // paged: keys of a page
+  int64_t pages;        // paged: how many there are
+  int64_t table_pages;  // paged: entries of the table for a sequence
+  double scale;
+
+  int64_t query_heads() const { return key_heads * group; }
+
+  // How many of a sequence's `length` keys row `row` sees.
+  int64_t seen(int64_t length, int64_t row) const {
+    const int64_t keys = length - rows + row + 1;
+    return keys < 0 ? 0 : keys;
+  }
+};
+
+namespace detail {
+
+inline void check_cache(const char* op, const char* name,
+                        const TensorView& query, const TensorView& cache,
+                        const char* shape) {
+  check_floating(op, name, cache);
+  PKG_CHECK(sizes_of(cache).size() == 4, op, ": ", name, " has shape ",
+            shape_text(cache), "; it must have shape ", shape);
+  PKG_CHECK(dtype_of(cache) == dtype_of(query), op, ": query is ",
+            dtype_name(dtype_of(query)), " but ", name, " is ",
+            dtype_name(dtype_of(cache)), "; all must have the same dtype");
+  check_same_device(op, "query", query, name, cache);
+}
+
+inline void check_indices(const char* op, const char* name,
+                          const TensorView& query, const TensorView& tensor) {
+  check_strided(op, name, tensor);
+  const ScalarType type = dtype_of(tensor);
+  PKG_CHECK(type == ScalarType::Int || type == ScalarType::Long, op, ": ", name,
+            " is ", dtype_name(type), "; it must be torch.int32 or int64");
+  check_same_device(op, "query", query, name, tensor);
+}
+
+}  // namespace detail
+
+inline DecodeAttentionPlan plan_decode_attention(
+    const TensorView& query, const TensorView& key_cache,
+    const TensorView& value_cache, const TensorView& cache_lengths,
+    const std::optional<TensorView>& block_table, std::optional<double> scale) {
+  constexpr const char* kOp = "decode_attention";
+  check_floating(kOp, "query", query);
+  const auto q = sizes_of(query);
+  PKG_CHECK(q.size() == 4, kOp, ": query has shape ", shape_text(query),
+            "; it must have shape (batch, heads, length, head size)");
+  const char* shape = block_table ? "(pages, heads, page size, size)"
+                                  : "(batch, heads, keys, size)";
+  detail::check_cache(kOp, "key_cache", query, key_cache, shape);
+  detail::check_cache(kOp, "value_cache", query, value_cache, shape);
+  detail::check_indices(kOp, "cache_lengths", query, cache_lengths);
+  const auto k = sizes_of(key_cache);
+  const auto v = sizes_of(value_cache);
+  PKG_CHECK(k[3] == q[3], kOp, ": query of shape ", shape_text(query),
+            " and key_cache of shape ", shape_text(key_cache),
+            " must have the same last dimension (head size)");
+  PKG_CHECK(v[0] == k[0] && v[1] == k[1] && v[2] == k[2], kOp,
+            ": key_cache of shape ", shape_text(key_cache),
+            " and value_cache of shape ", shape_text(value_cache),
+            " must have the same sizes in all dimensions but the last");
+  PKG_CHECK(k[1] == 0 ? q[1] == 0 : q[1] % k[1] == 0, kOp, ": query has ", q[1],
+            " heads, not a multiple of the ", k[1], " heads of the caches");
+  const auto lengths = sizes_of(cache_lengths);
+  PKG_CHECK(lengths.size() == 1 && lengths[0] == q[0], kOp,
+            ": cache_lengths has shape ", shape_text(cache_lengths),
+            "; for a query of shape ", shape_text(query), " it must be (", q[0],
+            ",)");
+
+  DecodeAttentionPlan plan = {};
+  plan.type = dtype_of(query);
+  plan.batch = q[0];
+  plan.key_heads = k[1];
+  plan.group = k[1] == 0 ? 1 : q[1] / k[1];
+  plan.rows = q[2];
+  plan.head_size = q[3];
+  plan.value_size = v[3];
+  plan.scale = scale.value_or(
+      q[3] == 0 ? 1.0 : 1.0 / std::sqrt(static_cast<double>(q[3])));
+  if (block_table) {
+    detail::check_indices(kOp, "block_table", query, *block_table);
+    const auto table = sizes_of(*block_table);
+    PKG_CHECK(table.size() == 2 && table[0] == q[0], kOp,
+              ": block_table has shape ", shape_text(*block_table),
+              "; for a query of shape ", shape_text(query), " it must be (",
+              q[0], ", pages of a sequence)");
+    PKG_CHECK(k[2] > 0, kOp, ": key_cache has shape ", shape_text(key_cache),
+              "; with a block_table its pages must hold at least one key");
+    plan.page_size = k[2];
+    plan.pages = k[0];
+    plan.table_pages = table[1];
+    plan.capacity = table[1] * k[2];
+  } else {
+    PKG_CHECK(k[0] >= q[0], kOp, ": key_cache of shape ", shape_text(key_cache),
+              " holds ", k[0], " sequences, fewer than the ", q[0],
+              " of query");
+    plan.capacity = k[2];
+  }
+  return plan;
+}
+
+inline void check_cache_length(const DecodeAttentionPlan& plan, int64_t b,
+                               int64_t length) {
+  PKG_CHECK(length >= 0 && length <= plan.capacity,
+            "decode_attention: cache_lengths[", b, "] is ", length,
+            "; it must lie between 0 and ", plan.capacity,
+            ", the keys that there is room for");
+}
+
+inline void check_page(const DecodeAttentionPlan& plan, int64_t b,
+                       int64_t index, int64_t page) {
+  PKG_CHECK(page >= 0 && page < plan.pages, "decode_attention: block_table[", b,
+            ", ", index, "] is ", page, "; it must lie between 0 and ",
+            plan.pages - 1, ", since there are ", plan.pages, " pages");
+}
+
+// The output (batch, query heads, rows, value size), laid out as that of
+// scaled_dot_product_attention is.
+inline Tensor allocate_decode_output(const DecodeAttentionPlan& plan,
+                                     const TensorView& query) {
+  AttentionShape shape = {};
+  shape.type = plan.type;
+  shape.rows = plan.rows;
+  shape.value_size = plan.value_size;
+  shape.lead_dims = 2;
+  shape.lead_sizes[0] = plan.batch;
+  shape.lead_sizes[1] = plan.query_heads();
+  return allocate_attention_output(shape, query);
+}
+
+inline void check_decode_attention(
+    const TensorView& query, const TensorView& key_cache,
+    const TensorView& value_cache, const TensorView& cache_lengths,
+    const std::optional<TensorView>& block_table) {
+  plan_decode_attention(query, key_cache, value_cache, cache_lengths,
+                        block_table, std::nullopt);
+}
+
+}  // namespace pkg

@@ -1,0 +1,232 @@
+// Checks and shape arithmetic of attention over a packed batch of sequences of
+// different lengths, for every device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "scaled_dot_product_attention.h"
+
+namespace pkg {
+
+// The sequences follow one another in the first dimension of every operand.
+struct PackedAttentionShape {
+  ScalarType type;
+  int64_t sequences;
+  int64_t total_rows;     // queries of all sequences
+  int64_t total_columns;  // keys of all sequences
+  int64_t heads;          // of the query
+  int64_t key_heads;      // of key and value
+  int64_t head_size;
+  int64_t value_size;
+  int64_t max_rows;  // at least those of every sequence
+  int64_t max_columns;
+  double scale;
+
+  int64_t group() const { return heads / key_heads; }
+  ScalarType accumulate_type() const {
+    return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  }
+  std::array<int64_t, 3> output_sizes() const {
+    return {total_rows, heads, value_size};
+  }
+  std::array<int64_t, 2> log_sum_exp_sizes() const {
+    return {heads, total_rows};
+  }
+};
+
+// The arguments of a call that say how it is to be computed.
+struct PackedAttentionOptions {
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  double dropout_p;
+  bool is_causal;
+  std::optional<double> scale;
+};
+
+// One side of a sequence: where its rows begin, and how many there are.
+struct PackedRange {
+  int64_t begin;
+  int64_t count;
+};
+
+namespace detail {
+
+inline constexpr const char* kVarlen = "scaled_dot_product_attention_varlen";
+
+inline void check_packed_operand(const TensorView& query, const char* name,
+                                 const TensorView& tensor) {
+  check_floating(kVarlen, name, tensor);
+  PKG_CHECK(sizes_of(tensor).size() == 3, kVarlen, ": ", name, " has shape ",
+            shape_text(tensor),
+            "; it must have three dimensions (tokens of all sequences, heads, "
+            "head size)");
+  PKG_CHECK(dtype_of(tensor) == dtype_of(query), kVarlen, ": query is ",
+            dtype_name(dtype_of(query)), " but ", name, " is ",
+            dtype_name(dtype_of(tensor)), "; all must have the same dtype");
+  check_same_device(kVarlen, "query", query, name, tensor);
+}
+
+inline void check_packed_offsets(const TensorView& query, const char* name,
+                                 const TensorView& offsets) {
+  const ScalarType type = dtype_of(offsets);
+  check_strided(kVarlen, name, offsets);
+  PKG_CHECK(type == ScalarType::Int || type == ScalarType::Long, kVarlen, ": ",
+            name, " is ", dtype_name(type),
+            "; it must be torch.int32 or torch.int64");
+  PKG_CHECK(sizes_of(offsets).size() == 1 && sizes_of(offsets)[0] >= 1, kVarlen,
+            ": ", name, " has shape ", shape_text(offsets),
+            "; it must have one dimension, of one more element than there are "
+            "sequences");
+  check_same_device(kVarlen, "query", query, name, offsets);
+}
+
+}  // namespace detail
+
+inline PackedAttentionShape plan_packed_attention(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
+    const PackedAttentionOptions& options) {
+  const char* op = detail::kVarlen;
+  detail::check_packed_operand(query, "query", query);
+  detail::check_packed_operand(query, "key", key);
+  detail::check_packed_operand(query, "value", value);
+  detail::check_packed_offsets(query, "cu_seqlens_q", cu_seqlens_q);
+  detail::check_packed_offsets(query, "cu_seqlens_k", cu_seqlens_k);
+  PKG_CHECK(sizes_of(cu_seqlens_q)[0] == sizes_of(cu_seqlens_k)[0], op,
+            ": cu_seqlens_q has ", sizes_of(cu_seqlens_q)[0],
+            " elements but cu_seqlens_k has ", sizes_of(cu_seqlens_k)[0],
+            "; both must have one more than there are sequences");
+  PKG_CHECK(options.max_seqlen_q >= 0 && options.max_seqlen_k >= 0, op,
+            ": max_seqlen_q ", options.max_seqlen_q, " and max_seqlen_k ",
+            options.max_seqlen_k, " must not be negative");
+  PKG_CHECK(options.dropout_p >= 0.0 && options.dropout_p <= 1.0, op,
+            ": dropout_p is ", options.dropout_p,
+            "; a probability lies between 0 and 1");
+
+  const auto q = sizes_of(query);
+  const auto k = sizes_of(key);
+  const auto v = sizes_of(value);
+  PKG_CHECK(k[2] == q[2], op, ": query of shape ", shape_text(query),
+            " and key of shape ", shape_text(key),
+            " must have the same last dimension (head size)");
+  PKG_CHECK(v[0] == k[0] && v[1] == k[1], op, ": key of shape ",
+            shape_text(key), " and value of shape ", shape_text(value),
+            " must have the same tokens and heads, dimensions 0 and 1");
+  PKG_CHECK(q[1] > 0 && k[1] > 0 && q[1] % k[1] == 0, op, ": query has ", q[1],
+            " heads, not a multiple of the ", k[1], " heads of key and value");
+  const double size = static_cast<double>(std::max<int64_t>(q[2], 1));
+  return {dtype_of(query),
+          sizes_of(cu_seqlens_q)[0] - 1,
+          q[0],
+          k[0],
+          q[1],
+          k[1],
+          q[2],
+          v[2],
+          options.max_seqlen_q,
+          options.max_seqlen_k,
+          options.scale.value_or(1.0 / std::sqrt(size))};
+}
+
+// The sequences that offsets in memory of the host describe. `operand` is what
+// they divide, of `total` tokens, of which no sequence has more than `most`.
+inline std::vector<PackedRange> read_packed_ranges(
+    const TensorView& offsets, const char* name, const char* operand,
+    int64_t total, const char* most_name, int64_t most) {
+  const char* op = detail::kVarlen;
+  const void* data = offsets.const_data_ptr();
+  const int64_t stride = strides_of(offsets)[0];
+  const auto at = [&](int64_t index) -> int64_t {
+    return dtype_of(offsets) == ScalarType::Int
+               ? static_cast<const int32_t*>(data)[index * stride]
+               : static_cast<const int64_t*>(data)[index * stride];
+  };
+  const int64_t sequences = sizes_of(offsets)[0] - 1;
+  PKG_CHECK(at(0) == 0, op, ": ", name, " begins with ", at(0),
+            "; the first sequence begins at 0");
+  std::vector<PackedRange> ranges;
+  ranges.reserve(static_cast<size_t>(sequences));
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t count = at(i + 1) - at(i);
+    PKG_CHECK(count >= 0, op, ": ", name, " decreases from ", at(i), " to ",
+              at(i + 1), " at element ", i + 1);
+    PKG_CHECK(count <= most, op, ": sequence ", i, " has ", count,
+              " tokens by ", name, ", more than ", most_name, " ", most);
+    ranges.push_back({at(i), count});
+  }
+  PKG_CHECK(at(sequences) == total, op, ": ", name, " ends with ",
+            at(sequences), " but ", operand, " has ", total, " tokens");
+  return ranges;
+}
+
+inline std::vector<PackedRange> read_packed_rows(
+    const PackedAttentionShape& shape, const TensorView& cu_seqlens_q) {
+  return read_packed_ranges(cu_seqlens_q, "cu_seqlens_q", "query",
+                            shape.total_rows, "max_seqlen_q", shape.max_rows);
+}
+
+inline std::vector<PackedRange> read_packed_columns(
+    const PackedAttentionShape& shape, const TensorView& cu_seqlens_k) {
+  return read_packed_ranges(cu_seqlens_k, "cu_seqlens_k", "key",
+                            shape.total_columns, "max_seqlen_k",
+                            shape.max_columns);
+}
+
+inline void check_packed_dropout_seed(const TensorView& query,
+                                      const std::optional<TensorView>& seed,
+                                      double dropout_p) {
+  const char* op = detail::kVarlen;
+  PKG_CHECK(seed || dropout_p == 0.0, op, ": dropout_p is ", dropout_p,
+            " but there is no dropout_seed");
+  if (seed) {
+    PKG_CHECK(
+        dtype_of(*seed) == ScalarType::Long && product(sizes_of(*seed)) == 1,
+        op, ": dropout_seed is ", dtype_name(dtype_of(*seed)), " of shape ",
+        shape_text(*seed), "; it must be torch.int64 with one element");
+    check_same_device(op, "query", query, "dropout_seed", *seed);
+  }
+}
+
+// What the backward pass gets from the forward pass besides its inputs.
+inline void check_packed_attention_backward(const PackedAttentionShape& shape,
+                                            const TensorView& query,
+                                            const TensorView& grad_output,
+                                            const TensorView& output,
+                                            const TensorView& log_sum_exp) {
+  const char* op = "scaled_dot_product_attention_varlen_backward";
+  const auto check = [&](const char* name, const TensorView& tensor,
+                         std::span<const int64_t> sizes, ScalarType type) {
+    check_same_device(op, "query", query, name, tensor);
+    check_strided(op, name, tensor);
+    PKG_CHECK(dtype_of(tensor) == type, op, ": ", name, " is ",
+              dtype_name(dtype_of(tensor)), "; it must be ", dtype_name(type));
+    PKG_CHECK(std::ranges::equal(sizes_of(tensor), sizes), op, ": ", name,
+              " has shape ", shape_text(tensor), "; it must be ",
+              shape_text(sizes));
+  };
+  check("grad_output", grad_output, shape.output_sizes(), shape.type);
+  check("output", output, shape.output_sizes(), shape.type);
+  check("log_sum_exp", log_sum_exp, shape.log_sum_exp_sizes(),
+        shape.accumulate_type());
+}
+
+// All that can be told without computing: on the CPU the offsets too.
+inline void check_scaled_dot_product_attention_varlen(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
+    const PackedAttentionOptions& options) {
+  const PackedAttentionShape shape = plan_packed_attention(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
+  if (device_of(query).type == aoti_torch_device_type_cpu()) {
+    read_packed_rows(shape, cu_seqlens_q);
+    read_packed_columns(shape, cu_seqlens_k);
+  }
+}
+
+}  // namespace pkg

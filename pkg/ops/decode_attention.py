@@ -1,0 +1,136 @@
+"""``decode_attention``: a few queries against a cache of keys and values, as in generating text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._inference import register_inference_only
+from ._registration import check_one_device, register_lower_precision_autocast, short_call
+from .scaled_dot_product_attention import _each_slice, _new_output
+
+
+def decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of the newest queries of each sequence to all that its cache holds.
+
+    Query i of the L of a sequence sees the keys 0 to ``cache_lengths[b] - L + i``: the cache
+    already holds the queries' own keys, and the last query sees all of them. What lies in the
+    cache beyond a sequence's length is never read. The keys are split among the threads
+    (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html), so one sequence keeps
+    all of them busy. Any strides will do, those with a contiguous last dimension are read in place:
+    flash-attn's (batch, keys, heads, size) is ``cache.transpose(1, 2)``. Half precision is
+    accumulated in float32. For inference alone.
+
+    Args:
+        query: Shape (B, heads, L, E); float16, bfloat16, float32 or float64. L is meant to be 1 to
+            8, and may be any; from about 16 on :func:`pkg.ops.scaled_dot_product_attention` is
+            faster.
+        key_cache: Shape (B or more, key heads, S, E), of the same dtype and device. The query's
+            heads are a multiple of the key heads, each of which serves as many neighbouring query
+            heads. With ``block_table``: (pages, key heads, page size, E), a page of any size.
+        value_cache: The same with a last dimension Ev of its own.
+        cache_lengths: Shape (B,), int32 or int64: how many keys of each sequence there are, those
+            of the queries included. Fewer than L leave the first queries without any key.
+        block_table: Shape (B, pages of a sequence), int32 or int64: the pages in which the keys of
+            a sequence lie. Entries beyond what the length needs are never read.
+        scale: Factor of the scores; ``1 / sqrt(E)`` by default.
+
+    Returns:
+        Shape (B, heads, L, Ev). A query without any key gets zeros. On the CPU, where ``query`` is
+        a transposed view of (B, L, heads, E) the result is one too, and contiguous otherwise.
+
+    Raises:
+        RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported, a gradient
+            would have to be recorded, or, on the CPU, a length or the number of a page is out of
+            range. On CUDA, where looking at them would wait for the device, a length is taken to
+            be the nearest possible, and keys on a page that does not exist take no part.
+
+    Example:
+        >>> keys = torch.zeros(1, 1, 4, 2)
+        >>> values = torch.tensor([[1.0], [3.0], [5.0], [float("nan")]]).view(1, 1, 4, 1)
+        >>> decode_attention(torch.ones(1, 1, 2, 2), keys, values, torch.tensor([3])).view(2)
+        tensor([2., 3.])
+        >>> pages = values.view(2, 1, 2, 1)
+        >>> table = torch.tensor([[1, 0]])
+        >>> decode_attention(
+        ...     torch.ones(1, 1, 1, 2), keys.view(2, 1, 2, 2), pages, torch.tensor([1]), table
+        ... ).view(1)
+        tensor([5.])
+    """
+    arguments = (query, key_cache, value_cache, cache_lengths, block_table, scale)
+    operator = torch.ops.pkg.decode_attention.default
+    output: Tensor = (operator if is_dynamo_compiling() else _call)(*arguments)
+    return output
+
+
+@torch.library.register_fake("pkg::decode_attention")
+def _fake(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    tensors = (query, key_cache, value_cache, cache_lengths, block_table)
+    check_one_device("decode_attention", *(t for t in tensors if t is not None))
+    torch._check(
+        query.dim() == key_cache.dim() == value_cache.dim() == 4,
+        lambda: "decode_attention: query and caches must have four dimensions",
+    )
+    torch._check(
+        query.shape[3] == key_cache.shape[3],
+        lambda: "decode_attention: query and key_cache differ in their last dimension",
+    )
+    return _new_output(query, query.shape[:2], value_cache.shape[3])
+
+
+def _with_one_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """The vmap dimension and the batch after it as one; a view where the strides allow it."""
+    if dim is None:
+        return tensor.unsqueeze(0).expand(size, *tensor.shape).flatten(0, 1)
+    return tensor.movedim(dim, 0).flatten(0, 1)
+
+
+def _vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, int]:
+    operator = torch.ops.pkg.decode_attention.default
+    of_query, of_keys, of_values, of_lengths, of_table, *_ = [*in_dims, None, None]
+    arguments = (query, key_cache, value_cache, cache_lengths, block_table, scale)
+    size = info.batch_size
+    if block_table is None or of_keys is not None or of_values is not None:
+        dims = (of_query, of_keys, of_values, of_lengths, of_table, None)
+        return torch.stack(_each_slice(operator, size, dims, arguments)), 0
+    # Pages that all share: the batches are one larger batch.
+    query = _with_one_batch(query, of_query, size)
+    cache_lengths = _with_one_batch(cache_lengths, of_lengths, size)
+    block_table = _with_one_batch(block_table, of_table, size)
+    output = operator(query, key_cache, value_cache, cache_lengths, block_table, scale)
+    return output.unflatten(0, (size, len(query) // size)), 0
+
+
+register_inference_only(
+    "decode_attention", "call pkg.ops.scaled_dot_product_attention where one is needed"
+)
+torch.library.register_vmap("pkg::decode_attention", _vmap)
+register_lower_precision_autocast("decode_attention")
+_call = short_call("decode_attention")

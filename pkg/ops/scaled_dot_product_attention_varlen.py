@@ -1,0 +1,329 @@
+"""``scaled_dot_product_attention_varlen``: attention over a packed batch of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._registration import (
+    check_one_device,
+    library,
+    register_gradients,
+    register_lower_precision_autocast,
+    short_call,
+)
+from .scaled_dot_product_attention import _double_backward as _dense_double_backward
+from .scaled_dot_product_attention import _each_slice
+
+_Three = tuple[Tensor, Tensor, Tensor]
+
+
+def scaled_dot_product_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Computes attention within each sequence of a packed batch, without any padding.
+
+    The sequences' tokens follow one another in the first dimension, as for
+    ``flash_attn_varlen_func`` of the flash-attn package
+    (https://github.com/Dao-AILab/flash-attention), whose meaning this has. Sequence b
+    has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and keys and
+    values likewise. Algorithm and memory are those of
+    :func:`scaled_dot_product_attention`; any strides are read in place. A second
+    derivative pads: its memory is that of B Hq matrices of max_seqlen_q x max_seqlen_k.
+
+    Args:
+        query: Shape (total_q, Hq, E); float16, bfloat16, float32 or float64.
+        key: Shape (total_k, Hk, E), of the same dtype and device. Hq is a multiple of
+            Hk: each key head is shared by as many neighbouring query heads.
+        value: Shape (total_k, Hk, Ev), likewise.
+        cu_seqlens_q: Shape (B + 1,), int32 or int64, on the same device: where each
+            sequence's queries begin, and at the end ``total_q``. It begins with 0
+            and does not decrease; a sequence may be empty.
+        cu_seqlens_k: The same for keys and values, ending with ``total_k``.
+        max_seqlen_q: At least the most queries of a sequence. Of a longer one a CUDA device
+            does not compute the rest; the CPU refuses it.
+        max_seqlen_k: At least the most keys of a sequence.
+        dropout_p: Probability with which a weight is dropped; the others are
+            divided by ``1 - dropout_p``. Drawn from PyTorch's generator, so that
+            :func:`torch.manual_seed` reproduces it. Always applied: pass 0 to
+            evaluate.
+        is_causal: The last query of a sequence sees all its keys, the one before all
+            but the last, and so on: of q queries and k keys, query i sees the keys
+            0 to i + k - q. Where q > k the first queries see none.
+        scale: Factor of the scores; ``1 / sqrt(E)`` by default.
+
+    Returns:
+        Shape (total_q, Hq, Ev), contiguous. A query without any key gets zeros.
+
+    Raises:
+        RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported,
+            or ``dropout_p`` is no probability; on the CPU also if the sequences do not
+            cover the tokens or one is longer than the maximum given.
+
+    Example:
+        >>> value = torch.tensor([[[1.0]], [[3.0]], [[5.0]]])
+        >>> query = key = torch.zeros(3, 1, 4)
+        >>> starts = torch.tensor([0, 2, 3])  # a sequence of two tokens and one of one
+        >>> attend = scaled_dot_product_attention_varlen
+        >>> attend(query, key, value, starts, starts, 2, 2).flatten()
+        tensor([2., 2., 5.])
+        >>> attend(query, key, value, starts, starts, 2, 2, is_causal=True).flatten()
+        tensor([1., 2., 5.])
+    """
+    arguments = (
+        *(query, key, value, cu_seqlens_q, cu_seqlens_k, None),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale),
+    )
+    # Without a seed to draw, the composite operator is its forward operator and nothing else.
+    is_composite = is_dynamo_compiling() or dropout_p != 0.0
+    output: Tensor = (_composite if is_composite else _call_forward)(*arguments)[0]
+    return output
+
+
+def _composite(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    _: None,
+    *options: Any,
+) -> tuple[Tensor]:
+    operator = torch.ops.pkg.scaled_dot_product_attention_varlen.default
+    return (operator(query, key, value, cu_seqlens_q, cu_seqlens_k, *options),)
+
+
+def _attention_backward(*arguments: Any) -> _Three:
+    operator = torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default
+    gradients: _Three = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
+    return gradients
+
+
+def _decomposed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The composite operator: draws the seed, under vmap as ``randomness`` says.
+
+    In Python, where a maximum that torch.compile does not know stays unknown.
+    """
+    seed = None
+    if dropout_p > 0.0:
+        limit = torch.iinfo(torch.int64).max
+        seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+    forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
+    output: Tensor = forward(
+        *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale),
+    )[0]
+    return output
+
+
+@torch.library.register_fake("pkg::scaled_dot_product_attention_varlen_forward")
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    dropout_seed: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
+    check_one_device("scaled_dot_product_attention_varlen", *(t for t in tensors if t is not None))
+    torch._check(
+        query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
+    )
+    torch._check(
+        key.shape[:2] == value.shape[:2], lambda: "key and value differ in tokens or heads"
+    )
+    tokens, heads, _ = query.shape
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return (
+        query.new_empty((tokens, heads, value.shape[-1])),
+        query.new_empty((heads, tokens), dtype=dtype),
+    )
+
+
+@torch.library.register_fake("pkg::scaled_dot_product_attention_varlen_backward")
+def _fake_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> _Three:
+    tensors = (grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed, output)
+    check_one_device(
+        "scaled_dot_product_attention_varlen_backward",
+        *(t for t in (*tensors, log_sum_exp) if t is not None),
+    )
+    return (
+        query.new_empty(query.shape),
+        key.new_empty(key.shape),
+        value.new_empty(value.shape),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[6:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients = _attention_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (
+        *(g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)),
+        *(None,) * (3 + len(ctx.options)),
+    )
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options = inputs[9:]
+
+
+class _Packing:
+    """The way from packed tokens to padded sequences and back, for one side of attention."""
+
+    def __init__(self, cu_seqlens: Tensor, longest: int, tokens: int) -> None:
+        first = cu_seqlens[:-1].long()
+        self.counts = cu_seqlens[1:].long() - first
+        positions = torch.arange(longest, device=cu_seqlens.device)
+        self.exists = positions < self.counts.unsqueeze(-1)
+        # A place without a token takes the last one, and loses it again.
+        self.token = (first.unsqueeze(-1) + positions).clamp(max=max(tokens - 1, 0))
+        every = torch.arange(tokens, device=cu_seqlens.device)
+        self.sequence = torch.searchsorted(cu_seqlens.long(), every, right=True) - 1
+        self.position = every - first[self.sequence]
+        self.tokens = tokens
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """(tokens, heads, size) to (sequences, heads, longest, size), zero where there is none."""
+        shape = (*self.token.shape, *packed.shape[1:])
+        if self.tokens == 0:
+            return packed.new_zeros(shape).transpose(1, 2)
+        padded = packed[self.token.flatten()].view(shape)
+        return padded.masked_fill(~self.exists[..., None, None], 0.0).transpose(1, 2)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """The inverse of :meth:`pad`."""
+        packed: Tensor = padded.transpose(1, 2)[self.sequence, self.position]
+        return packed
+
+
+def _double_backward(
+    ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
+) -> tuple[Tensor | None, ...]:
+    """That of dense attention over padded sequences, of which a mask takes the padding away.
+
+    Dropout draws the same: a weight's sequence, head, row and column are those of the batch.
+    """
+    upstream, query, key, value, cu_seqlens_q, cu_seqlens_k, seed = ctx.saved_tensors
+    max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale = ctx.options
+    rows = _Packing(cu_seqlens_q, max_seqlen_q, query.shape[0])
+    columns = _Packing(cu_seqlens_k, max_seqlen_k, key.shape[0])
+    mask = rows.exists.unsqueeze(-1) & columns.exists.unsqueeze(-2)
+    if is_causal:
+        row = torch.arange(max_seqlen_q, device=query.device).unsqueeze(-1)
+        column = torch.arange(max_seqlen_k, device=query.device)
+        shift = (columns.counts - rows.counts)[:, None, None]
+        mask = mask & (column <= row + shift)
+    heads, key_heads = query.shape[1], key.shape[1]
+    key_head = torch.arange(heads, device=key.device) // (heads // key_heads)
+
+    def pad_keys(packed: Tensor) -> Tensor:
+        return columns.pad(packed[:, key_head])
+
+    def pack_keys(padded: Tensor) -> Tensor:
+        packed = columns.pack(padded)
+        return packed.reshape(packed.shape[0], key_heads, heads // key_heads, packed.shape[-1]).sum(
+            2
+        )
+
+    inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
+    dense = SimpleNamespace(
+        saved_tensors=(*inputs, mask.unsqueeze(1), seed),
+        options=(dropout_p, False, scale, False, False),
+        needs_input_grad=(True, True, True, True, False),
+    )
+    gradients = (rows.pad(grad_query), pad_keys(grad_key), pad_keys(grad_value))
+    of_inputs = _dense_double_backward(dense, *gradients, mask.new_zeros(0))[:4]
+    ways = (rows.pack, rows.pack, pack_keys, pack_keys)
+    return (
+        *(way(each) for way, each in zip(ways, of_inputs, strict=True) if each is not None),
+        *(None,) * (5 + len(ctx.options)),
+    )
+
+
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    operator = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
+    slices = _each_slice(operator, info.batch_size, in_dims, arguments)
+    return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0)
+
+
+def _vmap_backward(
+    info: Any, in_dims: Sequence[int | None], *arguments: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, int, int]]:
+    operator = torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default
+    slices = _each_slice(operator, info.batch_size, in_dims, arguments)
+    return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0, 0)
+
+
+register_gradients(
+    "scaled_dot_product_attention_varlen_forward", _backward, setup_context=_setup_context
+)
+register_gradients(
+    "scaled_dot_product_attention_varlen_backward",
+    _double_backward,
+    setup_context=_setup_double_backward,
+)
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    library.impl("scaled_dot_product_attention_varlen", _decomposed, _key)
+torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_forward", _vmap)
+torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_backward", _vmap_backward)
+register_lower_precision_autocast("scaled_dot_product_attention_varlen")
+_call_forward = short_call(
+    "scaled_dot_product_attention_varlen_forward",
+    composite="scaled_dot_product_attention_varlen",
+    otherwise=_composite,
+)
+_call_backward = short_call("scaled_dot_product_attention_varlen_backward")

@@ -1,0 +1,93 @@
+#include <algorithm>
+#include <string>
+
+#include "../../csrc/cuda/decode_attention.cuh"
+#include "attention_request.h"
+
+namespace pkg::emulation {
+namespace {
+
+template <class Element>
+cuda::DecodeTensor<Element> decode_tensor(const Request& request,
+                                          const std::string& name) {
+  cuda::DecodeTensor<Element> tensor = {};
+  tensor.data = request.buffer<std::remove_const_t<Element>>(name);
+  std::ranges::copy(request.integers(name + "_strides"), tensor.strides);
+  return tensor;
+}
+
+cuda::DecodeIndices decode_indices(const Request& request,
+                                   const std::string& name) {
+  cuda::DecodeIndices indices = {};
+  indices.data = request.buffer<uint8_t>(name);
+  if (indices.data != nullptr) {
+    std::ranges::copy(request.integers(name + "_strides"), indices.strides);
+    indices.is_wide = request.text(name + "_type") == "int64";
+  }
+  return indices;
+}
+
+template <class Element>
+cuda::DecodeAttention<Element> decode_call(const Request& request) {
+  using Number = cuda::Accumulator<Element>;
+  return {
+      .batch = request.integer("batch"),
+      .key_heads = request.integer("key_heads"),
+      .group = request.integer("group"),
+      .rows = request.integer("rows"),
+      .head_size = request.integer("head_size"),
+      .value_size = request.integer("value_size"),
+      .capacity = request.integer("capacity"),
+      .page_size = request.integer("page_size"),
+      .pages = request.integer("pages"),
+      .splits = request.integer("splits"),
+      .scale = request.real("scale"),
+      .query = decode_tensor<const Element>(request, "query"),
+      .key = decode_tensor<const Element>(request, "key"),
+      .value = decode_tensor<const Element>(request, "value"),
+      .output = decode_tensor<Element>(request, "output"),
+      .lengths = decode_indices(request, "lengths"),
+      .table = decode_indices(request, "table"),
+      .states = request.buffer<Number>("states"),
+      .sums = request.buffer<Number>("sums"),
+  };
+}
+
+template <class Element, int kWidth>
+void run_parts(const Request& request) {
+  const auto call = decode_call<Element>(request);
+  const auto run = [&]<int kRows>() {
+    launch_blocks(request, call.template piece_count<kRows, kWidth>(),
+                  cuda::kDecodeThreads,
+                  cuda::decode_attention_kernel<Element, kRows, kWidth>, call);
+  };
+  if (call.shared_rows() == 1) {
+    run.template operator()<1>();
+  } else {
+    run.template operator()<cuda::kDecodeRows>();
+  }
+}
+
+}  // namespace
+
+bool run_decode_attention(const Request& request) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel != "decode_attention" && kernel != "decode_attention_combine") {
+    return false;
+  }
+  for_attention_type(
+      request, request.integer("value_size"), [&]<class Element, int kWidth>() {
+        if (kernel == "decode_attention") {
+          run_parts<Element, kWidth>(request);
+          return;
+        }
+        const auto call = decode_call<Element>(request);
+        launch_blocks(request,
+                      cuda::tiles_of(call.result_count(), cuda::kDecodeThreads),
+                      cuda::kDecodeThreads,
+                      cuda::decode_attention_combine<Element>, call);
+      });
+  return true;
+}
+
+}  // namespace pkg::emulation

@@ -1,0 +1,131 @@
+"""NaN and infinity in attention come out where PyTorch's math backend has them.
+
+That one adds -inf to the scores of hidden keys, and multiplies every value by its weight, also by
+zero: a NaN among the keys, or the values, reaches every row, whatever a mask hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from samples import FLOATING, normal
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import pkg
+
+SIZE = 16
+# Rows and keys: in one strip, in several blocks, and few rows against many keys.
+SHAPES = [(30, 40), (300, 500), (2, 1000)]
+NAMES = ("output", "gradient of query", "gradient of key", "gradient of value", "of mask")
+
+
+def math(*inputs: Tensor, **options: Any) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(*inputs, **options)
+
+
+def results(
+    attention: Callable[..., Tensor],
+    tensors: dict[str, Tensor],
+    mask: Tensor | None,
+    is_causal: bool,
+) -> list[Tensor]:
+    leaves = [tensors[name].detach().requires_grad_() for name in ("query", "key", "value")]
+    wanted = list(leaves)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.detach().requires_grad_()
+        wanted.append(mask)
+    output = attention(*leaves, attn_mask=mask, is_causal=is_causal)
+    return [output.detach(), *torch.autograd.grad(output, wanted, tensors["gradient"])]
+
+
+def masks(rows: int, keys: int, special: int) -> dict[str, Tensor | None]:
+    """Of every kind; beside a special key that they hide or show."""
+    hidden = normal(rows, keys, seed=5) < 0.5
+    hidden[:, special] = False
+    shown, mixed = hidden.clone(), hidden.clone()
+    shown[:, special] = True
+    mixed[::2, special] = True
+    numbers = normal(rows, keys, seed=6)
+    excluded = numbers.clone()
+    excluded[:, special] = -torch.inf
+    distance = torch.arange(rows)[:, None] - torch.arange(keys)
+    return {
+        "none": None,
+        "causal": None,
+        "hidden": hidden,
+        "shown": shown,
+        "hidden in every other row": mixed,
+        "window": distance.abs() < 8,
+        "numbers": numbers,
+        "-inf": excluded,
+    }
+
+
+def compare(
+    rows: int, keys: int, dtype: torch.dtype, where: str, special: float, kind: str
+) -> None:
+    key_at, row_at = keys // 4, rows // 2
+    mask = masks(rows, keys, key_at)[kind]
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(dtype)
+    lengths = {"query": rows, "key": keys, "value": keys, "gradient": rows}
+    tensors = {
+        name: normal(1, 2, length, SIZE, seed=seed).to(dtype)
+        for seed, (name, length) in enumerate(lengths.items())
+    }
+    if where == "mask":
+        assert mask is not None
+        mask[row_at, key_at] = special
+    else:
+        tensors[where][0, 0, key_at if lengths[where] == keys else row_at, 3] = special
+    causal = kind == "causal"
+    ours = results(pkg.ops.scaled_dot_product_attention, tensors, mask, causal)
+    theirs = results(math, tensors, mask, causal)
+    for name, one, other in zip(NAMES, ours, theirs, strict=False):
+        for is_so in (torch.isnan, torch.isposinf, torch.isneginf):
+            wrong = int((is_so(one) != is_so(other)).sum())
+            assert wrong == 0, f"{name}: {is_so.__name__} differs in {wrong} of {one.numel()}"
+        finite = other.isfinite()
+        # Values beside a NaN; how exact they are is asked elsewhere.
+        torch.testing.assert_close(
+            one[finite], other[finite], rtol=0, atol=(torch.finfo(dtype).eps ** 0.5)
+        )
+
+
+SPECIAL = (torch.nan, torch.inf, -torch.inf)
+# Every dtype for the smallest shape, one in each arithmetic for the others.
+DTYPES = {SHAPES[0]: FLOATING, **dict.fromkeys(SHAPES[1:], (torch.float32, torch.bfloat16))}
+
+
+# The kinds of masks without anything hidden, and the others.
+SHOWING = ("none", "numbers")
+HIDING = ("causal", "hidden", "shown", "hidden in every other row", "window", "-inf")
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        *((where, kind) for where in ("query", "key", "value", "gradient") for kind in SHOWING),
+        *(("mask", kind) for kind in ("numbers", "-inf")),
+    ],
+)
+@pytest.mark.parametrize(("rows", "keys"), SHAPES)
+def test_where_nothing_is_hidden(rows: int, keys: int, where: str, kind: str) -> None:
+    for dtype in DTYPES[rows, keys]:
+        for special in SPECIAL:
+            compare(rows, keys, dtype, where, special, kind)
+
+
+@pytest.mark.parametrize("kind", HIDING)
+@pytest.mark.parametrize("where", ["query", "key", "value", "gradient"])
+@pytest.mark.parametrize(("rows", "keys"), SHAPES)
+def test_where_keys_are_hidden(rows: int, keys: int, where: str, kind: str) -> None:
+    for dtype in DTYPES[rows, keys]:
+        for special in SPECIAL:
+            compare(rows, keys, dtype, where, special, kind)
