@@ -26,28 +26,32 @@ class Cache:
         query: (B, heads, L, E)
         key: (B, key heads, S, E)
         value: (B, key heads, S, E)
-        lengths: (B,)
+        filled: How many keys of each sequence there are.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    lengths: Tensor
+    filled: tuple[int, ...]
 
     def copy(self) -> Cache:
-        return Cache(self.query, self.key.clone(), self.value.clone(), self.lengths)
+        return Cache(self.query, self.key.clone(), self.value.clone(), self.filled)
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor(self.filled, device=self.key.device, dtype=torch.int32)
 
     @property
     def gigabytes(self) -> float:
         """Of keys and values that are not unused."""
         element = self.key.element_size() * (self.key.shape[-1] + self.value.shape[-1])
-        return int(self.lengths.sum()) * self.key.shape[1] * element / 1e9
+        return sum(self.filled) * self.key.shape[1] * element / 1e9
 
     @property
     def mask(self) -> Tensor | None:
         """Which keys each query sees, as PyTorch's attention has to be told; None for all."""
         rows, keys = self.query.shape[2], self.key.shape[2]
-        if rows == 1 and bool((self.lengths == keys).all()):
+        if rows == 1 and min(self.filled) == keys:
             return None
         rows_behind = torch.arange(rows - 1, -1, -1, device=self.key.device)
         ends = self.lengths[:, None] - rows_behind
@@ -70,7 +74,7 @@ def _cache(
         random(len(lengths), heads[0], rows, size),
         random(len(lengths), heads[1], max(lengths), size),
         random(len(lengths), heads[1], max(lengths), size),
-        torch.tensor(lengths, device=device, dtype=torch.int32),
+        tuple(lengths),
     )
 
 
@@ -110,7 +114,7 @@ def _pytorch(cache: Cache) -> Callable[[], Tensor]:
 def _case(name: str, cache: Cache, paged: bool = False) -> Case:
     def exact() -> Tensor:
         tensors = (cache.query.double(), cache.key.double(), cache.value.double())
-        return _pytorch(Cache(*tensors, cache.lengths))()
+        return _pytorch(Cache(*tensors, cache.filled))()
 
     copies = copies_beyond_caches(cache.key, cache.value)
     caches = [cache, *(cache.copy() for _ in range(copies - 1))]

@@ -7,7 +7,8 @@
 // strip of 12 rows, so that scores and weights (10 KiB) never leave the L1
 // cache, while the packed keys and values stream from L2. Keys and values of a
 // head are packed once, by all threads, and shared by all its blocks of rows.
-// Strips against keys that causality hides are skipped.
+// Tiles of keys that causality or a mask hides from a whole strip are left out,
+// as long as all that their weights of 0 would be multiplied with is finite.
 //
 // Tiles: the micro-kernel's (scaled_dot_product_attention_tile.h); 192 keys,
 // at most 192 rows (ForwardPlan). bfloat16 keeps weights as bfloat16 pairs for
@@ -15,7 +16,12 @@
 //
 // Operations: 2 L S (E + Ev) and L S exponentials for each head, half if
 // causal. Bytes, at the least: (L + S)(E + Ev) elements; extra memory
-// S (E + Ev), never L S. Bound by the multiply-add units. A few rows against
+// S (E + Ev), never L S. Bound by the multiply-add units: on Zen 4, 1x8x1024x64
+// in float32, the products take 85 % of the time at 95 % of their limit, the
+// softmax 9 % (11 cycles for the exponentials of a register), packing 4 %. What
+// brought it there: exponentials of three registers side by side, maxima and
+// corrections of a strip's rows in one register, sums of a tile stored
+// unrolled, values read in place, masks fetched beforehand. A few rows against
 // many keys (decoding) take another way, bound by memory:
 // scaled_dot_product_attention_decode.h.
 #include <tuple>
