@@ -38,7 +38,7 @@ static_assert(kKeyBlock % kStripRows == 0 && kStripRows % kShortStripRows == 0);
 #if defined(__FMA__) || defined(__aarch64__)
 inline constexpr int64_t kLongestSum = kKeyBlock;
 #else
-inline constexpr int64_t kLongestSum = kKeyBlock / 8;
+inline constexpr int64_t kLongestSum = kKeyBlock / 6;
 #endif
 
 constexpr int64_t round_up(int64_t value, int64_t unit) {
