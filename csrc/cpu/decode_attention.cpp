@@ -212,12 +212,8 @@ class CacheDecoding {
 
   void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
               const Number* values) const {
-    Input* to = output_ + offset(output_strides_, head, i);
-    if (state.sum == Number{0}) {
-      std::fill_n(to, plan_.value_size, Input{0});
-    } else {
-      store_row(values, plan_.value_size, Number{1} / state.sum, to);
-    }
+    store_output(state, values, plan_.value_size,
+                 output_ + offset(output_strides_, head, i));
   }
 
  private:

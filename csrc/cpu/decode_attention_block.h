@@ -580,50 +580,6 @@ class DecodePlan {
   int64_t keys_;
 };
 
-// What the tasks leave of their rows: maximum, sum, and weighted values.
-template <class Number>
-struct DecodeParts {
-  Number* data;
-  int64_t rows;
-  int64_t value_stride;
-
-  static constexpr int64_t kState = 64 / static_cast<int64_t>(sizeof(Number));
-
-  int64_t size() const { return kState + value_stride; }
-  Number* at(int64_t task, int64_t row) const {
-    return data + (task * rows + row) * size();
-  }
-
-  void put(int64_t task, int64_t row, const SoftmaxState<Number>& state,
-           const Number* values) const {
-    Number* to = at(task, row);
-    to[0] = state.maximum;
-    to[1] = state.sum;
-    std::copy_n(values, value_stride, to + kState);
-  }
-
-  // Of one row over several tasks; the values are added to the first one's.
-  SoftmaxState<Number> merge(int64_t task, int64_t splits, int64_t row) const {
-    constexpr int kLanes = simd::kLanes<Number>;
-    SoftmaxState<Number> state;
-    for (int64_t s = 0; s < splits; ++s) {
-      state.maximum = std::max(state.maximum, at(task + s, row)[0]);
-    }
-    Number* sums = at(task, row) + kState;
-    for (int64_t s = 0; s < splits; ++s) {
-      const Number* part = at(task + s, row);
-      const Number factor =
-          simd::exp(simd::broadcast(part[0] - origin_of(state.maximum)))[0];
-      state.sum += part[1] * factor;
-      for (int64_t i = 0; i < value_stride; i += kLanes) {
-        const Vector<Number> values = simd::load(part + kState + i) * factor;
-        simd::store(sums + i, s == 0 ? values : simd::load(sums + i) + values);
-      }
-    }
-    return state;
-  }
-};
-
 // Runs `work` over all its heads:
 //   heads(), rows(), head_size(), value_size(), scale(), threads()
 //   columns(head)                     how many keys there are
@@ -638,27 +594,27 @@ void decode(const Work& work) {
   const DecodePlan plan(
       heads, Workspace::of_this_thread<4>().request<int64_t>(heads + 1),
       [&](int64_t head) { return work.columns(head); });
-  DecodeParts<Number> parts{
-      nullptr, work.rows(),
-      DecodeRows<Input>::padded_values(work.value_size())};
+  const int64_t row_count = work.rows();
+  SoftmaxParts<Number> parts{
+      nullptr, DecodeRows<Input>::padded_values(work.value_size())};
   std::vector<std::atomic<int64_t>> done;
   if (plan.tasks() > heads) {
     parts.data = Workspace::of_this_thread<5>().request<Number>(
-        plan.tasks() * parts.rows * parts.size());
+        plan.tasks() * row_count * parts.size());
     done = std::vector<std::atomic<int64_t>>(static_cast<size_t>(heads));
   }
   for_each_task(plan.tasks(), work.threads(), [&](int64_t task) {
     const int64_t head = plan.head_of(task);
     const int64_t splits = plan.splits(head);
     const int64_t column = plan.column(task, head);
-    DecodeRows<Input> rows(work.rows(), work.head_size(), work.value_size(),
+    DecodeRows<Input> rows(row_count, work.head_size(), work.value_size(),
                            work.scale());
     work.load(head, rows);
     work.run(head, rows, column,
              std::min(column + plan.keys(), work.columns(head)));
-    for (int64_t i = 0; i < parts.rows; ++i) {
+    for (int64_t i = 0; i < row_count; ++i) {
       if (splits > 1) {
-        parts.put(task, i, rows.state(i), rows.values(i));
+        parts.put(task * row_count + i, rows.state(i), rows.values(i));
       } else {
         work.finish(head, i, rows.state(i), rows.values(i));
       }
@@ -666,11 +622,10 @@ void decode(const Work& work) {
     // Acquires what the others have put, and releases this part.
     if (splits > 1 && done[static_cast<size_t>(head)].fetch_add(
                           1, std::memory_order_acq_rel) == splits - 1) {
-      const int64_t first = plan.first_task(head);
-      for (int64_t i = 0; i < parts.rows; ++i) {
-        const auto state = parts.merge(first, splits, i);
-        work.finish(head, i, state,
-                    parts.at(first, i) + DecodeParts<Number>::kState);
+      for (int64_t i = 0; i < row_count; ++i) {
+        const int64_t first = plan.first_task(head) * row_count + i;
+        const auto state = parts.merge(first, splits, row_count);
+        work.finish(head, i, state, parts.values(first));
       }
     }
   });

@@ -6,16 +6,10 @@
 
 namespace pkg::cpu::attention {
 
-// Under causality the few rows see few keys, unless they are the last ones.
-template <class Input>
-bool decodes_forward(const Problem<Input>& problem) {
-  return !problem.is_causal && decodes(problem);
-}
-
 template <class Input>
 void attention_forward(const Problem<Input>& problem,
                        const ForwardOutputs<Input>& outputs) {
-  if (decodes_forward(problem)) {
+  if (decodes(problem)) {
     attention_forward_decoding(problem, outputs);
   } else {
     attention_forward_tiled(problem, outputs);

@@ -180,7 +180,7 @@ void run_backward(const BackwardArguments& arguments,
        log_sum_exp_operand(arguments.log_sum_exp)},
       statistics.data()};
   std::vector<Number> log_sum_exp;
-  if (std::is_same_v<Input, Number> && decodes_forward(problem.forward)) {
+  if (std::is_same_v<Input, Number> && decodes(problem.forward)) {
     log_sum_exp = repeated_log_sum_exp(problem.forward);
     problem.log_sum_exp = {log_sum_exp.data(),
                            contiguous_operand(shape, 1, shape.rows, 1)};

@@ -14,7 +14,8 @@
 namespace pkg::cpu::attention {
 
 // Above this many rows packing the keys pays. With few keys its cost is small,
-// and the tiled pass rounds each score as the backward pass will.
+// and the tiled pass rounds each score as the backward pass will. Under
+// causality the few rows see few keys, unless they are the last ones.
 inline constexpr int64_t kDecodeRows = 8;
 inline constexpr int64_t kLeastDecodeColumns = 2 * kKeyBlock;
 
@@ -23,7 +24,7 @@ bool decodes(const Problem<Input>& problem) {
   const auto contiguous = [](const AttentionOperand& layout, int64_t size) {
     return layout.column_stride == 1 || size <= 1;
   };
-  return problem.shape.rows <= kDecodeRows &&
+  return !problem.is_causal && problem.shape.rows <= kDecodeRows &&
          problem.shape.columns >= kLeastDecodeColumns &&
          contiguous(problem.key.layout, problem.shape.head_size) &&
          contiguous(problem.value.layout, problem.shape.value_size);
@@ -45,10 +46,7 @@ class AttentionDecoding {
   int64_t value_size() const { return problem_.shape.value_size; }
   double scale() const { return problem_.shape.scale; }
   int64_t threads() const { return problem_.threads; }
-  int64_t columns(int64_t) const {
-    return problem_.columns_seen(problem_.shape.rows, 0,
-                                 problem_.shape.columns);
-  }
+  int64_t columns(int64_t) const { return problem_.shape.columns; }
 
   void load(int64_t head, DecodeRows<Input>& rows) const {
     for (int64_t i = 0; i < rows.rows(); ++i) {

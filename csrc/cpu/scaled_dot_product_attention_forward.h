@@ -30,61 +30,22 @@ struct ForwardOutputs {
   }
 };
 
-// Where the keys are split among threads, each part leaves its rows' maximum,
-// sum and weighted values, to be combined in the order of the keys.
-template <class Number>
-struct Partials {
-  Number* data;
-  int64_t splits;
-  int64_t value_stride;
-
-  static constexpr int64_t kState = 64 / static_cast<int64_t>(sizeof(Number));
-
-  int64_t row_size() const { return kState + value_stride; }
-  int64_t size(int64_t rows) const { return rows * splits * row_size(); }
-  Number* at(int64_t flat_row, int64_t split) const {
-    return data + (flat_row * splits + split) * row_size();
-  }
-  void put(int64_t flat_row, int64_t split, const SoftmaxState<Number>& state,
-           const Number* values) const {
-    Number* to = at(flat_row, split);
-    to[0] = state.maximum;
-    to[1] = state.sum;
-    std::copy_n(values, value_stride, to + kState);
-  }
-};
-
-// Combines the parts of every row.
+// Merges the parts of every row, which follow one another.
 template <class Input, class Number>
-void combine(const AttentionShape& shape, const Partials<Number>& partials,
-             const ForwardOutputs<Input>& outputs) {
-  const int64_t grain =
-      std::max<int64_t>(1, 16384 / (partials.splits * partials.row_size()));
-  parallel_for(
-      shape.batch() * shape.rows, grain, [&](int64_t begin, int64_t end) {
-        for (int64_t flat = begin; flat < end; ++flat) {
-          SoftmaxState<Number> state;
-          for (int64_t s = 0; s < partials.splits; ++s) {
-            state.maximum = std::max(state.maximum, partials.at(flat, s)[0]);
-          }
-          Number* values = partials.at(flat, 0) + Partials<Number>::kState;
-          for (int64_t s = 0; s < partials.splits; ++s) {
-            Number* part = partials.at(flat, s);
-            const Number factor = std::exp(part[0] - origin_of(state.maximum));
-            state.sum += part[1] * factor;
-            Number* from = part + Partials<Number>::kState;
-            scale_row(from, partials.value_stride, factor);
-            for (int64_t i = 0; s > 0 && i < partials.value_stride; ++i) {
-              values[i] += from[i];
-            }
-          }
-          const int64_t batch = flat / shape.rows;
-          const int64_t row = flat % shape.rows;
-          finish_row(state, values, shape.value_size,
-                     outputs.row(shape, batch, row),
-                     outputs.log_sum_exp_of(batch, row));
-        }
-      });
+void merge_rows(const AttentionShape& shape, const SoftmaxParts<Number>& parts,
+                int64_t splits, const ForwardOutputs<Input>& outputs) {
+  const int64_t grain = std::max<int64_t>(1, 16384 / (splits * parts.size()));
+  parallel_for(shape.batch() * shape.rows, grain,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t flat = begin; flat < end; ++flat) {
+                   const auto state = parts.merge(flat * splits, splits, 1);
+                   const int64_t batch = flat / shape.rows;
+                   const int64_t row = flat % shape.rows;
+                   finish_row(state, parts.values(flat * splits),
+                              shape.value_size, outputs.row(shape, batch, row),
+                              outputs.log_sum_exp_of(batch, row));
+                 }
+               });
 }
 
 // Keys and values of one head, packed: keys as columns of Q K^T, all in one;
@@ -367,10 +328,10 @@ void attention_forward_tiled(const Problem<Input>& problem,
       1, key_heads);
   const ForwardPlan plan(shape, heads_at_once * shape.group, problem.threads);
 
-  Partials<Number> partials{nullptr, plan.splits, packing.value_stride};
+  SoftmaxParts<Number> parts{nullptr, packing.value_stride};
   if (plan.splits > 1) {
-    partials.data = Workspace::of_this_thread<5>().request<Number>(
-        partials.size(shape.batch() * shape.rows));
+    parts.data = Workspace::of_this_thread<5>().request<Number>(
+        shape.batch() * shape.rows * plan.splits * parts.size());
   }
   Lane* packed = Workspace::of_this_thread<4>().request<Lane>(heads_at_once *
                                                               packing.size);
@@ -402,8 +363,8 @@ void attention_forward_tiled(const Problem<Input>& problem,
       rows.run(work, packed + head * packing.size, finite + head * key_blocks);
       for (int64_t i = 0; i < work.rows; ++i) {
         if (plan.splits > 1) {
-          partials.put(work.batch * shape.rows + row + i, split, rows.state(i),
-                       rows.values(i));
+          const int64_t flat = work.batch * shape.rows + row + i;
+          parts.put(flat * plan.splits + split, rows.state(i), rows.values(i));
         } else {
           finish_row(rows.state(i), rows.values(i), shape.value_size,
                      outputs.row(shape, work.batch, row + i),
@@ -413,7 +374,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
     });
   }
   if (plan.splits > 1) {
-    combine(shape, partials, outputs);
+    merge_rows(shape, parts, plan.splits, outputs);
     Workspace::of_this_thread<5>().release_excess();
   }
   Workspace::of_this_thread<4>().release_excess();

@@ -175,21 +175,6 @@ bool softmax_strip(const Number* scores, int64_t count, Number scale,
   return corrects;
 }
 
-// The same of one row.
-template <class Number>
-Number softmax_row(const Number* scores, int64_t count,
-                   SoftmaxState<Number>& state, Number* weights,
-                   const Number* factors = nullptr) {
-  Number correction[1];
-  Vector<Number> sum{};
-  const SoftmaxStates<Number> states{&state.maximum, &sum};
-  softmax_strip<Floating<Number>, true, 1, 0>(
-      scores, count, Number{1}, states, [=](int) { return factors; }, weights,
-      correction);
-  state.sum = state.sum * correction[0] + simd::reduce_add(sum);
-  return correction[0];
-}
-
 template <class Number>
 void scale_row(Number* row, int64_t count, Number factor) {
   for (int64_t i = 0; i < count; i += simd::kLanes<Number>) {
@@ -235,18 +220,70 @@ void divide_row(const Number* row, int64_t count, Number sum, Output* to) {
   }
 }
 
-// A finished row: its output is divided by the sum, or zero without any key.
+// The output of a row: what was summed divided by the sum of the weights, or
+// zero without any key.
 template <class Output, class Number>
-void finish_row(const SoftmaxState<Number>& state, const Number* row,
-                int64_t count, Output* output, Number* log_sum_exp) {
+void store_output(const SoftmaxState<Number>& state, const Number* row,
+                  int64_t count, Output* output) {
   if (state.sum == Number{0}) {
     std::fill_n(output, count, Output{0});
   } else {
     divide_row(row, count, state.sum, output);
   }
+}
+
+template <class Output, class Number>
+void finish_row(const SoftmaxState<Number>& state, const Number* row,
+                int64_t count, Output* output, Number* log_sum_exp) {
+  store_output(state, row, count, output);
   // The gradients recompute weights from it: one rounding, not two.
   *log_sum_exp = static_cast<Number>(static_cast<double>(state.maximum) +
                                      std::log(static_cast<double>(state.sum)));
 }
+
+// Where the keys of a row are split, each part leaves its maximum, sum and
+// weighted values, to be merged in the order of the keys.
+template <class Number>
+struct SoftmaxParts {
+  Number* data;
+  int64_t value_stride;  // whole registers
+
+  int64_t size() const { return kState + value_stride; }
+  Number* values(int64_t part) const { return at(part) + kState; }
+
+  void put(int64_t part, const SoftmaxState<Number>& state,
+           const Number* from) const {
+    at(part)[0] = state.maximum;
+    at(part)[1] = state.sum;
+    std::copy_n(from, value_stride, values(part));
+  }
+
+  // Of `count` parts, `stride` apart; the values are added to the first one's.
+  SoftmaxState<Number> merge(int64_t first, int64_t count,
+                             int64_t stride) const {
+    constexpr int kLanes = simd::kLanes<Number>;
+    SoftmaxState<Number> state;
+    for (int64_t i = 0; i < count; ++i) {
+      state.maximum = std::max(state.maximum, at(first + i * stride)[0]);
+    }
+    Number* sums = values(first);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t part = first + i * stride;
+      const Number factor =
+          simd::exp(simd::broadcast(at(part)[0] - origin_of(state.maximum)))[0];
+      state.sum += at(part)[1] * factor;
+      for (int64_t j = 0; j < value_stride; j += kLanes) {
+        const Vector<Number> scaled = simd::load(values(part) + j) * factor;
+        simd::store(sums + j, i == 0 ? scaled : simd::load(sums + j) + scaled);
+      }
+    }
+    return state;
+  }
+
+ private:
+  static constexpr int64_t kState = 64 / static_cast<int64_t>(sizeof(Number));
+
+  Number* at(int64_t part) const { return data + part * size(); }
+};
 
 }  // namespace pkg::cpu::attention
