@@ -23,7 +23,14 @@ BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject
 # What the CPU libraries other than the best one have to pass too.
 CAPABILITY_TESTS := tests/ops tests/test_c_functions.py
 
-.PHONY: help demo test bench debug format lint clean
+# A wheel carries the date of the commit, not of the build.
+export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2> /dev/null),315619200)
+# What `make wheel` tests in the environment that it installs the wheel into.
+WHEEL_TESTS ?= tests
+WHEEL_TORCH ?= $(or $(TORCH),torch)
+MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
+
+.PHONY: help demo test bench debug format lint clean wheel test-matrix
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +39,8 @@ help:
 	@echo 'make bench   time the operators beside PyTorch'"'"'s (OPERATORS="matmul mul" for some)'
 	@echo 'make debug   describe this machine, its compilers, its PyTorch and what was built'
 	@echo 'make format  format and mend the sources;  make lint: check them'
+	@echo 'make wheel   build, repair, check, install and test a wheel for this platform, in dist/'
+	@echo 'make test-matrix   test that wheel with every PyTorch of MATRIX'
 	@echo 'make clean   remove what was built'
 	@echo 'PYTHON=python3.12 TORCH="torch==2.13.0" VENV=.venv choose the environment'
 
@@ -62,6 +71,25 @@ lint: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+wheel: dist/wheel
+	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS)
+
+test-matrix: dist/wheel
+	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS)
+
+# By way of the source distribution, so that it is whole too.
+dist/wheel: $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)
+	$(PIP) install --quiet -r tools/requirements.txt
+	rm -rf dist
+	$(RUN) -m validate_pyproject pyproject.toml
+	$(RUN) -m build --no-isolation --outdir dist/unrepaired
+	mv dist/unrepaired/*.tar.gz dist/
+	$(RUN) tools/repair_wheel.py dist/unrepaired/*.whl dist
+	$(RUN) tools/check_wheel.py dist/*.whl
+	$(VENV)/bin/check-wheel-contents dist/*.whl
+	$(RUN) -m twine check --strict dist/*.whl dist/*.tar.gz
+	@touch $@
 
 clean:
 	rm -rf build dist *.egg-info pkg/*.so $(INSTALLED)

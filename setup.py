@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import runpy
 import shutil
@@ -33,10 +34,17 @@ VERSION = runpy.run_path(str(ROOT / "pkg" / "version.py"))["__version__"]
 
 
 def cxx_flags() -> list[str]:
-    """The package's flags, PyTorch's headers as system headers, and the caller's wishes."""
+    """The package's flags, PyTorch's headers as system headers, and the caller's wishes.
+
+    Paths that the compiler would write into a library are shortened, so that the folders of a
+    build leave no trace in it.
+    """
     flags = list(FLAGS.cxx_flags())
     if not FLAGS.WINDOWS:
-        flags += [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+        includes = cpp_extension.include_paths()
+        flags += [f"-ffile-prefix-map={path}=torch" for path in reversed(includes)]
+        flags += [f"-ffile-prefix-map={ROOT}=."]
+        flags += [flag for path in includes for flag in ("-isystem", path)]
     return flags + os.environ.get("PKG_EXTRA_CFLAGS", "").split()
 
 
@@ -95,13 +103,12 @@ def binding() -> Extension:
         "PKG_CUDA_TOOLKIT": nvcc_version() or "",
         "PKG_CUDA_ARCHITECTURES": cuda_architectures() if CUDA_HOME else "",
     }
-    baseline = [] if FLAGS.WINDOWS else FLAGS.cpu_levels()["baseline"]
     return CppExtension(
         "pkg._C",
         relative(list(CSRC.glob("*.cpp"))),
         depends=headers(CSRC),
         define_macros=[(name, f'"{text}"') for name, text in facts.items()],
-        extra_compile_args=[*cxx_flags(), *baseline],
+        extra_compile_args=[*cxx_flags(), *FLAGS.cpu_levels()["baseline"]],
         extra_link_args=link_flags(),
     )
 
@@ -117,6 +124,26 @@ def cpu_library(level: str) -> Extension:
     )
 
 
+def cutlass_flags() -> list[str]:
+    """Flags that build the kernels on CUTLASS, or none where its headers are not found.
+
+    They are looked for in ``PKG_CUTLASS_INCLUDE``, a folder that holds ``cutlass/cutlass.h``, and
+    in the package ``nvidia-cutlass`` of this environment; an empty ``PKG_CUTLASS_INCLUDE`` builds
+    without them.
+    """
+    folder = os.environ.get("PKG_CUTLASS_INCLUDE")
+    if folder is None:
+        package = importlib.util.find_spec("cutlass_library")
+        if package is None or package.origin is None:
+            return []
+        folder = str(Path(package.origin).parent / "source" / "include")
+    elif folder and not Path(folder, "cutlass", "cutlass.h").exists():
+        sys.exit(f"PKG_CUTLASS_INCLUDE is '{folder}', and there is no cutlass/cutlass.h in it")
+    if not Path(folder or ".", "cutlass", "cutlass.h").exists():
+        return []
+    return ["-DPKG_WITH_CUTLASS", "-isystem", folder]
+
+
 def cuda_library() -> Extension:
     """pkg._cuda: every CUDA kernel, for all architectures, with the runtime linked in."""
     os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_architectures()
@@ -128,7 +155,12 @@ def cuda_library() -> Extension:
         depends=headers(CSRC, CSRC / "cuda"),
         extra_compile_args={
             "cxx": cxx_flags(),
-            "nvcc": [*nvcc, *includes, *os.environ.get("PKG_EXTRA_NVCC_FLAGS", "").split()],
+            "nvcc": [
+                *nvcc,
+                *includes,
+                *cutlass_flags(),
+                *os.environ.get("PKG_EXTRA_NVCC_FLAGS", "").split(),
+            ],
         },
         extra_link_args=link_flags(),
     )
@@ -152,7 +184,9 @@ class Build(BuildExtension):
 
     def build_extensions(self) -> None:
         """Checks the compiler, shares the cores out, then builds."""
-        if not FLAGS.WINDOWS:
+        if FLAGS.WINDOWS:
+            self.use_clang_cl()
+        else:
             self.check_compiler()
         # Targets run side by side, each with a ninja of its own: share the cores out.
         cores = os.cpu_count() or 1
@@ -168,6 +202,20 @@ class Build(BuildExtension):
         if ext.name == "pkg._cuda":
             ext.library_dirs.append(self.folder_of_torch_cuda(worker.build_temp))
         super(Build, worker).build_extension(ext)
+
+    def use_clang_cl(self) -> None:
+        """Compiles with clang-cl on Windows, where ninja files of PyTorch's would say cl."""
+        clang = shutil.which(os.environ.get("CXX", "clang-cl"))
+        if clang is None or "clang" not in Path(clang).name:
+            sys.exit(
+                "pkg is compiled by clang-cl on Windows: Microsoft's cl has no vector types. Add "
+                "'C++ Clang tools for Windows' in the Visual Studio installer, then build from "
+                "its developer prompt, or set CXX to clang-cl"
+            )
+        self.use_ninja = False
+        if not getattr(self.compiler, "initialized", True):
+            self.compiler.initialize()
+        self.compiler.cc = clang
 
     def compiler_command(self) -> list[str]:
         """The C++ compiler: CXX, or what Python was built with."""

@@ -2,13 +2,9 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #define PKG_X86_64 1
-#if defined(_MSC_VER)
-#include <intrin.h>
-#else
 #include <cpuid.h>
-#endif
 #endif
 
 namespace pkg {
@@ -23,32 +19,16 @@ struct CpuidRegisters {
 
 CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf) {
   CpuidRegisters r;
-#if defined(_MSC_VER)
-  int registers[4];
-  __cpuid(registers, static_cast<int>(leaf & 0x80000000U));
-  if (static_cast<uint32_t>(registers[0]) >= leaf) {
-    __cpuidex(registers, static_cast<int>(leaf), static_cast<int>(subleaf));
-    r = {static_cast<uint32_t>(registers[0]),
-         static_cast<uint32_t>(registers[1]),
-         static_cast<uint32_t>(registers[2]),
-         static_cast<uint32_t>(registers[3])};
-  }
-#else
   __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-#endif
   return r;
 }
 
 // Extended control register 0: the register files that the system saves.
 uint64_t read_xcr0() {
-#if defined(_MSC_VER)
-  return _xgetbv(0);
-#else
   uint32_t low = 0;
   uint32_t high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
-#endif
 }
 
 bool bit(uint64_t word, int position) { return (word >> position) & 1U; }

@@ -16,17 +16,12 @@
 #include <utility>
 #include <variant>
 
+#include "compiler.h"
 #include "tensor.h"
-
-#if defined(_WIN32)
-#define PKG_EXPORT __declspec(dllexport)
-#else
-#define PKG_EXPORT [[gnu::visibility("default"), gnu::used]]
-#endif
 
 namespace pkg {
 
-inline constexpr size_t kMaxResults = 4;
+inline constexpr size_t kMaxResults = 5;
 
 // An argument as Python gives it: None, a tensor, a number, a text or a dtype.
 using DirectArgument = std::variant<std::monostate, TensorView, double, int64_t,

@@ -29,19 +29,48 @@ constexpr const char* kSchemas[] = {
     "pack_linear_weight(Tensor weight) -> Tensor",
     "packed_linear(Tensor input, Tensor packed_weight, SymInt out_features, "
     "Tensor? bias=None, str? activation=None) -> Tensor",
+    "rowwise_scaled_linear_s8s4(Tensor input, Tensor input_scale, Tensor "
+    "weight, Tensor weight_scale, Tensor? bias=None, ScalarType? "
+    "out_dtype=None) -> Tensor",
+    "rowwise_scaled_linear_s4s4(Tensor input, Tensor input_scale, Tensor "
+    "weight, Tensor weight_scale, Tensor? bias=None, ScalarType? "
+    "out_dtype=None) -> Tensor",
+    "quantize_rowwise(Tensor input, int bits=8) -> (Tensor values, Tensor "
+    "scale)",
+
+    "pack_tensor_core_tiled_layout(Tensor w, int inner_k_tiles) -> Tensor",
+    "unpack_tensor_core_tiled_layout(Tensor packed_w, int inner_k_tiles) -> "
+    "Tensor",
+    "dequantize_tensor_core_tiled_layout(Tensor packed_w, Tensor "
+    "scales_and_zeros, int group_size, int inner_k_tiles) -> Tensor",
+    "int4_linear(Tensor input, Tensor packed_w, Tensor scales_and_zeros, int "
+    "group_size, int inner_k_tiles, Tensor? bias=None) -> Tensor",
+
+    "lltm(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor "
+    "old_cell) -> (Tensor new_h, Tensor new_cell)",
+    "lltm_sequence(Tensor input, Tensor weights, Tensor bias, Tensor old_h, "
+    "Tensor old_cell) -> (Tensor hidden, Tensor cells)",
+    "lltm_forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, "
+    "Tensor old_cell) -> (Tensor hidden, Tensor cells, Tensor gates)",
+    "lltm_backward(Tensor? grad_hidden, Tensor? grad_cells, Tensor? "
+    "grad_gates, Tensor gates, Tensor hidden, Tensor cells, Tensor input, "
+    "Tensor weights, Tensor old_h, bool needs_input, bool needs_weights, bool "
+    "needs_old_h) -> (Tensor grad_input, Tensor grad_weights, Tensor "
+    "grad_bias, Tensor grad_old_h, Tensor grad_old_cell)",
 
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
     "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, "
     "float? scale=None, bool enable_gqa=False) -> Tensor",
     "scaled_dot_product_attention_forward(Tensor query, Tensor key, Tensor "
     "value, Tensor? attn_mask, Tensor? dropout_seed, float dropout_p, bool "
-    "is_causal, float? scale, bool enable_gqa) -> (Tensor output, Tensor "
-    "log_sum_exp)",
+    "is_causal, float? scale, bool enable_gqa, bool keeps_residual) -> (Tensor "
+    "output, Tensor log_sum_exp, Tensor output_residual)",
     "scaled_dot_product_attention_backward(Tensor grad_output, Tensor query, "
     "Tensor key, Tensor value, Tensor? attn_mask, Tensor? dropout_seed, Tensor "
-    "output, Tensor log_sum_exp, float dropout_p, bool is_causal, float? "
-    "scale, bool enable_gqa, bool needs_mask_grad) -> (Tensor grad_query, "
-    "Tensor grad_key, Tensor grad_value, Tensor grad_mask)",
+    "output, Tensor log_sum_exp, Tensor output_residual, float dropout_p, bool "
+    "is_causal, float? scale, bool enable_gqa, bool needs_mask_grad) -> "
+    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor "
+    "grad_mask)",
     "decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor cache_lengths, Tensor? block_table=None, float? scale=None) -> "
     "Tensor",
@@ -55,13 +84,22 @@ constexpr const char* kSchemas[] = {
     "scaled_dot_product_attention_varlen_forward(Tensor query, Tensor key, "
     "Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? "
     "dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, "
-    "bool is_causal, float? scale) -> (Tensor output, Tensor log_sum_exp)",
+    "bool is_causal, float? scale, bool keeps_residual) -> (Tensor output, "
+    "Tensor log_sum_exp, Tensor output_residual)",
     "scaled_dot_product_attention_varlen_backward(Tensor grad_output, Tensor "
     "query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor "
     "cu_seqlens_k, Tensor? dropout_seed, Tensor output, Tensor log_sum_exp, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, bool "
-    "is_causal, float? scale) -> (Tensor grad_query, Tensor grad_key, Tensor "
-    "grad_value)",
+    "Tensor output_residual, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
+    "dropout_p, bool is_causal, float? scale) -> (Tensor grad_query, Tensor "
+    "grad_key, Tensor grad_value)",
+
+    "spatial_correlation_sample(Tensor input1, Tensor input2, SymInt[2] "
+    "kernel_size=1, SymInt[2] patch_size=1, SymInt[2] stride=1, SymInt[2] "
+    "padding=0, SymInt[2] dilation=1, SymInt[2] dilation_patch=1) -> Tensor",
+    "spatial_correlation_sample_backward(Tensor grad, Tensor other, bool "
+    "of_input2, SymInt[2] kernel_size, SymInt[2] patch_size, SymInt[2] stride, "
+    "SymInt[2] padding, SymInt[2] dilation, SymInt[2] dilation_patch) -> "
+    "Tensor",
 };
 
 bool defined = false;

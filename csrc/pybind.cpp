@@ -5,11 +5,15 @@
 #include <pybind11/stl.h>
 #include <torch/headeronly/version.h>
 
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <tuple>
+#include <variant>
 #include <vector>
 
 #include "add_out.h"
@@ -18,16 +22,22 @@
 #include "decode_attention.h"
 #include "direct_call.h"
 #include "dispatch.h"
+#include "int4_linear.h"
 #include "library.h"
 #include "linear.h"
+#include "lltm.h"
 #include "matmul.h"
 #include "mul.h"
 #include "muladd.h"
 #include "namespace.h"
 #include "packed_linear.h"
+#include "quantize_rowwise.h"
+#include "rowwise_scaled_linear.h"
 #include "scaled_dot_product_attention.h"
 #include "scaled_dot_product_attention_varlen.h"
+#include "spatial_correlation_sample.h"
 #include "tensor_caster.h"
+#include "tensor_core_tiled_layout.h"
 
 #ifndef PKG_VERSION
 #define PKG_VERSION "unknown"
@@ -125,6 +135,78 @@ Tensor call_packed_linear(const Tensor& input, const Tensor& packed_weight,
       bias, std::optional<Text>());
 }
 
+template <RowValues values>
+Tensor call_rowwise_scaled_linear(const Tensor& input,
+                                  const Tensor& input_scale,
+                                  const Tensor& weight,
+                                  const Tensor& weight_scale,
+                                  const std::optional<Tensor>& bias,
+                                  std::optional<ScalarType> out_dtype) {
+  constexpr const char* kName = values == RowValues::Int8 ? PKG_NAMESPACE_TEXT
+                                    "::rowwise_scaled_linear_s8s4"
+                                                          : PKG_NAMESPACE_TEXT
+                                    "::rowwise_scaled_linear_s4s4";
+  constexpr const char* kOp =
+      kName + std::string_view(PKG_NAMESPACE_TEXT).size() + 2;
+  PKG_CHECK(out_dtype != ScalarType::Undefined, kOp,
+            ": out_dtype is a dtype that pkg does not compute with; supported "
+            "are None, torch.float16, bfloat16, float32 and float64");
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_rowwise_scaled_linear(kOp, values, input, input_scale, weight,
+                                    weight_scale, bias, out_dtype);
+      },
+      kName, input, input_scale, weight, weight_scale, bias, out_dtype);
+}
+
+std::tuple<Tensor, Tensor> call_quantize_rowwise(const Tensor& input,
+                                                 int64_t bits) {
+  return checked_dispatch<std::tuple<Tensor, Tensor>>(
+      [&] { plan_quantize_rowwise(input, bits); },
+      PKG_NAMESPACE_TEXT "::quantize_rowwise", input, bits);
+}
+
+Tensor call_pack_tensor_core_tiled_layout(const Tensor& w,
+                                          int64_t inner_k_tiles) {
+  return checked_dispatch<Tensor>(
+      [&] { plan_pack_tensor_core_tiled_layout(w, inner_k_tiles); },
+      PKG_NAMESPACE_TEXT "::pack_tensor_core_tiled_layout", w, inner_k_tiles);
+}
+
+Tensor call_unpack_tensor_core_tiled_layout(const Tensor& packed_w,
+                                            int64_t inner_k_tiles) {
+  return checked_dispatch<Tensor>(
+      [&] { plan_unpack_tensor_core_tiled_layout(packed_w, inner_k_tiles); },
+      PKG_NAMESPACE_TEXT "::unpack_tensor_core_tiled_layout", packed_w,
+      inner_k_tiles);
+}
+
+Tensor call_dequantize_tensor_core_tiled_layout(const Tensor& packed_w,
+                                                const Tensor& scales_and_zeros,
+                                                int64_t group_size,
+                                                int64_t inner_k_tiles) {
+  return checked_dispatch<Tensor>(
+      [&] {
+        plan_dequantize_tensor_core_tiled_layout(packed_w, scales_and_zeros,
+                                                 group_size, inner_k_tiles);
+      },
+      PKG_NAMESPACE_TEXT "::dequantize_tensor_core_tiled_layout", packed_w,
+      scales_and_zeros, group_size, inner_k_tiles);
+}
+
+Tensor call_int4_linear(const Tensor& input, const Tensor& packed_w,
+                        const Tensor& scales_and_zeros, int64_t group_size,
+                        int64_t inner_k_tiles,
+                        const std::optional<Tensor>& bias) {
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_int4_linear(input, packed_w, scales_and_zeros, group_size,
+                          inner_k_tiles, bias);
+      },
+      PKG_NAMESPACE_TEXT "::int4_linear", input, packed_w, scales_and_zeros,
+      group_size, inner_k_tiles, bias);
+}
+
 Tensor call_scaled_dot_product_attention(const Tensor& query, const Tensor& key,
                                          const Tensor& value,
                                          const std::optional<Tensor>& attn_mask,
@@ -170,6 +252,54 @@ Tensor call_decode_attention(const Tensor& query, const Tensor& key_cache,
       cache_lengths, block_table, scale);
 }
 
+// A number for height and width, or one for each.
+using IntOrPair = std::variant<int64_t, std::array<int64_t, 2>>;
+
+std::vector<int64_t> pair_of(const IntOrPair& given) {
+  if (const auto* number = std::get_if<int64_t>(&given)) {
+    return {*number, *number};
+  }
+  const auto& pair = std::get<1>(given);
+  return {pair.begin(), pair.end()};
+}
+
+Tensor call_spatial_correlation_sample(
+    const Tensor& input1, const Tensor& input2, const IntOrPair& kernel_size,
+    const IntOrPair& patch_size, const IntOrPair& stride,
+    const IntOrPair& padding, const IntOrPair& dilation,
+    const IntOrPair& dilation_patch) {
+  const std::vector<int64_t> options[] = {
+      pair_of(kernel_size), pair_of(patch_size), pair_of(stride),
+      pair_of(padding),     pair_of(dilation),   pair_of(dilation_patch)};
+  return checked_dispatch<Tensor>(
+      [&] {
+        check_spatial_correlation_sample(input1, input2,
+                                         {options[0], options[1], options[2],
+                                          options[3], options[4], options[5]});
+      },
+      PKG_NAMESPACE_TEXT "::spatial_correlation_sample", input1, input2,
+      options[0], options[1], options[2], options[3], options[4], options[5]);
+}
+
+std::tuple<Tensor, Tensor> call_lltm(const Tensor& input, const Tensor& weights,
+                                     const Tensor& bias, const Tensor& old_h,
+                                     const Tensor& old_cell) {
+  return checked_dispatch<std::tuple<Tensor, Tensor>>(
+      [&] { plan_lltm_cell(input, weights, bias, old_h, old_cell); },
+      PKG_NAMESPACE_TEXT "::lltm", input, weights, bias, old_h, old_cell);
+}
+
+std::tuple<Tensor, Tensor> call_lltm_sequence(const Tensor& input,
+                                              const Tensor& weights,
+                                              const Tensor& bias,
+                                              const Tensor& old_h,
+                                              const Tensor& old_cell) {
+  return checked_dispatch<std::tuple<Tensor, Tensor>>(
+      [&] { plan_lltm_sequence(input, weights, bias, old_h, old_cell); },
+      PKG_NAMESPACE_TEXT "::lltm_sequence", input, weights, bias, old_h,
+      old_cell);
+}
+
 // PyTorch's own refusal would come with a backtrace on stderr.
 void refuse_taken_namespace() {
   const auto schemas =
@@ -183,12 +313,8 @@ void refuse_taken_namespace() {
 std::string compiler() {
 #if defined(__clang__)
   return "clang " __clang_version__;
-#elif defined(__GNUC__)
-  return "gcc " __VERSION__;
-#elif defined(_MSC_VER)
-  return "msvc " + std::to_string(_MSC_FULL_VER);
 #else
-  return "unknown";
+  return "gcc " __VERSION__;
 #endif
 }
 
@@ -307,6 +433,46 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("packed_weight"), py::arg("out_features"),
              py::arg("bias") = py::none(), py::arg("activation") = py::none(),
              release_gil(), "See pkg.ops.packed_linear.");
+  const auto define_rowwise_scaled_linear = [&](const char* name,
+                                                auto function) {
+    module.def(name, function, py::arg("input"), py::arg("input_scale"),
+               py::arg("weight"), py::arg("weight_scale"),
+               py::arg("bias") = py::none(), py::arg("out_dtype") = py::none(),
+               release_gil(), "See the function of that name in pkg.ops.");
+  };
+  define_rowwise_scaled_linear(
+      "rowwise_scaled_linear_s8s4",
+      &call_rowwise_scaled_linear<pkg::RowValues::Int8>);
+  define_rowwise_scaled_linear(
+      "rowwise_scaled_linear_s4s4",
+      &call_rowwise_scaled_linear<pkg::RowValues::Int4>);
+  module.def("quantize_rowwise", &call_quantize_rowwise, py::arg("input"),
+             py::arg("bits") = 8, release_gil(),
+             "See pkg.ops.quantize_rowwise.");
+  module.def("pack_tensor_core_tiled_layout",
+             &call_pack_tensor_core_tiled_layout, py::arg("w"),
+             py::arg("inner_k_tiles"), release_gil(),
+             "See pkg.ops.pack_tensor_core_tiled_layout.");
+  module.def("unpack_tensor_core_tiled_layout",
+             &call_unpack_tensor_core_tiled_layout, py::arg("packed_w"),
+             py::arg("inner_k_tiles"), release_gil(),
+             "See pkg.ops.unpack_tensor_core_tiled_layout.");
+  module.def("dequantize_tensor_core_tiled_layout",
+             &call_dequantize_tensor_core_tiled_layout, py::arg("packed_w"),
+             py::arg("scales_and_zeros"), py::arg("group_size"),
+             py::arg("inner_k_tiles"), release_gil(),
+             "See pkg.ops.dequantize_tensor_core_tiled_layout.");
+  module.def("int4_linear", &call_int4_linear, py::arg("input"),
+             py::arg("packed_w"), py::arg("scales_and_zeros"),
+             py::arg("group_size"), py::arg("inner_k_tiles"),
+             py::arg("bias") = py::none(), release_gil(),
+             "linear with a weight of 4-bit values. See pkg.ops.int4_linear.");
+  module.def("lltm", &call_lltm, py::arg("input"), py::arg("weights"),
+             py::arg("bias"), py::arg("old_h"), py::arg("old_cell"),
+             release_gil(), "A recurrent cell. See pkg.ops.lltm.");
+  module.def("lltm_sequence", &call_lltm_sequence, py::arg("input"),
+             py::arg("weights"), py::arg("bias"), py::arg("old_h"),
+             py::arg("old_cell"), release_gil(), "See pkg.ops.lltm_sequence.");
   module.def("decode_attention", &call_decode_attention, py::arg("query"),
              py::arg("key_cache"), py::arg("value_cache"),
              py::arg("cache_lengths"), py::arg("block_table") = py::none(),
@@ -325,4 +491,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("max_seqlen_k"), py::arg("dropout_p") = 0.0,
              py::arg("is_causal") = false, py::arg("scale") = py::none(),
              release_gil(), "See pkg.ops.scaled_dot_product_attention_varlen.");
+  module.def("spatial_correlation_sample", &call_spatial_correlation_sample,
+             py::arg("input1"), py::arg("input2"), py::arg("kernel_size") = 1,
+             py::arg("patch_size") = 1, py::arg("stride") = 1,
+             py::arg("padding") = 0, py::arg("dilation") = 1,
+             py::arg("dilation_patch") = 1, release_gil(),
+             "See pkg.ops.spatial_correlation_sample.");
 }

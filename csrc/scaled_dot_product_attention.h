@@ -290,14 +290,32 @@ inline Tensor allocate_log_sum_exp(const AttentionShape& shape,
                           attention_accumulate_type(shape), device_of(query));
 }
 
-// What the backward pass gets from the forward pass besides its inputs.
-inline void check_attention_backward(const AttentionShape& shape,
-                                     const TensorView& query,
-                                     const TensorView& grad_output,
-                                     const TensorView& output,
-                                     const TensorView& log_sum_exp,
-                                     const std::optional<TensorView>& attn_mask,
-                                     bool needs_mask_grad) {
+// Whether an operand that may be left empty is there.
+inline bool has_elements(const TensorView& tensor) {
+  return product(sizes_of(tensor)) != 0;
+}
+
+// What rounding took off the output, in the output's type and layout. The
+// backward pass sums the output times its gradient, of which little may be left
+// against the other sums: of the rounded output, the error would be the largest
+// of the gradients in half precision. Empty where it is not to be kept, or
+// nothing is rounded.
+inline Tensor allocate_output_residual(const AttentionShape& shape,
+                                       const TensorView& query,
+                                       bool keeps_residual) {
+  return keeps_residual && is_half_precision(shape.type)
+             ? allocate_attention_output(shape, query)
+             : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
+                                device_of(query));
+}
+
+// What the backward pass gets from the forward pass besides its inputs. The
+// residual of the output may be empty.
+inline void check_attention_backward(
+    const AttentionShape& shape, const TensorView& query,
+    const TensorView& grad_output, const TensorView& output,
+    const TensorView& log_sum_exp, const TensorView& output_residual,
+    const std::optional<TensorView>& attn_mask, bool needs_mask_grad) {
   const char* op = "scaled_dot_product_attention_backward";
   std::array<int64_t, kMaxDims> sizes = shape.lead_sizes;
   sizes[shape.lead_dims] = shape.rows;
@@ -316,6 +334,9 @@ inline void check_attention_backward(const AttentionShape& shape,
   check("output", output, shape.lead_dims + 2, shape.type);
   check("log_sum_exp", log_sum_exp, shape.lead_dims + 1,
         attention_accumulate_type(shape));
+  if (has_elements(output_residual)) {
+    check("output_residual", output_residual, shape.lead_dims + 2, shape.type);
+  }
   PKG_CHECK(
       !needs_mask_grad || (attn_mask && is_floating(dtype_of(*attn_mask))), op,
       ": needs_mask_grad is set, but attn_mask is ",

@@ -193,12 +193,24 @@ inline void check_packed_dropout_seed(const TensorView& query,
   }
 }
 
-// What the backward pass gets from the forward pass besides its inputs.
+// As allocate_output_residual.
+inline Tensor allocate_packed_residual(const PackedAttentionShape& shape,
+                                       const TensorView& query,
+                                       bool keeps_residual) {
+  const DeviceId device = device_of(query);
+  return keeps_residual && is_half_precision(shape.type)
+             ? empty_contiguous(shape.output_sizes(), shape.type, device)
+             : empty_contiguous(std::array<int64_t, 1>{0}, shape.type, device);
+}
+
+// What the backward pass gets from the forward pass besides its inputs. The
+// residual of the output may be empty.
 inline void check_packed_attention_backward(const PackedAttentionShape& shape,
                                             const TensorView& query,
                                             const TensorView& grad_output,
                                             const TensorView& output,
-                                            const TensorView& log_sum_exp) {
+                                            const TensorView& log_sum_exp,
+                                            const TensorView& output_residual) {
   const char* op = "scaled_dot_product_attention_varlen_backward";
   const auto check = [&](const char* name, const TensorView& tensor,
                          std::span<const int64_t> sizes, ScalarType type) {
@@ -214,6 +226,9 @@ inline void check_packed_attention_backward(const PackedAttentionShape& shape,
   check("output", output, shape.output_sizes(), shape.type);
   check("log_sum_exp", log_sum_exp, shape.log_sum_exp_sizes(),
         shape.accumulate_type());
+  if (has_elements(output_residual)) {
+    check("output_residual", output_residual, shape.output_sizes(), shape.type);
+  }
 }
 
 // All that can be told without computing: on the CPU the offsets too.

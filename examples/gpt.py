@@ -4,9 +4,11 @@ Both runs start from the same weights and read the same batches of the same text
 or the sources of Python's standard library. The program shows that the losses agree, how fast
 either trains and writes, and what the model writes after a prompt. It leaves the loss curves
 (losses.png) and the weights (gpt.safetensors, which --resume goes on from) in the output folder.
+With --int4 it also rounds the weights to four bits, and shows what that costs and gains.
 
     python examples/gpt.py
     python examples/gpt.py --text my-novel.txt --prompt "It was"
+    python examples/gpt.py --int4 32
     python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "
 
 The exit status is 0 when the two agree, 1 when they do not, 2 when there is nothing to run on.
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
-from character_gpt import report
+from character_gpt import quantised, report
 from character_gpt.checkpoint import Checkpoint, CheckpointError
 from character_gpt.command_line import SHAPE, parse_arguments
 from character_gpt.comparison import compare_ends, compare_step, with_operators
@@ -156,10 +158,17 @@ def demonstrate(options: argparse.Namespace, operators: Operators, console: Cons
         training_speeds = [
             run.tokens_per_second(corpus.tokens_per_step, STEPS_PER_BLOCK) for run in trainings
         ]
-    written, writing_speeds = write(trainings, vocabulary.encode(options.prompt), options)
+    prompt = vocabulary.encode(options.prompt)
+    four_bits = None
+    if options.int4:
+        four_bits = quantised.measure(ours, held_out, prompt, options.int4, options.characters)
+        claims.append(four_bits.claim)
+    written, writing_speeds = write(trainings, prompt, options)
     columns = zip(trainings, before, after, training_speeds, writing_speeds, strict=True)
     results = [report.Result(run.name, *figures) for run, *figures in columns]
     console.print(report.result_table(*results), report.claim_table(claims))
+    if four_bits:
+        console.print(str(four_bits))
     console.print(report.sample(options.prompt, vocabulary.decode(written)))
     save(options, trainings, vocabulary, console)
     return all(claim.holds for claim in claims)

@@ -45,6 +45,42 @@ def packed_linear(
     bias: Tensor | None = ...,
     activation: str | None = ...,
 ) -> Tensor: ...
+def rowwise_scaled_linear_s8s4(
+    input: Tensor,
+    input_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = ...,
+    out_dtype: torch.dtype | None = ...,
+) -> Tensor: ...
+def rowwise_scaled_linear_s4s4(
+    input: Tensor,
+    input_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = ...,
+    out_dtype: torch.dtype | None = ...,
+) -> Tensor: ...
+def quantize_rowwise(input: Tensor, bits: int = ...) -> tuple[Tensor, Tensor]: ...
+def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor: ...
+def unpack_tensor_core_tiled_layout(packed_w: Tensor, inner_k_tiles: int) -> Tensor: ...
+def dequantize_tensor_core_tiled_layout(
+    packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
+) -> Tensor: ...
+def int4_linear(
+    input: Tensor,
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = ...,
+) -> Tensor: ...
+def lltm(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]: ...
+def lltm_sequence(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]: ...
 def decode_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -75,4 +111,14 @@ def scaled_dot_product_attention_varlen(
     dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
+) -> Tensor: ...
+def spatial_correlation_sample(
+    input1: Tensor,
+    input2: Tensor,
+    kernel_size: int | tuple[int, int] = ...,
+    patch_size: int | tuple[int, int] = ...,
+    stride: int | tuple[int, int] = ...,
+    padding: int | tuple[int, int] = ...,
+    dilation: int | tuple[int, int] = ...,
+    dilation_patch: int | tuple[int, int] = ...,
 ) -> Tensor: ...

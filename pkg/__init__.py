@@ -15,10 +15,11 @@ from . import _loader, jit
 try:
     _C = _loader.load()
     from . import nn, ops
+    from .quantization import quantize_
 except BaseException:
     # Leave no half of the package behind: the next import starts afresh.
     _loader.forget(__name__)
     raise
 from .version import __version__
 
-__all__ = ["__version__", "jit", "nn", "ops"]
+__all__ = ["__version__", "jit", "nn", "ops", "quantize_"]

@@ -17,40 +17,39 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"
 
 # The instruction sets that a CPU library may use, from the least to the most demanding;
 # csrc/cpu_features.cpp tells which of them a processor runs.
-_CPU_LEVELS_GNU = {
+_CPU_LEVELS = {
     "baseline": ["-march=x86-64-v2"],
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
-}
-_CPU_LEVELS_MSVC = {
-    "baseline": [],
-    "avx2": ["/arch:AVX2"],
-    "avx512": ["/arch:AVX512"],
-    "avx512_bf16": ["/arch:AVX512"],
 }
 
 # PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
 
 
+def _words(flags: list[str]) -> list[str]:
+    """Flags of GCC and Clang as this system's compiler takes them; on Windows it is clang-cl."""
+    return [f"/clang:{flag}" for flag in flags] if WINDOWS else flags
+
+
 def cpu_levels() -> dict[str, list[str]]:
     """Instruction sets of this system's processors, with their compiler flags."""
     if not X86_64:
         return {"baseline": []}
-    return _CPU_LEVELS_MSVC if WINDOWS else _CPU_LEVELS_GNU
+    return {level: _words(flags) for level, flags in _CPU_LEVELS.items()}
 
 
 def cxx_flags() -> list[str]:
-    """Flags of every C++ file, in the words of this system's compiler."""
+    """Flags of every C++ file."""
     if WINDOWS:
-        return ["/std:c++20", "/O2", "/W3", "/EHsc", "/Zc:preprocessor", *STABLE_ABI]
+        return ["/std:c++20", "/O2", "/W3", "/EHsc", *STABLE_ABI]
     return ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", *STABLE_ABI]
 
 
 def cpu_kernel_flags(level: str) -> list[str]:
     """Further flags of the CPU kernels: an instruction set, and fused multiply-adds."""
-    return [*cpu_levels()[level], *([] if WINDOWS else ["-ffp-contract=fast"])]
+    return [*cpu_levels()[level], *_words(["-ffp-contract=fast"])]
 
 
 def nvcc_flags(threads: int) -> list[str]:

@@ -38,11 +38,13 @@ def load() -> ModuleType:
 
     Raises:
         ImportError: torch is absent or older than 2.10, a library is missing
-            from the install or was built for another system, or
+            from the install or was built for another system,
             ``PKG_CPU_CAPABILITY`` names a level that this processor or this
-            build lacks.
+            build lacks, or this is a subinterpreter, which PyTorch cannot be
+            imported into.
     """
     global cpu_capability, cpu_library, cuda_loaded
+    _check_interpreter()
     _check_torch()
     if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
         from . import jit
@@ -77,6 +79,22 @@ def library_file(name: str) -> Path | None:
         if path.exists():
             return path
     return None
+
+
+def _check_interpreter() -> None:
+    """Refuses a subinterpreter in words: importing torch into one can end the process."""
+    # The module's name until Python 3.12, and since.
+    for name in ("_interpreters", "_xxsubinterpreters"):
+        try:
+            interpreters = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "pkg cannot be imported into a subinterpreter, since PyTorch cannot: use threads, "
+                "or processes (multiprocessing, torch.multiprocessing)"
+            )
+        return
 
 
 def _check_torch() -> None:

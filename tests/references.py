@@ -6,6 +6,8 @@ should give exactly; in a lower dtype, what plain PyTorch makes of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -283,3 +285,278 @@ def packed_linear(
 ) -> Tensor:
     """Of a weight that lies in the corner of a tensor as large as a packed one."""
     return linear(input, weight[:out_features, : input.shape[-1]], bias, activation)
+
+
+def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
+    """Word by word, as the layout is written down."""
+    rows, columns = w.shape
+    supertiles, words_of_lane = columns // (16 * inner_k_tiles), inner_k_tiles // 2
+    packed = torch.zeros(rows // 8, supertiles, 32, words_of_lane, dtype=torch.int64)
+    values = w.tolist()
+    for n8 in range(rows // 8):
+        for ko in range(supertiles):
+            for t in range(32):
+                row = values[8 * n8 + t // 4]
+                for word in range(words_of_lane):
+                    first = (ko * inner_k_tiles + 2 * word) * 16 + 2 * (t % 4)
+                    v = [row[base + i] for base in (first, first + 16) for i in (0, 1, 8, 9)]
+                    nibbles = [v[0], v[2], v[4], v[6], v[1], v[3], v[5], v[7]]
+                    packed[n8, ko, t, word] = sum(v << (4 * i) for i, v in enumerate(nibbles))
+    # The same 32 bits as a signed number.
+    return (packed - ((packed >> 31) << 32)).int().to(w.device)
+
+
+@cache
+def _places(rows: int, columns: int, inner_k_tiles: int) -> Tensor:
+    """The place in (rows, columns) of each value of a packed weight, found by packing places."""
+    places = torch.arange(rows * columns, dtype=torch.int32).view(rows, columns)
+    where = torch.zeros(rows * columns, dtype=torch.int64)
+    # A value has four bits, so the numbers of the places are packed digit by digit.
+    for shift in range(0, max(rows * columns - 1, 1).bit_length(), 4):
+        digits = pack_tensor_core_tiled_layout((places >> shift) & 15, inner_k_tiles)
+        where += _nibbles(digits) << shift
+    return where
+
+
+def unpack_tensor_core_tiled_layout(packed_w: Tensor, inner_k_tiles: int) -> Tensor:
+    rows = packed_w.shape[0] * 8
+    columns = packed_w.shape[1] * 16 * inner_k_tiles
+    values = torch.zeros(rows * columns, dtype=torch.int32)
+    values[_places(rows, columns, inner_k_tiles)] = _nibbles(packed_w.cpu()).int()
+    return values.view(rows, columns).to(packed_w.device)
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    shifts = torch.arange(0, 32, 4)
+    return ((words.reshape(-1, 1).long() >> shifts) & 15).flatten()
+
+
+def dequantized(
+    packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
+) -> Tensor:
+    """The weight in the dtype of the scales."""
+    values = unpack_tensor_core_tiled_layout(packed_w, inner_k_tiles)
+    scales, zeros = scales_and_zeros.repeat_interleave(group_size, 0).unbind(-1)
+    return (values - 8).to(scales.dtype) * scales.mT + zeros.mT
+
+
+def dequantize_tensor_core_tiled_layout(
+    packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
+) -> Tensor:
+    weight = dequantized(packed_w, scales_and_zeros.float(), group_size, inner_k_tiles)
+    return weight.bfloat16()
+
+
+def int4_linear(
+    input: Tensor,
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """On a weight of real numbers, which only the product's dtype rounds."""
+    wide = scales_and_zeros.to(torch.float64 if input.dtype == torch.float64 else torch.float32)
+    weight = dequantized(packed_w, wide, group_size, inner_k_tiles).to(input.dtype)
+    if input.dtype != torch.float64:
+        return torch.nn.functional.linear(input, weight, bias)
+    product = input @ weight.mT  # of which the exact one is taken, unlike that of linear
+    return product if bias is None else product + bias
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+class _Shifts:
+    """The parameters of spatial_correlation_sample, for images of one shape."""
+
+    def __init__(self, images: Tensor, *options: int | Sequence[int]) -> None:
+        self.kernel, patch, self.stride, self.padding, self.dilation, step = map(_pair, options)
+        self.patch = patch
+        self.size = images.shape[2:]
+        self.shifts = [
+            [(p - (patch[axis] - 1) // 2) * step[axis] for p in range(patch[axis])]
+            for axis in range(2)
+        ]
+        self.output = [
+            (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
+            for size, pad, kernel, dilation, stride in zip(
+                self.size, self.padding, self.kernel, self.dilation, self.stride, strict=True
+            )
+        ]
+
+    def pixels(self, ph: int, pw: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """The pixels of input1 whose partner exists, and their partners in input2."""
+        pairs = zip(self.size, (self.shifts[0][ph], self.shifts[1][pw]), strict=True)
+        ranges = [(max(0, -s), max(0, -s, min(size, size - s)), s) for size, s in pairs]
+        first = tuple(slice(begin, end) for begin, end, _ in ranges)
+        second = tuple(
+            slice(begin + s, end + s) if end > begin else slice(0, 0) for begin, end, s in ranges
+        )
+        return first, second  # type: ignore[return-value]
+
+    def windows(self) -> list[tuple[slice, slice]]:
+        """For each place of the kernel window, the pixels of the padded image that it visits."""
+        along = [
+            [
+                slice(k * dilation, k * dilation + (count - 1) * stride + 1, stride)
+                for k in range(kernel)
+            ]
+            for kernel, dilation, count, stride in zip(
+                self.kernel, self.dilation, self.output, self.stride, strict=True
+            )
+        ]
+        return [(rows, columns) for rows in along[0] for columns in along[1]]
+
+    def padded(self, images: Tensor) -> Tensor:
+        return torch.nn.functional.pad(
+            images, (self.padding[1], self.padding[1], self.padding[0], self.padding[0])
+        )
+
+    def cropped(self, images: Tensor) -> Tensor:
+        (top, left), (height, width) = self.padding, self.size
+        return images[..., top : top + height, left : left + width]
+
+
+def spatial_correlation_sample(
+    input1: Tensor,
+    input2: Tensor,
+    kernel_size: int | Sequence[int] = 1,
+    patch_size: int | Sequence[int] = 1,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    dilation_patch: int | Sequence[int] = 1,
+) -> Tensor:
+    """Shift by shift: the products that exist, in an image of zeros; then the sums of windows."""
+    options = (kernel_size, patch_size, stride, padding, dilation, dilation_patch)
+    plan = _Shifts(input1, *options)
+    results = []
+    for ph in range(plan.patch[0]):
+        for pw in range(plan.patch[1]):
+            first, second = plan.pixels(ph, pw)
+            products = input1.new_zeros(input1.shape[0], *plan.size)
+            products[:, first[0], first[1]] = (
+                input1[:, :, first[0], first[1]] * input2[:, :, second[0], second[1]]
+            ).sum(1)
+            image = plan.padded(products)
+            results.append(sum(image[:, rows, columns] for rows, columns in plan.windows()))
+    return torch.stack(results, 1).unflatten(1, plan.patch)
+
+
+def spatial_correlation_sample_backward(
+    grad: Tensor, other: Tensor, of_input2: bool, *options: int | Sequence[int]
+) -> Tensor:
+    """The same backwards; what no output reads has no part in a gradient, even where it is NaN."""
+    plan = _Shifts(other, *options)
+    read = torch.zeros(plan.size, dtype=torch.bool, device=other.device)
+    read = plan.padded(read)
+    for rows, columns in plan.windows():
+        read[rows, columns] = True
+    read = plan.cropped(read)
+    result = torch.zeros_like(other)
+    for ph in range(plan.patch[0]):
+        for pw in range(plan.patch[1]):
+            spread = plan.padded(other.new_zeros(other.shape[0], *plan.size))
+            for rows, columns in plan.windows():
+                spread[:, rows, columns] += grad[:, ph, pw]
+            first, second = plan.pixels(ph, pw)
+            to, by = (second, first) if of_input2 else (first, second)
+            factor = plan.cropped(spread)[:, None, first[0], first[1]]
+            terms = factor * other[:, :, by[0], by[1]]
+            result[:, :, to[0], to[1]] += terms.where(read[first[0], first[1]], 0.0)
+    return result
+
+
+def lltm(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    return lltm_forward(input, weights, bias, old_h, old_cell)[:2]
+
+
+def lltm_sequence(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    return lltm_forward(input, weights, bias, old_h, old_cell)[:2]
+
+
+def lltm_forward(
+    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States, cells and gates after each step; of one step without that dimension."""
+    states, cells, all_gates = [], [], []
+    for x in input if input.dim() == 3 else [input]:
+        gates = torch.nn.functional.linear(torch.cat([h, x], -1), weights, bias.flatten())
+        in_gate, out_gate, candidate = gates.unflatten(-1, (3, h.shape[-1])).unbind(-2)
+        cell = cell + torch.nn.functional.elu(candidate) * torch.sigmoid(in_gate)
+        h = torch.tanh(cell) * torch.sigmoid(out_gate)
+        states.append(h)
+        cells.append(cell)
+        all_gates.append(gates)
+    if input.dim() == 2:
+        return states[0], cells[0], all_gates[0]
+    if not states:
+        empty = h.new_empty(0, *h.shape)
+        # So that no argument is without a gradient.
+        zero = sum((t.sum() * 0 for t in (input, weights, bias, h, cell)), h.new_zeros(()))
+        return empty + zero, empty + zero, empty.repeat(1, 1, 3) + zero
+    return torch.stack(states), torch.stack(cells), torch.stack(all_gates)
+
+
+def lltm_backward(
+    grad_hidden: Tensor | None,
+    grad_cells: Tensor | None,
+    grad_gates: Tensor | None,
+    gates: Tensor,
+    hidden: Tensor,
+    cells: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    needs_input: bool,
+    needs_weights: bool,
+    needs_old_h: bool,
+) -> tuple[Tensor, ...]:
+    """The chain rule, a step after the other, from the last."""
+    is_cell, size = input.dim() == 2, old_h.shape[-1]
+    steps = range(1 if is_cell else len(input))
+
+    def at(tensor: Tensor | None, step: int) -> Tensor | float:
+        return 0.0 if tensor is None else tensor if is_cell else tensor[step]
+
+    grad_h = grad_cell = torch.zeros_like(old_h)
+    grad_input, grad_weights = [], torch.zeros_like(weights)
+    grad_bias = weights.new_zeros(weights.shape[0])
+    for step in reversed(steps):
+        in_gate, out_gate, candidate = at(gates, step).unflatten(-1, (3, size)).unbind(-2)
+        sigma, opened = torch.sigmoid(in_gate), torch.sigmoid(out_gate)
+        squashed = torch.tanh(at(cells, step))
+        grad_h = grad_h + at(grad_hidden, step)
+        grad_cell = grad_cell + at(grad_cells, step) + grad_h * opened * (1 - squashed**2)
+        grad = torch.cat(
+            [
+                grad_cell * torch.nn.functional.elu(candidate) * sigma * torch.sigmoid(-in_gate),
+                grad_h * squashed * opened * torch.sigmoid(-out_gate),
+                grad_cell * sigma * torch.exp(candidate.clamp(max=0)),
+            ],
+            -1,
+        )
+        grad = grad + at(grad_gates, step)
+        before = old_h if step == 0 else hidden[step - 1]
+        grad_weights = grad_weights + grad.mT @ torch.cat([before, at(input, step)], -1)
+        grad_bias = grad_bias + grad.sum(0)
+        grad_input.append(grad @ weights[:, size:])
+        grad_h = grad @ weights[:, :size]
+    if is_cell:
+        of_input = grad_input[0]
+    else:
+        of_input = torch.stack(grad_input[::-1]) if grad_input else torch.zeros_like(input)
+    nothing = weights.new_empty(0)
+    return (
+        of_input if needs_input else nothing,
+        grad_weights if needs_weights else nothing,
+        grad_bias,
+        grad_h if needs_old_h else nothing,
+        grad_cell,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from character_gpt.model import (  # noqa: E402
     pkg_operators,
     pytorch_operators,
 )
+from character_gpt.quantised import LARGEST_LOSS, quantised  # noqa: E402
 from character_gpt.text import (  # noqa: E402
     UNKNOWN,
     Corpus,
@@ -35,6 +37,8 @@ from character_gpt.text import (  # noqa: E402
     standard_library,
 )
 from character_gpt.training import Schedule, Training, alternating  # noqa: E402
+
+import pkg  # noqa: E402
 
 SMALL = [
     "--context",
@@ -108,6 +112,30 @@ def test_a_run_learns_agrees_and_leaves_its_files(
     assert max(after) < min(before) / 2
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert Checkpoint.load(tmp_path / "gpt.safetensors").step == 120
+
+
+def test_four_bits_cost_little_likelihood(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(text_file, tmp_path, "--steps", "120", "--int4", "32") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "FAILS" not in printed
+    found = re.search(r"validation loss ([\d.]+) \(([\d.]+) in full\), generating", printed)
+    assert found is not None
+    quantised, full = map(float, found.groups())
+    assert full != quantised
+    assert quantised - full <= LARGEST_LOSS
+    file = str(tmp_path / "gpt.safetensors")
+    assert run(text_file, tmp_path, "--steps", "0", "--resume", file, "--int4", "32") == 0
+
+
+def test_the_quantised_model_has_no_other_weights(trained: Path) -> None:
+    checkpoint = Checkpoint.load(trained / "gpt.safetensors")
+    model = GPT(pkg_operators(), checkpoint.config)
+    twin = quantised(model, 32)
+    layers = [module for module in twin.modules() if isinstance(module, pkg.nn.Int4Linear)]
+    assert len(layers) == 4 * checkpoint.config.layers
+    assert torch.equal(twin.characters, model.characters)
 
 
 def test_bfloat16_agrees_as_far_as_bfloat16_can(text_file: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ IN_CI = {
 HERE = [
     "python examples/gpt.py --text README.md --steps 20",
     'python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "',
+    "python examples/optical_flow.py",
     "python -m pkg bench muladd --seconds 0.1 --threads 1,2 --json muladd.json "
     "--picture muladd.png",
     "make debug",

@@ -18,24 +18,25 @@ namespace {
 Tensor d_sigmoid(const TensorView& z) {
   check_d_sigmoid(z);
   const ScalarType type = dtype_of(z);
-  auto [output, loop] = plan_unary(z, type);
+  const PointwisePlan<2> plan = plan_unary(z, type);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(loop, output, std::array{&z}, [](auto x) {
+    run_pointwise<T>(plan.loop, plan.output, std::array{&z}, [](auto x) {
       const auto e = simd::exp(-simd::abs(x));
       return e / ((e + 1) * (e + 1));
     });
   });
-  return output;
+  return plan.output;
 }
 
 Tensor d_sigmoid_backward(const TensorView& grad, const TensorView& z) {
   check_d_sigmoid_backward(grad, z);
   const ScalarType type = dtype_of(z);
-  auto [output, loop] = plan_binary("d_sigmoid_backward", z, grad, type);
+  const PointwisePlan<3> plan =
+      plan_binary("d_sigmoid_backward", z, grad, type);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(loop, output, std::array{&z, &grad},
+    run_pointwise<T>(plan.loop, plan.output, std::array{&z, &grad},
                      [](auto x, auto gradient) {
                        const auto negative = -simd::abs(x);
                        const auto e = simd::exp(negative);
@@ -45,7 +46,7 @@ Tensor d_sigmoid_backward(const TensorView& grad, const TensorView& z) {
                               (x < 0 ? tanh_half : -tanh_half);
                      });
   });
-  return output;
+  return plan.output;
 }
 
 PKG_IMPLEMENT(CPU, library) {

@@ -64,16 +64,16 @@ std::tuple<Tensor, Tensor> linear_forward(
 template <Activation kActivation>
 Tensor run_backward(const TensorView& grad, const TensorView& saved) {
   const ScalarType type = dtype_of(saved);
-  auto [output, loop] =
+  const PointwisePlan<3> plan =
       plan_binary("linear_activation_backward", saved, grad, type);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(loop, output, std::array{&saved, &grad},
+    run_pointwise<T>(plan.loop, plan.output, std::array{&saved, &grad},
                      [](auto x, auto gradient) {
                        return activation_gradient<kActivation>(gradient, x);
                      });
   });
-  return output;
+  return plan.output;
 }
 
 Tensor linear_activation_backward(const Tensor& grad, const Tensor& saved,

@@ -51,7 +51,7 @@ void for_each_matrix(const LinearPlan& plan, const T* input, T* output,
 // The bias in the type of the sums, with a vector of zeros behind it; null
 // without one. Valid until the next call in this thread.
 template <class T>
-const simd::Compute<T>* prepare_bias(const std::optional<Tensor>& bias,
+const simd::Compute<T>* prepare_bias(const std::optional<TensorView>& bias,
                                      int64_t columns) {
   using Sum = simd::Compute<T>;
   if (!bias) {

@@ -18,15 +18,10 @@
 #include <string_view>
 #include <vector>
 
+#include "../compiler.h"
 #include "../tensor.h"
 #include "parallel.h"
 #include "simd.h"
-
-#if defined(_WIN32)
-#define PKG_EXPORT extern "C" __declspec(dllexport)
-#else
-#define PKG_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace pkg::cpu {
 namespace {
@@ -210,7 +205,7 @@ void read(const std::byte* memory, int64_t stream_bytes) {
 // Operations a second of all threads, a multiplication and an addition counted
 // as two, in the arithmetic that products of this dtype are done in: "float64",
 // "float32", "bfloat16" or "int8". Zero for any other.
-PKG_EXPORT double pkg_arithmetic_limit(const char* dtype) {
+extern "C" PKG_EXPORT double pkg_arithmetic_limit(const char* dtype) {
   using namespace pkg::cpu;
   const std::string_view name(dtype);
   try {
@@ -227,8 +222,9 @@ PKG_EXPORT double pkg_arithmetic_limit(const char* dtype) {
 // Bytes a second that all threads together read of this memory, which should be
 // several times larger than the caches; the best of some readings. Zero where
 // there is too little of it.
-PKG_EXPORT double pkg_reading_limit(const void* memory, int64_t bytes,
-                                    int32_t readings) {
+extern "C" PKG_EXPORT double pkg_reading_limit(const void* memory,
+                                               int64_t bytes,
+                                               int32_t readings) {
   using namespace pkg::cpu;
   try {
     const int64_t threads = num_threads();

@@ -11,13 +11,13 @@ namespace {
 Tensor mul(const TensorView& a, const TensorView& b) {
   check_mul(a, b);
   const ScalarType type = result_type(a, b);
-  auto [output, loop] = plan_binary("mul", a, b, type);
+  const PointwisePlan<3> plan = plan_binary("mul", a, b, type);
   with_element_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(loop, output, std::array{&a, &b},
+    run_pointwise<T>(plan.loop, plan.output, std::array{&a, &b},
                      [](auto x, auto y) { return x * y; });
   });
-  return output;
+  return plan.output;
 }
 
 PKG_IMPLEMENT(CPU, library) { library.impl<&mul>("mul"); }

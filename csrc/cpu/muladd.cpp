@@ -12,14 +12,14 @@ namespace {
 Tensor muladd(const TensorView& a, const TensorView& b, double c) {
   check_muladd(a, b);
   const ScalarType type = muladd_result_type(a, b);
-  auto [output, loop] = plan_binary("muladd", a, b, type);
+  const PointwisePlan<3> plan = plan_binary("muladd", a, b, type);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
     const auto addend = static_cast<simd::Compute<T>>(c);
-    run_pointwise<T>(loop, output, std::array{&a, &b},
+    run_pointwise<T>(plan.loop, plan.output, std::array{&a, &b},
                      [addend](auto x, auto y) { return x * y + addend; });
   });
-  return output;
+  return plan.output;
 }
 
 PKG_IMPLEMENT(CPU, library) { library.impl<&muladd>("muladd"); }

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/c/shim.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -51,6 +52,25 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
   if (context.failure) {
     std::rethrow_exception(context.failure);
   }
+}
+
+// Calls body(task) for each task on at most `threads` threads; one that is done
+// takes the next. Which thread runs a task must not matter to its result.
+template <class Body>
+void for_each_task(int64_t tasks, int64_t threads, const Body& body) {
+  const int64_t workers = std::min(tasks, threads);
+  if (workers <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) {
+      body(task);
+    }
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  parallel_for(workers, 1, [&](int64_t, int64_t) {
+    for (int64_t task = next++; task < tasks; task = next++) {
+      body(task);
+    }
+  });
 }
 
 }  // namespace pkg::cpu

@@ -8,6 +8,9 @@
 //   dS = P (M (dO V^T) - D)
 //   dV += (M P)^T dO,  dK += scale dS^T Q,  dQ += scale dS K
 //
+// In half precision O is the output and what rounding took off it together:
+// dO V^T and D are often much larger than their differences.
+//
 // Five products, without atomic additions: a task owns blocks of keys and sums
 // their dK and dV over all rows (and all the query heads of a group) in its own
 // cache; dQ is summed by the task that owns all keys of a head, or, where the
@@ -24,30 +27,16 @@
 #include "scaled_dot_product_attention_backward.h"
 
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "../namespace.h"
-#include "scaled_dot_product_attention.h"
 #include "scaled_dot_product_attention_gradients.h"
+#include "scaled_dot_product_attention_repeated.h"
 
 namespace pkg::cpu {
 namespace {
 
 using namespace attention;
-
-// Contiguous matrices of every batch index, or of every key head.
-AttentionOperand contiguous_operand(const AttentionShape& shape, int64_t group,
-                                    int64_t rows, int64_t columns) {
-  AttentionOperand operand{columns, 1, group, {}};
-  int64_t stride = rows * columns;
-  for (size_t d = shape.lead_dims; d-- > 0;) {
-    operand.lead_strides[d] = stride;
-    stride *= d + 1 == shape.lead_dims ? shape.lead_sizes[d] / group
-                                       : shape.lead_sizes[d];
-  }
-  return operand;
-}
 
 // The gradient of one operand: written straight to the result, or, where the
 // operand was broadcast, summed over the batch at the end.
@@ -122,6 +111,7 @@ struct BackwardArguments {
   const std::optional<TensorView>& dropout_seed;
   const TensorView& output;
   const TensorView& log_sum_exp;
+  const TensorView& output_residual;
   double dropout_p;
   bool is_causal;
 };
@@ -143,25 +133,6 @@ AttentionOperand log_sum_exp_operand(const TensorView& log_sum_exp) {
   return operand;
 }
 
-// The log-sum-exp of scores as the backward pass sums them, which a decoding
-// forward pass did in another order: with large scores their difference would
-// be the largest error of the gradients. Few rows, so that it costs little.
-template <class Input>
-std::vector<simd::Compute<Input>> repeated_log_sum_exp(
-    const Problem<Input>& problem) {
-  using Number = simd::Compute<Input>;
-  const AttentionShape& shape = problem.shape;
-  const int64_t rows = shape.batch() * shape.rows;
-  std::vector<Number> log_sum_exp(static_cast<size_t>(rows));
-  std::vector<Input> output(static_cast<size_t>(rows * shape.value_size));
-  attention_forward_tiled(
-      problem, ForwardOutputs<Input>{
-                   output.data(),
-                   contiguous_operand(shape, 1, shape.rows, shape.value_size),
-                   log_sum_exp.data(), shape.rows});
-  return log_sum_exp;
-}
-
 template <class Input>
 void run_backward(const BackwardArguments& arguments,
                   const Gradients& gradients, bool needs_mask_grad) {
@@ -176,15 +147,13 @@ void run_backward(const BackwardArguments& arguments,
                           arguments.is_causal),
       matrices<Input>(shape, arguments.grad_output),
       matrices<Input>(shape, arguments.output),
+      has_elements(arguments.output_residual)
+          ? matrices<Input>(shape, arguments.output_residual)
+          : Matrices<Input>{},
       {static_cast<const Number*>(arguments.log_sum_exp.const_data_ptr()),
        log_sum_exp_operand(arguments.log_sum_exp)},
       statistics.data()};
-  std::vector<Number> log_sum_exp;
-  if (std::is_same_v<Input, Number> && decodes(problem.forward)) {
-    log_sum_exp = repeated_log_sum_exp(problem.forward);
-    problem.log_sum_exp = {log_sum_exp.data(),
-                           contiguous_operand(shape, 1, shape.rows, 1)};
-  }
+  const RepeatedForward<Input> repeated(problem);
   compute_statistics(problem);
 
   OperandGradient<Input> query(shape, gradients.query, 1);
@@ -211,13 +180,14 @@ scaled_dot_product_attention_backward(
     const TensorView& key, const TensorView& value,
     const std::optional<TensorView>& attn_mask,
     const std::optional<TensorView>& dropout_seed, const TensorView& output,
-    const TensorView& log_sum_exp, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool enable_gqa, bool needs_mask_grad) {
+    const TensorView& log_sum_exp, const TensorView& output_residual,
+    double dropout_p, bool is_causal, std::optional<double> scale,
+    bool enable_gqa, bool needs_mask_grad) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
-                           attn_mask, needs_mask_grad);
+                           output_residual, attn_mask, needs_mask_grad);
   const auto like = [](const TensorView& tensor) {
     return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
                             device_of(tensor));
@@ -228,8 +198,9 @@ scaled_dot_product_attention_backward(
                       : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
                                          device_of(query))};
   const BackwardArguments arguments{
-      shape,        grad_output, query,       key,       value,    attn_mask,
-      dropout_seed, output,      log_sum_exp, dropout_p, is_causal};
+      shape,       grad_output,     query,        key,
+      value,       attn_mask,       dropout_seed, output,
+      log_sum_exp, output_residual, dropout_p,    is_causal};
   switch (shape.type) {
     case ScalarType::Double:
       run_backward<double>(arguments, gradients, needs_mask_grad);

@@ -22,8 +22,9 @@ static_assert(kGradientRows % 2 == 0);
 // What of a row is needed to recompute its weights and their gradients.
 template <class Number>
 struct RowStatistics {
-  Number origin;  // its log-sum-exp; exp(score - origin) is the weight
-  Number delta;   // the sum of grad_output times output
+  Number origin;       // its log-sum-exp; exp(score - origin) is the weight
+  Number delta;        // the sum of grad_output times output
+  Number origin_rest;  // what rounding took off the origin, if known
 };
 
 template <class Input>
@@ -32,8 +33,10 @@ struct BackwardProblem {
   Problem<Input> forward;
   Matrices<Input> grad_output;
   Matrices<Input> output;
+  Matrices<Input> output_residual;  // without data, if there is none
   Matrices<Number> log_sum_exp;
-  RowStatistics<Number>* statistics;  // of each row of the batch
+  RowStatistics<Number>* statistics;         // of each row of the batch
+  const Number* log_sum_exp_rest = nullptr;  // likewise, or null
 
   const AttentionShape& shape() const { return forward.shape; }
 };
@@ -67,9 +70,10 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
   parallel_for(shape.batch() * blocks, grain, [&](int64_t begin, int64_t end) {
     const Part<Number> part{shape.value_size * kLanes};
     std::byte* memory =
-        Workspace::of_this_thread<3>().request<std::byte>(2 * part.size());
+        Workspace::of_this_thread<3>().request<std::byte>(3 * part.size());
     Number* gradients = part.take(memory);
     Number* outputs = part.take(memory);
+    Number* residuals = part.take(memory);
     for (int64_t block = begin; block < end; ++block) {
       const int64_t batch = block / blocks;
       const int64_t row = block % blocks * kLanes;
@@ -83,6 +87,13 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
       };
       pack(problem.grad_output, gradients);
       pack(problem.output, outputs);
+      if (problem.output_residual.data != nullptr) {
+        pack(problem.output_residual, residuals);
+        for (int64_t i = 0; i < part.count; i += kLanes) {
+          simd::store(outputs + i,
+                      simd::load(outputs + i) + simd::load(residuals + i));
+        }
+      }
       Vector<Number> delta{};
       Vector<Number> excess{};  // NaN where a gradient is not finite, else 0
       for (int64_t first = 0; first < shape.value_size; first += kLongestSum) {
@@ -99,8 +110,12 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
       const auto log_sum_exp =
           problem.log_sum_exp.at(shape, batch).from(row, 0);
       for (int i = 0; i < rows; ++i) {
-        problem.statistics[batch * shape.rows + row + i] = {
-            weight_origin(*log_sum_exp.at(i, 0)), delta[i] + excess[i]};
+        const int64_t flat = batch * shape.rows + row + i;
+        problem.statistics[flat] = {weight_origin(*log_sum_exp.at(i, 0)),
+                                    delta[i] + excess[i],
+                                    problem.log_sum_exp_rest == nullptr
+                                        ? Number{0}
+                                        : problem.log_sum_exp_rest[flat]};
       }
     }
   });
@@ -199,7 +214,7 @@ struct StripPlace {
 // numbers) is put back. Half precision does not notice.
 template <bool kPrecise, class Number, size_t kCount>
 [[gnu::always_inline]] inline void recompute_weights(
-    Vector<Number> (&scores)[kCount], Number origin) {
+    Vector<Number> (&scores)[kCount], Number origin, Number origin_rest) {
   Vector<Number> weights[kCount];
   for (size_t i = 0; i < kCount; ++i) {
     weights[i] = scores[i] - origin;
@@ -212,7 +227,7 @@ template <bool kPrecise, class Number, size_t kCount>
   for (size_t i = 0; i < kCount; ++i) {
     const Vector<Number> taken = scores[i] - weights[i];
     const Vector<Number> rest =
-        (scores[i] - (weights[i] + taken)) + (taken - origin);
+        (scores[i] - (weights[i] + taken)) + (taken - origin - origin_rest);
     scores[i] = rest == rest ? rest : Vector<Number>{};  // infinite scores
   }
   simd::exp_of_nonpositive<kPrecise>(weights);
@@ -237,7 +252,8 @@ template <bool kPrecise, class Number>
     for (int i = 0; i < registers(); ++i) {
       weight[i] = simd::load(weights + from + i * kLanes);
     }
-    recompute_weights<kPrecise>(weight, statistics.origin);
+    recompute_weights<kPrecise>(weight, statistics.origin,
+                                statistics.origin_rest);
     for (int i = 0; i < registers(); ++i) {
       const int64_t at = from + i * kLanes;
       V gradient = simd::load(gradients + at);
@@ -287,7 +303,8 @@ void strip_gradients(const BackwardProblem<Input>& problem,
       packing.key_depth, place.count,
       store_scaled(
           weights, kScoreStride, static_cast<Number>(shape.scale),
-          forward.mask.fetched(place.mask_offset, place.row, place.column)));
+          forward.mask.fetched(place.mask_offset, place.row, place.column)),
+      forward.longest_sum);
   multiply_strip<Arithmetic, kRows>(
       PackedStrips<Lane>{grad_outputs},
       packed_panels<Arithmetic>(

@@ -71,10 +71,7 @@ class AttentionDecoding {
 
   void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
               const Number* values) const {
-    const int64_t batch = batch_of(head, i);
-    finish_row(state, values, problem_.shape.value_size,
-               outputs_.row(problem_.shape, batch, row_of(i)),
-               outputs_.log_sum_exp_of(batch, row_of(i)));
+    outputs_.store(problem_.shape, batch_of(head, i), row_of(i), state, values);
   }
 
  private:

@@ -40,33 +40,37 @@ void run_forward(const AttentionShape& shape, const TensorView& query,
                  const std::optional<TensorView>& attn_mask,
                  const std::optional<TensorView>& dropout_seed,
                  double dropout_p, bool is_causal, const Tensor& output,
-                 const Tensor& log_sum_exp) {
+                 const Tensor& output_residual, const Tensor& log_sum_exp) {
   using Number = simd::Compute<Input>;
   const auto problem = make_problem<Input>(shape, query, key, value, attn_mask,
                                            dropout_seed, dropout_p, is_causal);
   const ForwardOutputs<Input> outputs{
       static_cast<Input*>(output.mutable_data_ptr()),
-      attention_operand(shape, output, 1),
+      data_or_null<Input>(output_residual), attention_operand(shape, output, 1),
       static_cast<Number*>(log_sum_exp.mutable_data_ptr()), shape.rows};
   attention_forward(problem, outputs);
 }
 
-std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const std::optional<TensorView>& attn_mask,
     const std::optional<TensorView>& dropout_seed, double dropout_p,
-    bool is_causal, std::optional<double> scale, bool enable_gqa) {
+    bool is_causal, std::optional<double> scale, bool enable_gqa,
+    bool keeps_residual) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
   const Tensor output = allocate_attention_output(shape, query);
   const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
+  const Tensor output_residual =
+      allocate_output_residual(shape, query, keeps_residual);
   if (shape.batch() * shape.rows == 0) {
-    return {output, log_sum_exp};
+    return {output, log_sum_exp, output_residual};
   }
   const auto run = [&]<class Input>(Input) {
     run_forward<Input>(shape, query, key, value, attn_mask, dropout_seed,
-                       dropout_p, is_causal, output, log_sum_exp);
+                       dropout_p, is_causal, output, output_residual,
+                       log_sum_exp);
   };
   switch (shape.type) {
     case ScalarType::Double:
@@ -81,7 +85,7 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
     default:
       run(BFloat16{});
   }
-  return {output, log_sum_exp};
+  return {output, log_sum_exp, output_residual};
 }
 
 PKG_IMPLEMENT(CPU, library) {

@@ -14,19 +14,39 @@
 
 namespace pkg::cpu::attention {
 
+// Of a result that may be left empty.
+template <class T>
+T* data_or_null(const Tensor& result) {
+  return has_elements(result) ? static_cast<T*>(result.mutable_data_ptr())
+                              : nullptr;
+}
+
 template <class Input>
 struct ForwardOutputs {
   using Number = simd::Compute<Input>;
   Input* output;
-  AttentionOperand layout;  // its columns are contiguous
+  Input* residual;          // of the output, or null
+  AttentionOperand layout;  // of both; the columns are contiguous
   Number* log_sum_exp;
   int64_t log_sum_exp_stride;  // from one matrix of the batch to the next
+  Number* log_sum_exp_rest = nullptr;  // what rounding took off it, or null
 
-  Input* row(const AttentionShape& shape, int64_t batch, int64_t row) const {
-    return output + layout.offset(shape, batch) + row * layout.row_stride;
-  }
-  Number* log_sum_exp_of(int64_t batch, int64_t row) const {
-    return log_sum_exp + batch * log_sum_exp_stride + row;
+  // Of a row, from its state and the sum of its weighted values.
+  void store(const AttentionShape& shape, int64_t batch, int64_t row,
+             const SoftmaxState<Number>& state, const Number* values) const {
+    const int64_t at = layout.offset(shape, batch) + row * layout.row_stride;
+    store_output(state, values, shape.value_size, output + at);
+    if (residual != nullptr) {
+      store_residual(state, values, shape.value_size, output + at,
+                     residual + at);
+    }
+    const int64_t to = batch * log_sum_exp_stride + row;
+    const double exact = log_sum_exp_of(state);
+    log_sum_exp[to] = static_cast<Number>(exact);
+    if (log_sum_exp_rest != nullptr) {
+      log_sum_exp_rest[to] =
+          static_cast<Number>(exact - static_cast<double>(log_sum_exp[to]));
+    }
   }
 };
 
@@ -39,11 +59,8 @@ void merge_rows(const AttentionShape& shape, const SoftmaxParts<Number>& parts,
                [&](int64_t begin, int64_t end) {
                  for (int64_t flat = begin; flat < end; ++flat) {
                    const auto state = parts.merge(flat * splits, splits, 1);
-                   const int64_t batch = flat / shape.rows;
-                   const int64_t row = flat % shape.rows;
-                   finish_row(state, parts.values(flat * splits),
-                              shape.value_size, outputs.row(shape, batch, row),
-                              outputs.log_sum_exp_of(batch, row));
+                   outputs.store(shape, flat / shape.rows, flat % shape.rows,
+                                 state, parts.values(flat * splits));
                  }
                });
 }
@@ -224,7 +241,8 @@ class ForwardBlock {
         PackedStrips<Lane>{query_ + row * packing_.key_depth},
         packing_.keys(packed, first), packing_.key_depth, count,
         store_to(scores_, kScoreStride,
-                 problem_.mask.fetched(mask_offset_, task.row + row, first)));
+                 problem_.mask.fetched(mask_offset_, task.row + row, first)),
+        problem_.longest_sum);
     // A positive scale is left to the softmax, which has it for nothing.
     const int64_t padded = round_up(count, simd::kLanes<Number>);
     Number scale = static_cast<Number>(shape.scale);
@@ -255,12 +273,15 @@ class ForwardBlock {
       }
     }
 
+    // Each addition to the sums of all keys rounds off more than one to those
+    // of a block: one a block.
     multiply_strip<Arithmetic, kRows>(
         LeftByRows<Lane, kScoreStride / kDepth>{
             reinterpret_cast<const Lane*>(weights_)},
         packing_.values(problem_, task.batch, packed, column, seen.begin),
         depth_of<Arithmetic>(count), shape.value_size,
-        add_to(values_ + row * packing_.value_stride, packing_.value_stride));
+        add_to(values_ + row * packing_.value_stride, packing_.value_stride),
+        kKeyBlock);
   }
 
   const Problem<Input>& problem_;
@@ -366,9 +387,8 @@ void attention_forward_tiled(const Problem<Input>& problem,
           const int64_t flat = work.batch * shape.rows + row + i;
           parts.put(flat * plan.splits + split, rows.state(i), rows.values(i));
         } else {
-          finish_row(rows.state(i), rows.values(i), shape.value_size,
-                     outputs.row(shape, work.batch, row + i),
-                     outputs.log_sum_exp_of(work.batch, row + i));
+          outputs.store(shape, work.batch, row + i, rows.state(i),
+                        rows.values(i));
         }
       }
     });

@@ -131,6 +131,20 @@ class MaskSums {
     Number* to = memory_.get() + (lane * by_lane_ + split * by_split_) * size_ +
                  layout_.offset(shape_, batch) + row * layout_.row_stride +
                  column * layout_.column_stride;
+    // Of rows that share their elements the sum, so that fewer small numbers
+    // are added to a large one.
+    alignas(64) Number totals[kScoreStride];
+    if (layout_.row_stride == 0 && rows > 1) {
+      for (int64_t i = 0; i < count; i += kLanes) {
+        Vector<Number> total = simd::load(gradients + i);
+        for (int64_t r = 1; r < rows; ++r) {
+          total += simd::load(gradients + r * kScoreStride + i);
+        }
+        simd::store(totals + i, total);
+      }
+      gradients = totals;
+      rows = 1;
+    }
     for (int64_t r = 0; r < rows; ++r) {
       const Number* from = gradients + r * kScoreStride;
       Number* sums = to + r * layout_.row_stride;

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -346,8 +345,9 @@ struct Problem {
   Dropout<Number> dropout;
   bool is_causal;
   int64_t threads;
-  int64_t causal_shift = 0;  // row i sees keys 0 ... i + causal_shift
-  int64_t first_batch = 0;   // of dropout's counters
+  int64_t causal_shift = 0;           // row i sees keys 0 ... i + causal_shift
+  int64_t first_batch = 0;            // of dropout's counters
+  int64_t longest_sum = kLongestSum;  // lanes of a score, one after the other
 
   // Matrices of the batch that one key head serves follow one another.
   int64_t key_heads() const { return shape.batch() / shape.group; }
@@ -466,26 +466,6 @@ bool all_finite(const typename Arithmetic::Lane* packed, int64_t count) {
     }
   }
   return !simd::any_bit(bad);
-}
-
-// Calls body(task) for each task; a thread that is done takes the next one, so
-// that unequal tasks (causal ones) keep all busy. Which thread runs a task must
-// not matter to its result.
-template <class Body>
-void for_each_task(int64_t tasks, int64_t threads, const Body& body) {
-  const int64_t workers = std::min(tasks, threads);
-  if (workers <= 1) {
-    for (int64_t task = 0; task < tasks; ++task) {
-      body(task);
-    }
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  parallel_for(workers, 1, [&](int64_t, int64_t) {
-    for (int64_t task = next++; task < tasks; task = next++) {
-      body(task);
-    }
-  });
 }
 
 }  // namespace pkg::cpu::attention

@@ -167,9 +167,11 @@ bool softmax_strip(const Number* scores, int64_t count, Number scale,
   }
   bool corrects = false;
   for (int i = 0; i < kRows; ++i) {
-    states.sums[i] = detail::weigh_row<Arithmetic, kPrecise>(
+    // Summed apart: each addition to the sum of all keys rounds off more.
+    const auto sum = detail::weigh_row<Arithmetic, kPrecise>(
         scores + i * kStride, count, scale, origins[i], factors_of(i),
-        states.sums[i] * corrections[i], weights + i * kStride);
+        Vector<Number>{}, weights + i * kStride);
+    states.sums[i] = states.sums[i] * corrections[i] + sum;
     corrects |= corrections[i] != Number{1};
   }
   return corrects;
@@ -232,13 +234,37 @@ void store_output(const SoftmaxState<Number>& state, const Number* row,
   }
 }
 
+// What rounding took off the output of a row. Where either is not finite that
+// is nothing: infinity less itself would be NaN.
 template <class Output, class Number>
-void finish_row(const SoftmaxState<Number>& state, const Number* row,
-                int64_t count, Output* output, Number* log_sum_exp) {
-  store_output(state, row, count, output);
-  // The gradients recompute weights from it: one rounding, not two.
-  *log_sum_exp = static_cast<Number>(static_cast<double>(state.maximum) +
-                                     std::log(static_cast<double>(state.sum)));
+void store_residual(const SoftmaxState<Number>& state, const Number* row,
+                    int64_t count, const Output* output, Output* residual) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  const Number reciprocal =
+      state.sum == Number{0} ? Number{0} : Number{1} / state.sum;
+  const auto residual_of = [&](Vector<Number> value, Vector<Number> rounded) {
+    const Vector<Number> rest = value * reciprocal - rounded;
+    return rest - rest == Number{0} ? rest : Vector<Number>{};
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    simd::store(residual + i,
+                residual_of(simd::load(row + i), simd::load(output + i)));
+  }
+  if (i < count) {
+    const int rest = static_cast<int>(count - i);
+    simd::store_partial(residual + i,
+                        residual_of(simd::load_partial(row + i, rest),
+                                    simd::load_partial(output + i, rest)),
+                        rest);
+  }
+}
+
+// The gradients recompute weights from it: one rounding, not two.
+template <class Number>
+double log_sum_exp_of(const SoftmaxState<Number>& state) {
+  return static_cast<double>(state.maximum) +
+         std::log(static_cast<double>(state.sum));
 }
 
 // Where the keys of a row are split, each part leaves its maximum, sum and

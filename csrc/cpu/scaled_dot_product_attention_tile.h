@@ -208,13 +208,14 @@ auto add_to(Accumulator* to, int64_t row_stride) {
 }
 
 // Multiplies the strip of kRows rows at the beginning of `left` by the columns
-// of a right operand, over `depth` lanes, at most kLongestSum at a time.
+// of a right operand, over `depth` lanes, at most `longest` at a time.
 template <class Arithmetic, int kRows, class Left, class Store>
 void multiply_strip(Left left, RightPanels<typename Arithmetic::Lane> right,
-                    int64_t depth, int64_t columns, Store store) {
+                    int64_t depth, int64_t columns, Store store,
+                    int64_t longest = kLongestSum) {
   constexpr int kColumns = kTileColumns<Arithmetic>;
   for (;;) {
-    const int64_t lanes = std::min(depth, kLongestSum);
+    const int64_t lanes = std::min(depth, longest);
     const auto* panel = right.data;
     int64_t column = 0;
     for (; column + kColumns / 2 < columns; column += kColumns) {

@@ -8,6 +8,7 @@
 
 #include "../namespace.h"
 #include "scaled_dot_product_attention_gradients.h"
+#include "scaled_dot_product_attention_repeated.h"
 #include "scaled_dot_product_attention_varlen.h"
 
 namespace pkg::cpu {
@@ -51,6 +52,7 @@ struct BackwardInputs {
   const TensorView& grad_output;
   const TensorView& output;
   const TensorView& log_sum_exp;
+  const TensorView& output_residual;
 };
 
 template <class Input>
@@ -65,12 +67,16 @@ void run_backward(const BackwardInputs& inputs, const PackedSchedule& schedule,
     const PackedRange& rows = heads.sequence.rows;
     const PackedRange& columns = heads.sequence.columns;
     const int64_t head = heads.key_head * shape.group();
-    const BackwardProblem<Input> problem{
+    BackwardProblem<Input> problem{
         packed_problem<Input>(inputs.forward, heads),
         packed_matrices<Input>(inputs.grad_output, rows.begin, head),
         packed_matrices<Input>(inputs.output, rows.begin, head),
+        has_elements(inputs.output_residual)
+            ? packed_matrices<Input>(inputs.output_residual, rows.begin, head)
+            : Matrices<Input>{},
         packed_log_sum_exp<Number>(inputs.log_sum_exp, rows.begin, head),
         statistics.data() + rows.begin * shape.heads + head * rows.count};
+    const RepeatedForward<Input> repeated(problem);
     compute_statistics(problem);
     attention_gradients(problem,
                         packed_target<Input>(gradients.query, rows, head, 1),
@@ -91,15 +97,16 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const TensorView& key, const TensorView& value,
     const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
     const std::optional<TensorView>& dropout_seed, const TensorView& output,
-    const TensorView& log_sum_exp, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    double dropout_p, bool is_causal, std::optional<double> scale) {
+    const TensorView& log_sum_exp, const TensorView& output_residual,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+    bool is_causal, std::optional<double> scale) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
                                        is_causal, scale};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
   check_packed_attention_backward(shape, query, grad_output, output,
-                                  log_sum_exp);
+                                  log_sum_exp, output_residual);
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
                                 is_causal);
@@ -109,7 +116,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   };
   const PackedGradients gradients{like(query), like(key), like(value)};
   const PackedInputs forward{shape, query, key, value, dropout_seed, options};
-  const BackwardInputs inputs{forward, grad_output, output, log_sum_exp};
+  const BackwardInputs inputs{forward, grad_output, output, log_sum_exp,
+                              output_residual};
   switch (shape.type) {
     case ScalarType::Double:
       run_backward<double>(inputs, schedule, gradients);

@@ -19,19 +19,23 @@ using namespace attention;
 
 template <class Input>
 void run_forward(const PackedInputs& inputs, const PackedSchedule& schedule,
-                 const Tensor& output, const Tensor& log_sum_exp) {
+                 const Tensor& output, const Tensor& output_residual,
+                 const Tensor& log_sum_exp) {
   using Number = simd::Compute<Input>;
   const PackedAttentionShape& shape = inputs.shape;
   const AttentionOperand layout = packed_operand(strides_of(output), 1);
   auto* const outputs = static_cast<Input*>(output.mutable_data_ptr());
+  auto* const residuals = data_or_null<Input>(output_residual);
   auto* const sums = static_cast<Number*>(log_sum_exp.mutable_data_ptr());
   const auto run = [&](const PackedHeads& heads) {
     const int64_t row = heads.sequence.rows.begin;
     const int64_t head = heads.key_head * shape.group();
     if (heads.sequence.rows.count > 0) {
+      const int64_t at =
+          row * layout.row_stride + head * layout.lead_strides[0];
       attention_forward<Input>(
           packed_problem<Input>(inputs, heads),
-          {outputs + row * layout.row_stride + head * layout.lead_strides[0],
+          {outputs + at, residuals == nullptr ? nullptr : residuals + at,
            layout, sums + head * shape.total_rows + row, shape.total_rows});
     }
   };
@@ -42,12 +46,12 @@ void run_forward(const PackedInputs& inputs, const PackedSchedule& schedule,
                });
 }
 
-std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
     const std::optional<TensorView>& dropout_seed, int64_t max_seqlen_q,
     int64_t max_seqlen_k, double dropout_p, bool is_causal,
-    std::optional<double> scale) {
+    std::optional<double> scale, bool keeps_residual) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
                                        is_causal, scale};
   const PackedAttentionShape shape = plan_packed_attention(
@@ -60,21 +64,26 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
       empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
   const Tensor log_sum_exp = empty_contiguous(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
+  const Tensor output_residual =
+      allocate_packed_residual(shape, query, keeps_residual);
   const PackedInputs inputs{shape, query, key, value, dropout_seed, options};
   switch (shape.type) {
     case ScalarType::Double:
-      run_forward<double>(inputs, schedule, output, log_sum_exp);
+      run_forward<double>(inputs, schedule, output, output_residual,
+                          log_sum_exp);
       break;
     case ScalarType::Float:
-      run_forward<float>(inputs, schedule, output, log_sum_exp);
+      run_forward<float>(inputs, schedule, output, output_residual,
+                         log_sum_exp);
       break;
     case ScalarType::Half:
-      run_forward<Half>(inputs, schedule, output, log_sum_exp);
+      run_forward<Half>(inputs, schedule, output, output_residual, log_sum_exp);
       break;
     default:
-      run_forward<BFloat16>(inputs, schedule, output, log_sum_exp);
+      run_forward<BFloat16>(inputs, schedule, output, output_residual,
+                            log_sum_exp);
   }
-  return {output, log_sum_exp};
+  return {output, log_sum_exp, output_residual};
 }
 
 PKG_IMPLEMENT(CPU, library) {

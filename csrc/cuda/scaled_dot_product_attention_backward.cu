@@ -148,13 +148,14 @@ scaled_dot_product_attention_backward(
     const Tensor& grad_output, const Tensor& query, const Tensor& key,
     const Tensor& value, const std::optional<Tensor>& attn_mask,
     const std::optional<Tensor>& dropout_seed, const Tensor& output,
-    const Tensor& log_sum_exp, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool enable_gqa, bool needs_mask_grad) {
+    const Tensor& log_sum_exp, const Tensor& output_residual, double dropout_p,
+    bool is_causal, std::optional<double> scale, bool enable_gqa,
+    bool needs_mask_grad) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
-                           attn_mask, needs_mask_grad);
+                           output_residual, attn_mask, needs_mask_grad);
   const DeviceGuard guard(device_of(query).index);
   const BackwardCall call = {
       shape,
@@ -181,6 +182,9 @@ scaled_dot_product_attention_backward(
                                    is_causal),
         matrix_batch<Element>(shape, call.batch, grad_output),
         matrix_batch<Element>(shape, call.batch, output),
+        has_elements(output_residual)
+            ? matrix_batch<Element>(shape, call.batch, output_residual)
+            : MatrixBatch<Element>{},
         static_cast<const Accumulator<Element>*>(
             dense_log_sum_exp.const_data_ptr()),
         data_of<Accumulator<Element>>(delta)};

@@ -24,17 +24,19 @@ template void launch_attention_forward(const AttentionForward<bfloat16>&,
 
 namespace {
 
-std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& attn_mask,
     const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool enable_gqa) {
+    std::optional<double> scale, bool enable_gqa, bool keeps_residual) {
   const AttentionShape shape = plan_attention(
       query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   check_dropout_seed(query, dropout_seed, dropout_p);
   const DeviceGuard guard(device_of(query).index);
   const Tensor output = allocate_attention_output(shape, query);
   const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
+  const Tensor output_residual =
+      allocate_output_residual(shape, query, keeps_residual);
   const AttentionBatch batch(shape);
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
@@ -42,10 +44,13 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_forward(
         attention_problem<Element>(shape, batch, query, key, value, attn_mask,
                                    dropout_seed, dropout_p, is_causal),
         result_batch<Element>(shape, batch, output),
+        has_elements(output_residual)
+            ? result_batch<Element>(shape, batch, output_residual)
+            : ResultBatch<Element>{},
         static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())};
     launch_attention_forward(call, current_stream(query));
   });
-  return {output, log_sum_exp};
+  return {output, log_sum_exp, output_residual};
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {

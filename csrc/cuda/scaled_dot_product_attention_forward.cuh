@@ -34,7 +34,8 @@ template <class Element>
 struct AttentionForward {
   AttentionProblem<Element> problem;
   ResultBatch<Element> output;
-  Accumulator<Element>* log_sum_exp;  // contiguous: batch, rows
+  ResultBatch<Element> output_residual;  // the data may be null
+  Accumulator<Element>* log_sum_exp;     // contiguous: batch, rows
 
   template <int kWidth>
   __host__ __device__ int64_t tile_count() const {
@@ -91,6 +92,17 @@ struct OnlineSoftmax {
     return correction;
   }
 };
+
+// Leaves what rounding takes off each value. Where either is not finite that is
+// nothing: infinity less itself would be NaN.
+template <class Element, class OutputTile>
+__device__ __forceinline__ void take_rounded_off(OutputTile& tile) {
+  tile.transform([](int, int, auto value) {
+    using Number = decltype(value);
+    const Number rest = value - convert<Number>(convert<Element>(value));
+    return rest - rest == Number(0) ? rest : Number(0);
+  });
+}
 
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
@@ -171,6 +183,14 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
     store_tile(output, call.output.row(problem.batch, batch, extent.first_row),
                extent.rows, problem.value_size, call.output.row_stride,
                row_begin, output_begin);
+    if (call.output_residual.data != nullptr) {
+      take_rounded_off<Element>(output);
+      store_tile(
+          output,
+          call.output_residual.row(problem.batch, batch, extent.first_row),
+          extent.rows, problem.value_size, call.output_residual.row_stride,
+          row_begin, output_begin);
+    }
   }
 }
 

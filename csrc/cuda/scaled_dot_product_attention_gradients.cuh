@@ -4,7 +4,7 @@
 // kernel for each gradient in place of its atomic additions, so that every sum
 // runs in one fixed order and the result is the same to the last bit each time:
 //
-//   D_i   = sum_e dO_ie O_ie                      attention_delta_kernel
+//   D_i   = sum_e dO_ie O_ie       O: unrounded   attention_delta_kernel
 //   P_ij  = exp(S_ij - log_sum_exp_i)
 //   dS_ij = P_ij (M_ij (dO V^T)_ij - D_i)         M: dropout, 0 or 1 / (1 - p)
 //   dQ    = scale dS K                            attention_grad_query_kernel
@@ -17,8 +17,8 @@
 // they do 7 products where the algorithm with atomics does 5, the price of a
 // fixed order. Tiles are those of the forward pass, for the same reasons.
 //
-// The delta kernel reads 2 rows value_size elements for as many operations:
-// bound by memory.
+// The delta kernel reads 2 rows value_size elements for as many operations, in
+// half precision 3, the output in two parts: bound by memory.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,9 @@ struct AttentionBackward {
   AttentionProblem<Element> problem;
   MatrixBatch<Element> grad_output;
   MatrixBatch<Element> output;
-  const Number* log_sum_exp;  // contiguous: batch, rows
-  Number* delta;              // contiguous: batch, rows
+  MatrixBatch<Element> output_residual;  // the data may be null
+  const Number* log_sum_exp;             // contiguous: batch, rows
+  Number* delta;                         // contiguous: batch, rows
 };
 
 constexpr int kWarpSize = 32;
@@ -66,12 +67,23 @@ __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
         call.grad_output.row(problem.batch, batch, extent.first_row + own_row);
     const Element* const output =
         call.output.row(problem.batch, batch, extent.first_row + own_row);
+    const Element* const residual =
+        call.output_residual.data == nullptr
+            ? nullptr
+            : call.output_residual.row(problem.batch, batch,
+                                       extent.first_row + own_row);
     Number sum = 0;
     for (int64_t column = lane; column < problem.value_size;
          column += kWarpSize) {
+      Number exact =
+          convert<Number>(output[column * call.output.column_stride]);
+      if (residual != nullptr) {
+        exact += convert<Number>(
+            residual[column * call.output_residual.column_stride]);
+      }
       sum += convert<Number>(
                  grad_output[column * call.grad_output.column_stride]) *
-             convert<Number>(output[column * call.output.column_stride]);
+             exact;
     }
     PKG_UNROLL
     for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) {

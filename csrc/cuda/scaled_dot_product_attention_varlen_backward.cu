@@ -12,15 +12,16 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const Tensor& grad_output, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
     const std::optional<Tensor>& dropout_seed, const Tensor& output,
-    const Tensor& log_sum_exp, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    double dropout_p, bool is_causal, std::optional<double> scale) {
+    const Tensor& log_sum_exp, const Tensor& output_residual,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+    bool is_causal, std::optional<double> scale) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
                                        is_causal, scale};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
   check_packed_attention_backward(shape, query, grad_output, output,
-                                  log_sum_exp);
+                                  log_sum_exp, output_residual);
   const DeviceGuard guard(device_of(query).index);
   const auto like = [](const Tensor& tensor) {
     return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
@@ -43,6 +44,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
         packed_problem<Element>(shape, tensors, options),
         packed_matrices<Element>(shape, grad_output, true),
         packed_matrices<Element>(shape, output, true),
+        has_elements(output_residual)
+            ? packed_matrices<Element>(shape, output_residual, true)
+            : MatrixBatch<Element>{},
         static_cast<const Number*>(dense_log_sum_exp.const_data_ptr()),
         static_cast<Number*>(delta.mutable_data_ptr())};
     launch_attention_delta(backward, stream);

@@ -6,12 +6,12 @@
 namespace pkg::cuda {
 namespace {
 
-std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
     const std::optional<Tensor>& dropout_seed, int64_t max_seqlen_q,
     int64_t max_seqlen_k, double dropout_p, bool is_causal,
-    std::optional<double> scale) {
+    std::optional<double> scale, bool keeps_residual) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
                                        is_causal, scale};
   const PackedAttentionShape shape = plan_packed_attention(
@@ -22,6 +22,8 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
       empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
   const Tensor log_sum_exp = empty_contiguous(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
+  const Tensor output_residual =
+      allocate_packed_residual(shape, query, keeps_residual);
   const PackedTensors tensors{query,        key,          value,
                               cu_seqlens_q, cu_seqlens_k, dropout_seed};
   with_floating_type(shape.type, [&](auto example) {
@@ -29,10 +31,13 @@ std::tuple<Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     launch_attention_forward<Element>(
         {packed_problem<Element>(shape, tensors, options),
          packed_result<Element>(shape, output, true),
+         has_elements(output_residual)
+             ? packed_result<Element>(shape, output_residual, true)
+             : ResultBatch<Element>{},
          static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())},
         current_stream(query));
   });
-  return {output, log_sum_exp};
+  return {output, log_sum_exp, output_residual};
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {

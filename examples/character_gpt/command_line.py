@@ -42,6 +42,13 @@ def parse_arguments(description: str, arguments: Sequence[str] | None) -> argpar
     writing.add_argument(
         "--temperature", type=float, default=0.7, help="0: always the likeliest character (0.7)"
     )
+    writing.add_argument(
+        "--int4",
+        type=int,
+        choices=(32, 64, 128, 256),
+        metavar="GROUP",
+        help="also measure the model with weights of four bits, in groups of so many (32 to 256)",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", default="cpu", help="cpu (the default), cuda, cuda:1, …")
     machine.add_argument(

@@ -1,5 +1,16 @@
 """Modules over the operators of :mod:`pkg.ops`, that take the place of PyTorch's."""
 
+from .int4_linear import Int4Linear
 from .linear import Linear
+from .lltm import LLTM
+from .rowwise_scaled_linear import RowwiseScaledLinear
+from .spatial_correlation_sampler import FlattenedCorrelation, SpatialCorrelationSampler
 
-__all__ = ["Linear"]
+__all__ = [
+    "LLTM",
+    "FlattenedCorrelation",
+    "Int4Linear",
+    "Linear",
+    "RowwiseScaledLinear",
+    "SpatialCorrelationSampler",
+]

@@ -55,7 +55,11 @@ def fake_pointwise(name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def register_gradients(
-    name: str, backward: Callable[..., Any], *, setup_context: Callable[..., None] | None = None
+    name: str,
+    backward: Callable[..., Any],
+    *,
+    setup_context: Callable[..., None] | None = None,
+    keeps: bool = False,
 ) -> None:
     """Registers a backward formula that torch.func serves too.
 
@@ -70,6 +74,8 @@ def register_gradients(
         setup_context: Takes ``ctx``, ``inputs`` and ``output``, and ``keyword_only_inputs``
             where the operator has such. By default the positional inputs, all
             of them tensors, are saved.
+        keeps: Whether the operator's last argument asks it to return what only the
+            backward formula wants: it is True wherever a gradient is recorded.
     """
     operator = getattr(torch.ops.pkg, name).default
     arguments = operator._schema.arguments
@@ -85,6 +91,8 @@ def register_gradients(
 
     def function(run: Callable[..., Any]) -> Any:
         def forward(ctx: Any, *values: Any) -> Any:
+            if keeps:
+                values = (*values[:-1], True)
             output = run(*values)
             if setup_context is None:
                 ctx.save_for_backward(*values[:positional])

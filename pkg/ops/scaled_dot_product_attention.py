@@ -20,6 +20,7 @@ from ._registration import (
 )
 from .matmul import matmul
 
+_Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -40,7 +41,8 @@ def scaled_dot_product_attention(
     softmax of FlashAttention-2 (https://arxiv.org/abs/2307.08691): the matrix of
     scores is never held, forward or backward, so memory is O(L + S) for every kind
     of mask and for dropout. Any strides are read in place. Half precision is
-    accumulated in float32. A second derivative is O(L S) in memory.
+    accumulated in float32, and what rounding takes off the output is kept for the
+    gradients. A second derivative is O(L S) in memory.
 
     Args:
         query: Shape (..., L, E); float16, bfloat16, float32 or float64.
@@ -79,7 +81,7 @@ def scaled_dot_product_attention(
         tensor([[1., 2.],
                 [2., 4.]])
     """
-    arguments = (query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa)
+    arguments = (query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, False)
     # Without a seed to draw, the composite operator is its forward operator and nothing else.
     is_composite = is_dynamo_compiling() or dropout_p != 0.0
     output: Tensor = (_composite if is_composite else _call_forward)(*arguments)[0]
@@ -96,6 +98,7 @@ def _composite(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    _keeps_residual: bool,
 ) -> tuple[Tensor]:
     return (
         torch.ops.pkg.scaled_dot_product_attention.default(
@@ -135,6 +138,11 @@ def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
     return query.new_empty((*lead, rows, value_size))
 
 
+def _has_residual(query: Tensor, keeps_residual: bool) -> bool:
+    """Whether the forward operator returns what rounding took off its output."""
+    return keeps_residual and query.dtype in (torch.float16, torch.bfloat16)
+
+
 @torch.library.register_fake("pkg::scaled_dot_product_attention_forward")
 def _fake(
     query: Tensor,
@@ -146,7 +154,8 @@ def _fake(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> tuple[Tensor, Tensor]:
+    keeps_residual: bool,
+) -> _Three:
     tensors = (query, key, value, attn_mask, dropout_seed)
     check_one_device("scaled_dot_product_attention", *(t for t in tensors if t is not None))
     torch._check(
@@ -155,9 +164,11 @@ def _fake(
     torch._check(key.shape[-2] == value.shape[-2], lambda: "key and value differ in length")
     lead = _leading_shape(query, key, value, enable_gqa)
     dtype = torch.promote_types(query.dtype, torch.float32)
+    output = _new_output(query, lead, value.shape[-1])
     return (
-        _new_output(query, lead, value.shape[-1]),
+        output,
         query.new_empty((*lead, query.shape[-2]), dtype=dtype),
+        torch.empty_like(output) if _has_residual(query, keeps_residual) else query.new_empty((0,)),
     )
 
 
@@ -171,6 +182,7 @@ def _fake_backward(
     dropout_seed: Tensor | None,
     output: Tensor,
     log_sum_exp: Tensor,
+    output_residual: Tensor,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
@@ -179,7 +191,8 @@ def _fake_backward(
 ) -> _Four:
     tensors = (grad_output, query, key, value, attn_mask, dropout_seed, output, log_sum_exp)
     check_one_device(
-        "scaled_dot_product_attention_backward", *(t for t in tensors if t is not None)
+        "scaled_dot_product_attention_backward",
+        *(t for t in (*tensors, output_residual) if t is not None),
     )
     if needs_mask_grad and attn_mask is not None:
         grad_mask = attn_mask.new_empty(attn_mask.shape)
@@ -200,36 +213,24 @@ def _fake_dropout_mask(
     return seed.new_empty((batch, rows, columns), dtype=torch.bool)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
     ctx.save_for_backward(*inputs[:5], *output)
-    ctx.options = inputs[5:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.options = inputs[5:-1]
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, attn_mask, dropout_seed, output, log_sum_exp = ctx.saved_tensors
-    gradients = _attention_backward(
-        grad,
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_seed,
-        output,
-        log_sum_exp,
-        *ctx.options,
-        ctx.needs_input_grad[3],
-    )
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients = _attention_backward(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
     needed = ctx.needs_input_grad[:4]
     return (
         *(g if need else None for g, need in zip(gradients, needed, strict=True)),
-        *(None,) * (1 + len(ctx.options)),
+        *(None,) * (2 + len(ctx.options)),
     )
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.options = inputs[8:]
+    ctx.options = inputs[9:]
 
 
 def _grouped(tensor: Tensor, group: int) -> Tensor:
@@ -338,7 +339,7 @@ def _double_backward(
         reduce_to(_summed_over_group(of_key, group), tensors[2]),
         reduce_to(_summed_over_group(of_value, group), tensors[3]),
         of_mask,
-        *(None,) * (3 + len(ctx.options)),
+        *(None,) * (4 + len(ctx.options)),
     )
 
 
@@ -382,40 +383,45 @@ def _decomposed(
         seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
     forward = torch.ops.pkg.scaled_dot_product_attention_forward.default
     output: Tensor = forward(
-        query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa
+        query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False
     )[0]
     return output
 
 
+def _stacked(slices: Sequence[Sequence[Tensor]], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
+    """The results of all slices; of those without a vmap dimension the first slice's."""
+    return tuple(
+        parts[0] if dim is None else torch.stack(parts)
+        for parts, dim in zip(zip(*slices, strict=True), dims, strict=True)
+    )
+
+
 def _vmap(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_forward.default
     query, key, value, mask, seed, *options = arguments
+    out_dims = (0, 0, 0 if _has_residual(query, options[-1]) else None)
     if seed is not None:
         # The mask that a slice draws depends on its place in its own batch.
         slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-        return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0)
+        return _stacked(slices, out_dims), out_dims
     query = _with_batch(query, in_dims[0], info.batch_size)
     tensors = [query, key, value] + [mask] * (mask is not None)
     query, key, value, *masks = batch_to_front(tensors, [0, *in_dims[1 : len(tensors)]])
-    return operator(query, key, value, *(masks if masks else (None,)), None, *options), (0, 0)
+    return operator(query, key, value, *(masks if masks else (None,)), None, *options), out_dims
 
 
 def _vmap_backward(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_backward.default
-    grad, query, key, value, mask, seed, output, log_sum_exp, *options = arguments
+    grad, query, key, value, mask, seed, output, log_sum_exp, residual, *options = arguments
     needs_mask_grad = options[-1]
     out_dims = (0, 0, 0, 0 if needs_mask_grad else None)
     if seed is not None:
         slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-        gradients = [
-            parts[0] if dim is None else torch.stack(parts)
-            for parts, dim in zip(zip(*slices, strict=True), out_dims, strict=True)
-        ]
-        return tuple(gradients), out_dims
+        return _stacked(slices, out_dims), out_dims
     batched = [
         _with_batch(tensor, dim, info.batch_size)
         for tensor, dim in zip((query, key, value), in_dims[1:4], strict=True)
@@ -427,8 +433,11 @@ def _vmap_backward(
         _with_batch(tensor, dim, info.batch_size)
         for tensor, dim in ((grad, in_dims[0]), (output, in_dims[6]), (log_sum_exp, in_dims[7]))
     )
+    if residual.dim() > 1:  # not the empty one
+        residual = _with_batch(residual, in_dims[8], info.batch_size)
     gradients = operator(
-        grad, query, key, value, *(masks if masks else (None,)), None, output, log_sum_exp, *options
+        *(grad, query, key, value, *(masks if masks else (None,)), None),
+        *(output, log_sum_exp, residual, *options),
     )
     # Without the ones that were put in to line the dimensions up.
     kept = [
@@ -447,7 +456,12 @@ def _vmap_dropout_mask(
     return torch.stack(_each_slice(operator, info.batch_size, in_dims, arguments)), 0
 
 
-register_gradients("scaled_dot_product_attention_forward", _backward, setup_context=_setup_context)
+register_gradients(
+    "scaled_dot_product_attention_forward",
+    _backward,
+    setup_context=_setup_context,
+    keeps=True,
+)
 register_gradients(
     "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
 )

@@ -18,7 +18,7 @@ from ._registration import (
     short_call,
 )
 from .scaled_dot_product_attention import _double_backward as _dense_double_backward
-from .scaled_dot_product_attention import _each_slice
+from .scaled_dot_product_attention import _each_slice, _has_residual, _stacked
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -86,7 +86,7 @@ def scaled_dot_product_attention_varlen(
     """
     arguments = (
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, None),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale, False),
     )
     # Without a seed to draw, the composite operator is its forward operator and nothing else.
     is_composite = is_dynamo_compiling() or dropout_p != 0.0
@@ -104,7 +104,7 @@ def _composite(
     *options: Any,
 ) -> tuple[Tensor]:
     operator = torch.ops.pkg.scaled_dot_product_attention_varlen.default
-    return (operator(query, key, value, cu_seqlens_q, cu_seqlens_k, *options),)
+    return (operator(query, key, value, cu_seqlens_q, cu_seqlens_k, *options[:-1]),)
 
 
 def _attention_backward(*arguments: Any) -> _Three:
@@ -136,7 +136,7 @@ def _decomposed(
     forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     output: Tensor = forward(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale, False),
     )[0]
     return output
 
@@ -154,7 +154,8 @@ def _fake(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:
+    keeps_residual: bool,
+) -> _Three:
     tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
     check_one_device("scaled_dot_product_attention_varlen", *(t for t in tensors if t is not None))
     torch._check(
@@ -165,9 +166,11 @@ def _fake(
     )
     tokens, heads, _ = query.shape
     dtype = torch.promote_types(query.dtype, torch.float32)
+    output = query.new_empty((tokens, heads, value.shape[-1]))
     return (
-        query.new_empty((tokens, heads, value.shape[-1])),
+        output,
         query.new_empty((heads, tokens), dtype=dtype),
+        torch.empty_like(output) if _has_residual(query, keeps_residual) else query.new_empty((0,)),
     )
 
 
@@ -182,6 +185,7 @@ def _fake_backward(
     dropout_seed: Tensor | None,
     output: Tensor,
     log_sum_exp: Tensor,
+    output_residual: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
@@ -191,7 +195,7 @@ def _fake_backward(
     tensors = (grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed, output)
     check_one_device(
         "scaled_dot_product_attention_varlen_backward",
-        *(t for t in (*tensors, log_sum_exp) if t is not None),
+        *(t for t in (*tensors, log_sum_exp, output_residual) if t is not None),
     )
     return (
         query.new_empty(query.shape),
@@ -200,23 +204,23 @@ def _fake_backward(
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
     ctx.save_for_backward(*inputs[:6], *output)
-    ctx.options = inputs[6:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.options = inputs[6:-1]
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     gradients = _attention_backward(grad, *ctx.saved_tensors, *ctx.options)
     return (
         *(g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)),
-        *(None,) * (3 + len(ctx.options)),
+        *(None,) * (4 + len(ctx.options)),
     )
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
     ctx.save_for_backward(*inputs[:7])
-    ctx.options = inputs[9:]
+    ctx.options = inputs[10:]
 
 
 class _Packing:
@@ -288,16 +292,17 @@ def _double_backward(
     ways = (rows.pack, rows.pack, pack_keys, pack_keys)
     return (
         *(way(each) for way, each in zip(ways, of_inputs, strict=True) if each is not None),
-        *(None,) * (5 + len(ctx.options)),
+        *(None,) * (6 + len(ctx.options)),
     )
 
 
 def _vmap(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-    return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0)
+    out_dims = (0, 0, 0 if _has_residual(arguments[0], arguments[-1]) else None)
+    return _stacked(slices, out_dims), out_dims
 
 
 def _vmap_backward(
@@ -309,7 +314,10 @@ def _vmap_backward(
 
 
 register_gradients(
-    "scaled_dot_product_attention_varlen_forward", _backward, setup_context=_setup_context
+    "scaled_dot_product_attention_varlen_forward",
+    _backward,
+    setup_context=_setup_context,
+    keeps=True,
 )
 register_gradients(
     "scaled_dot_product_attention_varlen_backward",

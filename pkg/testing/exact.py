@@ -33,7 +33,7 @@ class AccurateProducts(TorchDispatchMode):
     ) -> Any:
         """Replace the products; PyTorch makes every other product of these."""
         product = _PRODUCTS.get(func)
-        if product is None or args[0].dtype != torch.float64:
+        if product is None or kwargs or args[0].dtype != torch.float64:
             return func(*args, **(kwargs or {}))
         return product(func, *args)
 
@@ -80,6 +80,10 @@ def _matrix_product(func: Any, a: Tensor, b: Tensor) -> Tensor:
     return accurate_product(func, a, b)
 
 
+def _sum_and_product(func: Any, c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return c + accurate_product(_aten.mm.default, a, b)
+
+
 def _matrix_vector(func: Any, a: Tensor, b: Tensor) -> Tensor:
     return accurate_product(_aten.mm.default, a, b.unsqueeze(-1)).squeeze(-1)
 
@@ -92,6 +96,7 @@ def _vector_vector(func: Any, a: Tensor, b: Tensor) -> Tensor:
 _PRODUCTS: dict[Any, Callable[..., Tensor]] = {
     _aten.mm.default: _matrix_product,
     _aten.bmm.default: _matrix_product,
+    _aten.addmm.default: _sum_and_product,
     _aten.mv.default: _matrix_vector,
     _aten.dot.default: _vector_vector,
 }

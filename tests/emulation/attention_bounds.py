@@ -91,6 +91,14 @@ class Bounds:
         error = SECOND_ORDER * (error + unit_roundoff(dtype) * (exact.abs() + error))
         return error * self.reference_factor + torch.finfo(dtype).smallest_normal
 
+    def stored_error(self, exact: Tensor) -> Tensor:
+        """What is lost of the output between the passes: half precision keeps it in two parts."""
+        unit = unit_roundoff(self.problem.result)
+        if self.problem.result.itemsize > 2:
+            return unit * exact.abs()
+        info = torch.finfo(self.problem.result)
+        return SECOND_ORDER * unit**2 * exact.abs() + info.smallest_normal * info.eps
+
     def sum_error(self, error: Tensor, magnitude: Tensor, terms: int, like: Tensor) -> Tensor:
         """The error of the sum over the batch dimensions along which ``like`` is broadcast."""
         shared = magnitude.numel() // max(like.numel(), 1)
@@ -108,7 +116,7 @@ class Bounds:
         grad_weights_error = (value_size + 3) * unit * (grad_output.abs() @ value.abs().mT)
         delta_terms = (grad_output * self.output_exact).abs().sum(-1, keepdim=True)
         delta = (grad_output * self.output_exact).sum(-1, keepdim=True)
-        stored = self.output_error + unit_roundoff(problem.result) * self.output_exact.abs()
+        stored = self.output_error + self.stored_error(self.output_exact)
         delta_error = (value_size + 2) * unit * delta_terms
         delta_error = delta_error + (grad_output.abs() * stored).sum(-1, keepdim=True)
 

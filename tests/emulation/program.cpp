@@ -8,8 +8,11 @@ int main() {
   try {
     const bool known =
         run_pointwise(request) || run_matmul(request) || run_linear(request) ||
-        run_decode_attention(request) || run_attention_forward(request) ||
-        run_attention_backward(request) || run_attention_dropout_mask(request);
+        run_int4_linear(request) || run_rowwise_scaled_linear(request) ||
+        run_lltm(request) || run_decode_attention(request) ||
+        run_spatial_correlation_sample(request) ||
+        run_attention_forward(request) || run_attention_backward(request) ||
+        run_attention_dropout_mask(request);
     if (!known) {
       fail("no kernel is called " + request.text("kernel"));
     }

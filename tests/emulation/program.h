@@ -14,7 +14,11 @@ namespace pkg::emulation {
 bool run_pointwise(const Request& request);
 bool run_matmul(const Request& request);
 bool run_linear(const Request& request);
+bool run_int4_linear(const Request& request);
+bool run_rowwise_scaled_linear(const Request& request);
+bool run_lltm(const Request& request);
 bool run_decode_attention(const Request& request);
+bool run_spatial_correlation_sample(const Request& request);
 bool run_attention_forward(const Request& request);
 bool run_attention_backward(const Request& request);
 bool run_attention_dropout_mask(const Request& request);

@@ -22,6 +22,10 @@ cuda::AttentionBackward<Element> backward_of(const Request& request) {
       .problem = attention_problem<Element>(request),
       .grad_output = matrix_batch<Element>(request, "grad_output"),
       .output = matrix_batch<Element>(request, "output"),
+      .output_residual =
+          request.buffer<Element>("output_residual") == nullptr
+              ? cuda::MatrixBatch<Element>{}
+              : matrix_batch<Element>(request, "output_residual"),
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
       .delta = request.buffer<cuda::Accumulator<Element>>("delta"),
   };

@@ -10,6 +10,7 @@ void run_forward(const Request& request) {
   const cuda::AttentionForward<Element> call = {
       .problem = attention_problem<Element>(request),
       .output = result_batch<Element>(request, "output"),
+      .output_residual = result_batch<Element>(request, "output_residual"),
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
   launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,

@@ -180,29 +180,39 @@ def accumulator(call: Call) -> torch.dtype:
     return torch.float64 if call.query.dtype == torch.float64 else torch.float32
 
 
-def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> tuple[Tensor, Tensor]:
+def has_residual(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+Outputs = tuple[Tensor, Tensor, Tensor]  # as the forward operator returns them
+
+
+def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs:
     # As the operator does, dimensions in the order of the query's: heads may be inside.
     output = torch.full(call.output_shape, 77, dtype=call.query.dtype)
     if call.query.dim() == 4 and call.query.stride(1) < call.query.stride(2):
         output = output.transpose(-2, -3).contiguous().transpose(-2, -3)
     log_sum_exp = torch.full(output.shape[:-1], 77, dtype=accumulator(call))
-    emulator.run(
-        "attention_forward",
-        ["output", "log_sum_exp"],
-        blocks,
-        log_sum_exp=log_sum_exp,
-        **operand("output", output, call.batch),
-        **arguments_of(call),
-    )
-    return output, log_sum_exp
+    arguments = arguments_of(call) | operand("output", output, call.batch)
+    names = ["output", "log_sum_exp"]
+    residual = output.new_empty(0)
+    if has_residual(output.dtype):
+        residual = output.clone()
+        arguments |= operand("output_residual", residual, call.batch)
+        names.append("output_residual")
+    emulator.run("attention_forward", names, blocks, log_sum_exp=log_sum_exp, **arguments)
+    return output, log_sum_exp, residual
 
 
 def emulated_backward(
-    emulator: Emulator, call: Call, output: Tensor, log_sum_exp: Tensor, blocks: int = 3
+    emulator: Emulator, call: Call, outputs: Outputs, blocks: int = 3
 ) -> list[Tensor]:
     """The gradients of query, key, value and a floating mask."""
     assert call.grad_output is not None
+    output, log_sum_exp, residual = outputs
     arguments = arguments_of(call) | operand("output", output, call.batch)
+    if has_residual(output.dtype):
+        arguments |= operand("output_residual", residual, call.batch)
     arguments["log_sum_exp"] = log_sum_exp
     grad_output = call.grad_output.expand(call.output_shape)
     arguments |= operand("grad_output", grad_output, call.batch)
@@ -239,9 +249,8 @@ def emulated_backward(
 
 def check(emulator: Emulator, call: Call, blocks: int = 3) -> list[Tensor]:
     """Compare the output, the log-sum-exp and the gradients with the exact ones."""
-    output, log_sum_exp = emulated_forward(emulator, call, blocks)
-    gradients = emulated_backward(emulator, call, output, log_sum_exp, blocks)
-    results = [output, log_sum_exp, *gradients]
+    outputs = emulated_forward(emulator, call, blocks)
+    results = [*outputs[:2], *emulated_backward(emulator, call, outputs, blocks)]
     exact = exact_results(call)
     bounds = bounds_of(call, exact)
     names = ["output", "log_sum_exp", "grad_query", "grad_key", "grad_value", "grad_mask"]
@@ -403,8 +412,9 @@ def test_layouts(cuda_emulator: Emulator, layout: str) -> None:
 )
 def test_empty(cuda_emulator: Emulator, lead: tuple[int, ...], rows: int, columns: int) -> None:
     call = make(*lead, rows=rows, columns=columns)
-    output, log_sum_exp = emulated_forward(cuda_emulator, call)
-    gradients = emulated_backward(cuda_emulator, call, output, log_sum_exp)
+    outputs = emulated_forward(cuda_emulator, call)
+    output, log_sum_exp, _ = outputs
+    gradients = emulated_backward(cuda_emulator, call, outputs)
     assert all((each == 0).all() for each in [output, *gradients])
     assert (log_sum_exp == -torch.inf).all()
 
@@ -423,13 +433,30 @@ def test_a_row_without_keys_is_zero_and_passes_no_gradient(
         assert (result[:, [0, 40, 65]] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_the_residual_is_what_rounding_takes_off(
+    cuda_emulator: Emulator, dtype: torch.dtype
+) -> None:
+    """Of means of 64 whole numbers, which float32 holds and the two parts do together."""
+    call = make(2, rows=66, columns=64, head=8, value_head=70, dtype=dtype)
+    limit = int(2 / torch.finfo(dtype).eps)  # whole numbers up to there have no more digits
+    value = torch.randint(-limit, limit + 1, call.value.shape).to(dtype)
+    output, _, residual = emulated_forward(
+        cuda_emulator, replace(call, query=torch.zeros_like(call.query), value=value)
+    )
+    assert (residual != 0).any()
+    mean = value.double().mean(-2, keepdim=True)
+    assert torch.equal(output.double() + residual.double(), mean.expand(output.shape))
+
+
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_nan_comes_out_as_nan(cuda_emulator: Emulator, where: str) -> None:
     call = make(2, rows=66, columns=70, head=8)
     tensor = getattr(call, where)
     tensor[0, 65, 7] = torch.nan
-    output, log_sum_exp = emulated_forward(cuda_emulator, call)
-    gradients = emulated_backward(cuda_emulator, call, output, log_sum_exp)
+    outputs = emulated_forward(cuda_emulator, call)
+    output = outputs[0]
+    gradients = emulated_backward(cuda_emulator, call, outputs)
     rows = slice(65, 66) if where == "query" else slice(None)
     columns = slice(7, 8) if where == "value" else slice(None)
     assert output[0, rows, columns].isnan().all()
@@ -444,9 +471,9 @@ def test_keys_that_are_masked_out_may_hold_nan(cuda_emulator: Emulator) -> None:
     mask = torch.ones(70, dtype=torch.bool)
     mask[66:] = False
     masked = replace(call, mask=mask)
-    expected, _ = emulated_forward(cuda_emulator, masked)
+    expected = emulated_forward(cuda_emulator, masked)[0]
     call.key[:, 66:] = torch.nan
-    output, _ = emulated_forward(cuda_emulator, masked)
+    output = emulated_forward(cuda_emulator, masked)[0]
     assert torch.equal(output, expected)
 
 

@@ -153,7 +153,11 @@ def emulated(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tens
     output = torch.full(call.grad_output.shape, 77, dtype=call.dtype)
     log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77, dtype=accumulator)
     arguments |= packed_operand("output", output, call.group) | {"log_sum_exp": log_sum_exp}
-    emulator.run("attention_forward", ["output", "log_sum_exp"], blocks, **arguments)
+    names = ["output", "log_sum_exp"]
+    if attention.has_residual(call.dtype):
+        arguments |= packed_operand("output_residual", output.clone(), call.group)
+        names.append("output_residual")
+    emulator.run("attention_forward", names, blocks, **arguments)
 
     arguments |= packed_operand("grad_output", call.grad_output, call.group)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
@@ -270,10 +274,10 @@ def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
     seed = SEED if call.dropout > 0 else None
     options = (*call.most, call.dropout, call.is_causal, call.scale)
     forward = operators.scaled_dot_product_attention_varlen_forward
-    output, log_sum_exp = forward(*inputs, seed, *options)
+    outputs = forward(*inputs, seed, *options, True)
     backward = operators.scaled_dot_product_attention_varlen_backward
-    gradients = backward(call.grad_output, *inputs, seed, output, log_sum_exp, *options)
-    return [output, log_sum_exp, *gradients]
+    gradients = backward(call.grad_output, *inputs, seed, *outputs, *options)
+    return [*outputs[:2], *gradients]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -169,9 +169,9 @@ def test_linear(
                 assert torch.equal(multiplied, result)
 
 
-def forward(operators: Operators, call: Call) -> tuple[Tensor, Tensor]:
+def forward(operators: Operators, call: Call) -> attention.Outputs:
     return operators.scaled_dot_product_attention_forward(
-        call.query, call.key, call.value, *options_of(call)
+        call.query, call.key, call.value, *options_of(call), True
     )
 
 
@@ -180,21 +180,18 @@ def options_of(call: Call) -> tuple[object, ...]:
     return (call.mask, seed, call.dropout, call.is_causal, call.scale, call.enable_gqa)
 
 
-def backward(
-    operators: Operators, call: Call, output: Tensor, log_sum_exp: Tensor
-) -> tuple[Tensor, ...]:
+def backward(operators: Operators, call: Call, outputs: attention.Outputs) -> tuple[Tensor, ...]:
     mask, seed, *options = options_of(call)
     needs_mask_grad = call.mask is not None and call.mask.is_floating_point()
     assert call.grad_output is not None
     return operators.scaled_dot_product_attention_backward(
-        call.grad_output.reshape(output.shape),
+        call.grad_output.reshape(outputs[0].shape),
         call.query,
         call.key,
         call.value,
         mask,
         seed,
-        output,
-        log_sum_exp,
+        *outputs,
         *options,
         needs_mask_grad,
     )
@@ -265,16 +262,16 @@ def test_attention_is_that_of_the_kernels(
 ) -> None:
     """To the last bit: what the host code passes is what the tests of the kernels pass."""
     call = converted(CALLS[name](), dtype)
-    output, log_sum_exp = forward(emulated_operators, call)
-    expected, expected_sum = attention.emulated_forward(cuda_emulator, call)
-    assert torch.equal(output, expected.reshape(output.shape))
-    assert torch.equal(log_sum_exp, expected_sum.reshape(log_sum_exp.shape))
+    outputs = forward(emulated_operators, call)
+    expected = attention.emulated_forward(cuda_emulator, call)
+    for output, each in zip(outputs, expected, strict=True):
+        assert torch.equal(output, each.reshape(output.shape))
 
-    gradients = backward(emulated_operators, call, output, log_sum_exp)
+    gradients = backward(emulated_operators, call, outputs)
     if call.mask is None or not call.mask.is_floating_point():
         assert gradients[3].shape == (0,)
         gradients = gradients[:3]
-    expected_gradients = attention.emulated_backward(cuda_emulator, call, expected, expected_sum)
+    expected_gradients = attention.emulated_backward(cuda_emulator, call, expected)
     for gradient, each in zip(gradients, expected_gradients, strict=True):
         assert torch.equal(gradient, each)
 
@@ -291,8 +288,8 @@ def test_attention_agrees_with_the_cpu(
     call = converted(CALLS[name](), dtype)
     results = []
     for operators in (emulated_operators, torch.ops.pkg):
-        output, log_sum_exp = forward(operators, call)
-        results.append([output, log_sum_exp, *backward(operators, call, output, log_sum_exp)])
+        outputs = forward(operators, call)
+        results.append([*outputs[:2], *backward(operators, call, outputs)])
     if call.columns == 0:  # everything is zero, and no bound is needed
         assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
         return
@@ -305,7 +302,7 @@ def test_attention_agrees_with_the_cpu(
 
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:
     call = make(2, 3, dtype=torch.float16, mask=torch.randn(5, 7))
-    gradients = backward(emulated_operators, call, *forward(emulated_operators, call))
+    gradients = backward(emulated_operators, call, forward(emulated_operators, call))
     assert gradients[3].dtype == torch.float32
     exact = attention.exact_results(call)
     error = (gradients[3].double() - exact[-1]).abs()

@@ -141,7 +141,8 @@ def forward_reference(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> tuple[Tensor, Tensor]:
+    _keeps_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     options = (is_causal, scale, enable_gqa)
     kept = kept_of(dropout_seed, dropout_p, query, key, value)
     output = references.scaled_dot_product_attention(
@@ -149,7 +150,8 @@ def forward_reference(
     )
     log_sum_exp = references.attention_log_sum_exp(query, key, attn_mask, *options)
     log_sum_exp = log_sum_exp.expand(output.shape[:-1])
-    return output, log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
+    log_sum_exp = log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
+    return output, log_sum_exp, query.new_empty(0)
 
 
 def backward_reference(
@@ -161,6 +163,7 @@ def backward_reference(
     dropout_seed: Tensor | None,
     output: Tensor,
     log_sum_exp: Tensor,
+    output_residual: Tensor,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
@@ -190,6 +193,7 @@ def backward_from_inputs(
     dropout_seed: Tensor | None,
     output: Tensor,
     log_sum_exp: Tensor,
+    output_residual: Tensor,
     *options: Any,
 ) -> Any:
     """The operator after its forward pass: a function of the inputs alone, as in its use.
@@ -197,8 +201,8 @@ def backward_from_inputs(
     Results of the forward pass that cannot be those of the inputs reach the operator as they are.
     """
     inputs = (query, key, value, attn_mask, dropout_seed)
-    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *options[:-1])
-    given = (output, log_sum_exp)
+    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *options[:-1], True)
+    given = (output, log_sum_exp, output_residual)
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
         for a, b in zip(outputs, given, strict=True)
@@ -218,7 +222,7 @@ def with_all_arguments(
     enable_gqa: bool = False,
 ) -> tuple[Any, ...]:
     seeds = None if seed is None else torch.tensor([seed])
-    return (*arguments, seeds, dropout_p, is_causal, scale, enable_gqa)
+    return (*arguments, seeds, dropout_p, is_causal, scale, enable_gqa, False)
 
 
 DROPPED: list[tuple[Shape, Shape, Shape]] = [
@@ -594,7 +598,7 @@ class TestDropout:
 class TestAttentionForward(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_forward.default
     reference = staticmethod(forward_reference)
-    options = MappingProxyType({"nondifferentiable_outputs": {1}})
+    options = MappingProxyType({"nondifferentiable_outputs": {1, 2}})
 
     def samples(self) -> list[Sample]:
         samples = []
@@ -612,9 +616,9 @@ class TestAttentionForward(OperatorTests):
         tensors = (torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3), None)
         wrong = (torch.ones(2, dtype=torch.int64), torch.ones(1))
         return [
-            ErrorSample((*tensors, None, 0.5, False, None, False), match="no dropout_seed"),
+            ErrorSample((*tensors, None, 0.5, False, None, False, False), match="no dropout_seed"),
             *(
-                ErrorSample((*tensors, seed, 0.5, False, None, False), match="one element")
+                ErrorSample((*tensors, seed, 0.5, False, None, False, False), match="one element")
                 for seed in wrong
             ),
         ]
@@ -627,7 +631,10 @@ class TestAttentionBackward(OperatorTests):
     # What the forward pass gave in one dtype is not what it gives in another: float64 templates
     # stay float64, and the other dtypes have samples of their own.
     options = MappingProxyType(
-        {"nondifferentiable_inputs": {"output", "log_sum_exp"}, "dtypes": (torch.float64,)}
+        {
+            "nondifferentiable_inputs": {"output", "log_sum_exp", "output_residual"},
+            "dtypes": (torch.float64,),
+        }
     )
 
     def samples(self) -> list[Sample]:
@@ -654,54 +661,116 @@ class TestAttentionBackward(OperatorTests):
         self, name: str, arguments: Any, options: dict[str, Any], more: dict[str, Any]
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
-        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs)
+        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs[:-1], True)
         mask = arguments[3]
         needs_mask_grad = mask is not None and mask.is_floating_point()
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
         return Sample(
-            (grad, *inputs[:5], *outputs, *inputs[5:], needs_mask_grad), name=name, **more
+            (grad, *inputs[:5], *outputs, *inputs[5:-1], needs_mask_grad), name=name, **more
         )
 
     def errors(self) -> list[ErrorSample]:
         query, key = torch.ones(2, 3), torch.ones(4, 3)
         output, log_sum_exp = torch.ones(2, 3), torch.ones(2)
-        rest = (0.0, False, None, False)
+        empty = torch.empty(0)
         inputs = (query, key, key, None, None)
+
+        def refused(match: str, *given: Tensor, needs_mask_grad: bool = False) -> ErrorSample:
+            rest = (0.0, False, None, False, needs_mask_grad)
+            return ErrorSample((given[0], *inputs, *given[1:], *rest), match=match)
+
         return [
-            ErrorSample(
-                (torch.ones(3, 2), *inputs, output, log_sum_exp, *rest, False),
-                match="grad_output has shape",
+            refused("grad_output has shape", torch.ones(3, 2), output, log_sum_exp, empty),
+            refused("output is torch.float64", output, output.double(), log_sum_exp, empty),
+            refused("log_sum_exp has shape", output, output, output, empty),
+            refused("output_residual has shape", output, output, log_sum_exp, log_sum_exp),
+            refused(
+                "output_residual is torch.float64", *[output] * 2, log_sum_exp, output.double()
             ),
-            ErrorSample(
-                (output, *inputs, output.double(), log_sum_exp, *rest, False),
-                match="output is torch.float64",
-            ),
-            ErrorSample(
-                (output, *inputs, output, output, *rest, False), match="log_sum_exp has shape"
-            ),
-            ErrorSample(
-                (output, *inputs, output, log_sum_exp, *rest, True), match="needs_mask_grad is set"
+            refused(
+                "needs_mask_grad is set", *[output] * 2, log_sum_exp, empty, needs_mask_grad=True
             ),
         ]
 
     def test_strided_results_of_the_forward_pass(self, device: torch.device) -> None:
-        inputs = [t.to(device) for t in operands((2, 3, 9, 4), (2, 3, 7, 4), (2, 3, 7, 4))]
-        rest: tuple[Any, ...] = (None, None, 0.0, False, None, False)
-        output, log_sum_exp = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *rest)
-        grad = normal(2, 3, 9, 4).to(device)
+        shapes = ((2, 3, 9, 4), (2, 3, 7, 4), (2, 3, 7, 4))
+        inputs = [t.to(device, torch.bfloat16) for t in operands(*shapes)]
+        inputs += [None, None]
+        options: tuple[Any, ...] = (0.0, False, None, False)
+        forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_forward
         backward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_backward
-        options = (*rest[2:], False)
-        expected = backward(grad, *inputs, None, None, output, log_sum_exp, *options)
-        actual = backward(
-            grad.mT.contiguous().mT,
-            *inputs,
-            None,
-            None,
-            output.mT.contiguous().mT,
-            log_sum_exp.mT.contiguous().mT,
-            *options,
-        )
+        outputs = forward(*inputs, *options, True)
+        grad = normal(2, 3, 9, 4).to(inputs[0])
+        expected = backward(grad, *inputs, *outputs, *options, False)
+        strided = [tensor.mT.contiguous().mT for tensor in (grad, *outputs)]
+        actual = backward(strided[0], *inputs, *strided[1:], *options, False)
         assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "rows", "keys", "heads_inside"),
+    [(3, 30, 64, False), (2, 300, 64, True), (4, 2, 512, True), (1, 20, 512, False)],
+)
+def test_the_residual_is_what_rounding_takes_off_the_output(
+    device: torch.device, dtype: torch.dtype, heads: int, rows: int, keys: int, heads_inside: bool
+) -> None:
+    """Of means of whole numbers, which float32 holds exactly, and so do the two parts together."""
+    query = torch.zeros(2, heads, rows, 8, dtype=dtype, device=device)
+    if heads_inside:
+        query = query.transpose(1, 2).contiguous().transpose(1, 2)
+    key = normal(2, heads, keys, 8).to(query)
+    limit = 2 / torch.finfo(dtype).eps  # whole numbers up to there have no more digits
+    value = (normal(2, heads, keys, 19, seed=1) * limit / 3).round().clamp(-limit, limit).to(query)
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_forward
+    arguments = (query, key, value, None, None, 0.0, False, None, False)
+    output, _, residual = forward(*arguments, True)
+    assert (residual != 0).any()
+    assert residual.stride() == output.stride()
+    mean = value.double().mean(-2, keepdim=True)
+    assert torch.equal(output.double() + residual.double(), mean.expand(output.shape))
+    alone = forward(*arguments, False)
+    assert torch.equal(alone[0], output)
+    assert alone[2].shape == (0,)
+
+
+@pytest.mark.parametrize("special", [torch.inf, -torch.inf, torch.nan])
+def test_the_residual_is_finite_where_the_output_is_not(
+    device: torch.device, special: float
+) -> None:
+    query, key, value = (
+        t.to(device, torch.bfloat16) for t in operands((2, 5, 4), (2, 7, 4), (2, 7, 20))
+    )
+    value[0, 3, 2] = special
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_forward
+    output, _, residual = forward(query, key, value, None, None, 0.0, False, None, False, True)
+    assert not output[0, :, 2].isfinite().any()
+    assert (residual[0, :, 2] == 0).all()
+    assert residual.isfinite().all()
+
+
+def test_the_residual_is_kept_for_a_gradient_alone(device: torch.device) -> None:
+    shapes = ((2, 5, 4), (2, 7, 4), (2, 7, 4))
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_forward
+    for dtype in FLOATING:
+        query, key, value = (t.to(device, dtype) for t in operands(*shapes))
+        call = (query, key, value, None, None, 0.0, False, None, False, False)
+        assert forward(*call)[2].shape == (0,)
+        query.requires_grad_()
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        assert forward(*call)[2].shape == ((2, 5, 4) if is_half else (0,))
+        with torch.no_grad():
+            assert forward(*call)[2].shape == (0,)
+
+
+@pytest.mark.parametrize("lead", [(0,), (2,)])
+def test_gradients_of_many_keys_without_queries(device: torch.device, lead: Shape) -> None:
+    query = torch.ones(*lead, 0 if lead == (2,) else 2, 8, device=device, requires_grad=True)
+    key = torch.ones(*lead, 1000, 8, device=device, requires_grad=True)
+    output = pkg.ops.scaled_dot_product_attention(query, key, key)
+    gradients = torch.autograd.grad(output.sum(), (query, key))
+    assert [gradient.shape for gradient in gradients] == [query.shape, key.shape]
+    assert (gradients[1] == 0).all()
 
 
 class TestAttentionDropoutMask(OperatorTests):

@@ -105,7 +105,8 @@ def forward_reference(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:
+    _keeps_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     sides = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     output = references.scaled_dot_product_attention_varlen(
         *sides, dropout_p, is_causal, scale, kept=kept_of(dropout_seed, dropout_p, *sides)
@@ -113,7 +114,8 @@ def forward_reference(
     log_sum_exp = references.packed_log_sum_exp(
         query, key, cu_seqlens_q, cu_seqlens_k, is_causal, scale
     )
-    return output, log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
+    log_sum_exp = log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
+    return output, log_sum_exp, query.new_empty(0)
 
 
 def backward_reference(
@@ -126,11 +128,12 @@ def backward_reference(
     dropout_seed: Tensor | None,
     output: Tensor,
     log_sum_exp: Tensor,
+    output_residual: Tensor,
     *options: Any,
 ) -> tuple[Tensor, ...]:
     def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         inputs = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
-        return forward_reference(*inputs, *options)[0]
+        return forward_reference(*inputs, *options, False)[0]
 
     gradients: tuple[Tensor, ...] = torch.func.vjp(forward, query, key, value)[1](grad_output)
     return gradients
@@ -142,14 +145,15 @@ def backward_from_inputs(*arguments: Any) -> Any:
     Results of the forward pass that cannot be those of the inputs reach the operator as they are.
     """
     grad_output, *inputs = arguments[:7]
-    outputs = torch.ops.pkg.scaled_dot_product_attention_varlen_forward(*inputs, *arguments[9:])
+    forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
+    outputs = forward(*inputs, *arguments[10:], True)
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
-        for a, b in zip(outputs, arguments[7:9], strict=True)
+        for a, b in zip(outputs, arguments[7:10], strict=True)
     ):
-        outputs = arguments[7:9]
+        outputs = arguments[7:10]
     backward = torch.ops.pkg.scaled_dot_product_attention_varlen_backward
-    return backward(grad_output, *inputs, *outputs, *arguments[9:])
+    return backward(grad_output, *inputs, *outputs, *arguments[10:])
 
 
 def with_all_arguments(
@@ -161,7 +165,7 @@ def with_all_arguments(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     seeds = None if seed is None else torch.tensor([seed])
-    return (*arguments[:5], seeds, *arguments[5:], dropout_p, is_causal, scale)
+    return (*arguments[:5], seeds, *arguments[5:], dropout_p, is_causal, scale, False)
 
 
 class TestAttentionVarlen(OperatorTests):
@@ -416,7 +420,9 @@ DROPPED = [
 class TestAttentionVarlenForward(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     reference = staticmethod(forward_reference)
-    options = MappingProxyType({"nondifferentiable_outputs": {1}, "structural_inputs": STRUCTURE})
+    options = MappingProxyType(
+        {"nondifferentiable_outputs": {1, 2}, "structural_inputs": STRUCTURE}
+    )
 
     def samples(self) -> list[Sample]:
         samples = []
@@ -446,7 +452,7 @@ class TestAttentionVarlenBackward(OperatorTests):
     # stay float64, and the other dtypes have samples of their own.
     options = MappingProxyType(
         {
-            "nondifferentiable_inputs": {"output", "log_sum_exp"},
+            "nondifferentiable_inputs": {"output", "log_sum_exp", "output_residual"},
             "structural_inputs": STRUCTURE,
             "dtypes": (torch.float64,),
         }
@@ -473,33 +479,71 @@ class TestAttentionVarlenBackward(OperatorTests):
         self, name: str, arguments: Any, options: dict[str, Any], more: dict[str, Any]
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
-        outputs = torch.ops.pkg.scaled_dot_product_attention_varlen_forward(*inputs)
+        forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
+        outputs = forward(*inputs[:-1], True)
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
-        return Sample((grad, *inputs[:6], *outputs, *inputs[6:]), name=name, **more)
+        return Sample((grad, *inputs[:6], *outputs, *inputs[6:-1]), name=name, **more)
 
     def errors(self) -> list[ErrorSample]:
         query, key, value, starts, ends, *most = packed((3,), (4,), sizes=(4, 4))
         output, log_sum_exp = torch.ones_like(query), torch.ones(2, 3, dtype=torch.float64)
-        inputs = (query, key, value, starts, ends, None)
+        inputs, empty = (query, key, value, starts, ends, None), query.new_empty(0)
         rest = (*most, 0.0, False, None)
 
         def refused(match: str, *given: Tensor) -> ErrorSample:
             return ErrorSample((given[0], *inputs, *given[1:], *rest), match=match)
 
         return [
-            refused("grad_output has shape", output[:2], output, log_sum_exp),
-            refused("output is torch.float32", output, output.float(), log_sum_exp),
-            refused("log_sum_exp has shape", output, output, log_sum_exp.mT),
+            refused("grad_output has shape", output[:2], output, log_sum_exp, empty),
+            refused("output is torch.float32", output, output.float(), log_sum_exp, empty),
+            refused("log_sum_exp has shape", output, output, log_sum_exp.mT, empty),
+            refused("output_residual has shape", output, output, log_sum_exp, output[:2]),
         ]
 
     def test_strided_results_of_the_forward_pass(self, device: torch.device) -> None:
-        arguments = with_all_arguments(packed((9, 4), (7, 30), (4, 2)))
+        query, key, value, *rest = packed((9, 4), (7, 30), (4, 2))
+        halves = tuple(tensor.bfloat16() for tensor in (query, key, value))
+        arguments = with_all_arguments((*halves, *rest))[:-1]
         inputs = [a.to(device) if isinstance(a, Tensor) else a for a in arguments]
         forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
         backward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_varlen_backward
-        output, log_sum_exp = forward(*inputs)
-        grad = normal(*output.shape).to(device)
-        expected = backward(grad, *inputs[:6], output, log_sum_exp, *inputs[6:])
-        strided = [tensor.mT.contiguous().mT for tensor in (grad, output, log_sum_exp)]
+        outputs = forward(*inputs, True)
+        grad = normal(*outputs[0].shape).to(outputs[0])
+        expected = backward(grad, *inputs[:6], *outputs, *inputs[6:])
+        strided = [tensor.mT.contiguous().mT for tensor in (grad, *outputs)]
         actual = backward(strided[0], *inputs[:6], *strided[1:], *inputs[6:])
         assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_residual_is_what_rounding_takes_off_the_output(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    """Of means of whole numbers, which float32 holds exactly, and so do the two parts together."""
+    query, key, value, *rest = packed((40, 1, 8), (64, 32, 512), (4, 2), (8, 19))
+    query, key = torch.zeros_like(query, dtype=dtype), key.to(dtype)
+    limit = 2 / torch.finfo(dtype).eps  # whole numbers up to there have no more digits
+    value = (value * limit / 3).round().clamp(-limit, limit).to(dtype)
+    call = with_all_arguments((query, key, value, *rest))
+    inputs = [a.to(device) if isinstance(a, Tensor) else a for a in call]
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
+    output, _, residual = forward(*inputs[:-1], True)
+    both = output.double() + residual.double()
+    assert (residual != 0).any()
+    for rows, columns in (((0, 40), (0, 64)), ((40, 41), (64, 96)), ((41, 49), (96, 608))):
+        mean = value[slice(*columns)].double().mean(0).repeat_interleave(2, 0).to(device)
+        part = both[slice(*rows)]
+        assert torch.equal(part, mean.expand(part.shape))
+    alone = forward(*inputs)
+    assert torch.equal(alone[0], output)
+    assert alone[2].shape == (0,)
+
+
+def test_gradients_of_many_keys_without_queries(device: torch.device) -> None:
+    query, key, value, *rest = packed((0, 2), (1000, 900), sizes=(8, 8))
+    leaves = [tensor.float().to(device).requires_grad_() for tensor in (query, key, value)]
+    rest = [a.to(device) if isinstance(a, Tensor) else a for a in rest]
+    output = pkg.ops.scaled_dot_product_attention_varlen(*leaves, *rest)
+    gradients = torch.autograd.grad(output.sum(), leaves)
+    assert (gradients[2][:1000] == 0).all()
+    assert (gradients[2][1000:] != 0).any()

@@ -1,0 +1,169 @@
+// quantize_rowwise: each row divided by a scale of its own and rounded to int8,
+// or to int4 two to a byte. A first pass over the row finds the largest
+// magnitude, a second one, from the cache, divides and rounds; bound by reading
+// the input.
+#include "../quantize_rowwise.h"
+
+#include <cmath>
+#include <cstring>
+#include <tuple>
+
+#include "../namespace.h"
+#include "parallel.h"
+#include "pointwise.h"
+#include "simd.h"
+#include "workspace.h"
+
+namespace pkg::cpu {
+namespace {
+
+using simd::Vector;
+
+template <class Number>
+Vector<Number> magnitude(Vector<Number> value) {
+  return value < Number(0) ? -value : value;  // NaN stays NaN
+}
+
+// NaN where a value is NaN.
+template <class T>
+simd::Compute<T> largest_magnitude(const T* row, int64_t count) {
+  using Number = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  constexpr int kChains = 4;
+  Vector<Number> largest[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+    for (int chain = 0; chain < kChains; ++chain) {
+      largest[chain] = simd::max_or_nan(
+          largest[chain],
+          magnitude<Number>(simd::load(row + i + chain * kLanes)));
+    }
+  }
+  for (; i < count; i += kLanes) {
+    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
+    largest[0] = simd::max_or_nan(
+        largest[0], magnitude<Number>(simd::load_partial(row + i, left)));
+  }
+  for (int chain = 1; chain < kChains; ++chain) {
+    largest[0] = simd::max_or_nan(largest[0], largest[chain]);
+  }
+  Number result = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Number value = largest[0][lane];
+    result = value > result || value != value ? value : result;
+    if (result != result) {
+      return result;
+    }
+  }
+  return result;
+}
+
+// value / scale, rounded to the nearest integer, to the even one of two.
+template <class Number>
+Vector<Number> quantized(Vector<Number> value, Number scale, Number most) {
+  // Adding it leaves no bits for fractions.
+  constexpr Number kIntegers = sizeof(Number) == 4 ? 0x1.8p23 : 0x1.8p52;
+  value /= scale;
+  value = value > most ? simd::broadcast(most) : value;
+  value = value < -most ? simd::broadcast(-most) : value;
+  return (value + kIntegers) - kIntegers;
+}
+
+template <class T>
+void quantize_values(const T* row, int64_t count, simd::Compute<T> scale,
+                     int most, int8_t* values) {
+  using Number = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  using Integers = typename simd::VectorOf<int32_t, 4 * kLanes>::type;
+  using Bytes = typename simd::VectorOf<int8_t, kLanes>::type;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
+    const Vector<Number> value = left == kLanes
+                                     ? simd::load(row + i)
+                                     : simd::load_partial(row + i, left);
+    const auto bytes = __builtin_convertvector(
+        __builtin_convertvector(
+            quantized<Number>(value, scale, static_cast<Number>(most)),
+            Integers),
+        Bytes);
+    std::memcpy(values + i, &bytes, static_cast<size_t>(left));
+  }
+}
+
+void pack_pairs(const int8_t* values, int64_t pairs, int8_t* packed) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    packed[i] = static_cast<int8_t>(
+        (values[2 * i] & 0x0F) | static_cast<uint8_t>(values[2 * i + 1]) << 4);
+  }
+}
+
+template <class T>
+T quantize_row(const T* row, const QuantizeRowwisePlan& plan, int8_t* output) {
+  using Number = simd::Compute<T>;
+  const Number largest = largest_magnitude(row, plan.inner);
+  const T rounded = convert<T>(largest / static_cast<Number>(plan.most()));
+  // Values are divided by the scale that they will be multiplied with.
+  const Number scale = convert<Number>(rounded);
+  if (!(scale > 0) || !std::isfinite(scale)) {
+    std::memset(output, 0, static_cast<size_t>(plan.row_bytes()));
+  } else if (plan.bits == 8) {
+    quantize_values(row, plan.inner, scale, plan.most(), output);
+  } else {
+    constexpr int64_t kRun = 2048;
+    int8_t values[kRun];
+    for (int64_t i = 0; i < plan.inner; i += kRun) {
+      const int64_t count = std::min(kRun, plan.inner - i);
+      quantize_values(row + i, count, scale, plan.most(), values);
+      pack_pairs(values, count / 2, output + i / 2);
+    }
+  }
+  return rounded;
+}
+
+template <class T>
+void quantize_rows(const QuantizeRowwisePlan& plan, const TensorView& input,
+                   int8_t* values, T* scales) {
+  constexpr int64_t kGrain = 32768;  // elements
+  const T* data = static_cast<const T*>(input.const_data_ptr());
+  const int64_t stride = input.strides[plan.leading_dims];
+  parallel_for(
+      plan.rows,
+      std::max<int64_t>(kGrain / std::max<int64_t>(plan.inner, 1), 1),
+      [&](int64_t begin, int64_t end) {
+        T* copy = stride == 1
+                      ? nullptr
+                      : Workspace::of_this_thread<0>().request<T>(plan.inner);
+        for (int64_t row = begin; row < end; ++row) {
+          const T* from = data + row_offset(input, plan.leading_dims, row);
+          if (copy != nullptr) {
+            for (int64_t i = 0; i < plan.inner; ++i) {
+              copy[i] = from[i * stride];
+            }
+            from = copy;
+          }
+          scales[row] =
+              quantize_row<T>(from, plan, values + row * plan.row_bytes());
+        }
+        Workspace::of_this_thread<0>().release_excess();
+      });
+}
+
+std::tuple<Tensor, Tensor> quantize_rowwise(const TensorView& input,
+                                            int64_t bits) {
+  const QuantizeRowwisePlan plan = plan_quantize_rowwise(input, bits);
+  auto [values, scales] = allocate_quantized(plan, input);
+  auto* to = static_cast<int8_t*>(values.mutable_data_ptr());
+  void* scales_to = scales.mutable_data_ptr();
+  with_floating_type(plan.type, [&](auto example) {
+    using T = decltype(example);
+    quantize_rows<T>(plan, input, to, static_cast<T*>(scales_to));
+  });
+  return {values, scales};
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl<&quantize_rowwise>("quantize_rowwise");
+}
+
+}  // namespace
+}  // namespace pkg::cpu

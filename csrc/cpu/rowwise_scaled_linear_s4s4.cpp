@@ -1,0 +1,26 @@
+// rowwise_scaled_linear_s4s4: rows of packed int4 times packed int4, by the
+// kernel that both operators share (rowwise_scaled_linear.cpp).
+#include "../namespace.h"
+#include "pointwise.h"
+#include "rowwise_scaled_linear.h"
+
+namespace pkg::cpu {
+namespace {
+
+Tensor rowwise_scaled_linear_s4s4(const TensorView& input,
+                                  const TensorView& input_scale,
+                                  const TensorView& weight,
+                                  const TensorView& weight_scale,
+                                  const std::optional<TensorView>& bias,
+                                  std::optional<ScalarType> out_dtype) {
+  return rowwise_scaled_linear("rowwise_scaled_linear_s4s4", RowValues::Int4,
+                               input, input_scale, weight, weight_scale, bias,
+                               out_dtype);
+}
+
+PKG_IMPLEMENT(CPU, library) {
+  library.impl<&rowwise_scaled_linear_s4s4>("rowwise_scaled_linear_s4s4");
+}
+
+}  // namespace
+}  // namespace pkg::cpu

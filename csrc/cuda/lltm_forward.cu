@@ -1,0 +1,109 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "../namespace.h"
+#include "lltm.h"
+
+namespace pkg::cuda {
+namespace {
+
+// The sums that the input gives to the gates of all steps.
+template <class Element>
+Tensor multiply_inputs(const LltmPlan& plan, const Tensor& input,
+                       const Tensor& weights) {
+  using Number = Accumulator<Element>;
+  const std::array sizes{plan.rows(), plan.gates()};
+  const Tensor sums =
+      empty_contiguous(sizes, number_type<Number>(), device_of(input));
+  MatrixOf<Element> of_input = matrix_of<Element>(weights);
+  of_input.data += plan.hidden * of_input.column_stride;
+  LltmProduct<Element, Number> product = {};
+  product.a[0] = rows_as_panels(all_rows_of<Element>(plan, input), plan.rows(),
+                                plan.features);
+  product.b[0] = rows_as_panels(of_input, plan.gates(), plan.features);
+  product.c = static_cast<Number*>(sums.mutable_data_ptr());
+  product.c_row_stride = plan.gates();
+  launch_product(product, sums);
+  return sums;
+}
+
+template <class Element>
+void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
+         const Tensor& bias, const Tensor& old_h, const Tensor& old_cell,
+         const Tensor& hidden, const Tensor& cells, const Tensor* gates) {
+  using Number = Accumulator<Element>;
+  LltmStep<Element> step = {};
+  step.batch = plan.batch;
+  step.features = plan.features;
+  step.hidden = plan.hidden;
+  step.input = matrix_of<Element>(input);
+  step.weights = matrix_of<Element>(weights);
+  step.bias = static_cast<const Element*>(bias.const_data_ptr());
+  step.bias_stride = strides_of(bias).back();
+  step.old_h = matrix_of<Element>(old_h);
+  step.old_cell = matrix_of<Element>(old_cell);
+  step.new_h = static_cast<Element*>(hidden.mutable_data_ptr());
+  step.new_cell = static_cast<Element*>(cells.mutable_data_ptr());
+  step.gates = gates != nullptr
+                   ? static_cast<Element*>(gates->mutable_data_ptr())
+                   : nullptr;
+  std::optional<Tensor> input_sums;
+  if (plan.steps > 1 && plan.features > 0) {
+    input_sums =
+        multiply_inputs<Element>(plan, with_uniform_rows(plan, input), weights);
+    step.features = 0;
+    step.input_sums = static_cast<const Number*>(input_sums->const_data_ptr());
+  }
+  const int64_t states = plan.batch * plan.hidden;
+  for (int64_t t = 0; t < plan.steps; ++t) {
+    launch(lltm_step_kernel<Element>, step.tile_count(), kTileThreads,
+           current_stream(hidden), step);
+    step.old_h = {step.new_h, plan.hidden, 1};
+    step.old_cell = {step.new_cell, plan.hidden, 1};
+    step.new_h += states;
+    step.new_cell += states;
+    if (step.gates != nullptr) {
+      step.gates += kGates * states;
+    }
+    if (step.input_sums != nullptr) {
+      step.input_sums += kGates * states;
+    }
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor> lltm_forward(const Tensor& input,
+                                                const Tensor& weights,
+                                                const Tensor& bias,
+                                                const Tensor& old_h,
+                                                const Tensor& old_cell) {
+  const LltmPlan plan =
+      plan_lltm_forward(input, weights, bias, old_h, old_cell);
+  const DeviceId device = device_of(input);
+  const DeviceGuard guard(device.index);
+  const Tensor hidden = allocate_lltm_rows(plan, plan.hidden, device);
+  const Tensor cells = allocate_lltm_rows(plan, plan.hidden, device);
+  const Tensor gates = allocate_lltm_rows(plan, plan.gates(), device);
+  run_lltm_forward(plan, input, weights, bias, old_h, old_cell, hidden, cells,
+                   &gates);
+  return {hidden, cells, gates};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("lltm_forward", TORCH_BOX(&lltm_forward));
+}
+
+}  // namespace
+
+void run_lltm_forward(const LltmPlan& plan, const Tensor& input,
+                      const Tensor& weights, const Tensor& bias,
+                      const Tensor& old_h, const Tensor& old_cell,
+                      const Tensor& hidden, const Tensor& cells,
+                      const Tensor* gates) {
+  with_floating_type(plan.type, [&](auto example) {
+    run<decltype(example)>(plan, input, weights, bias, old_h, old_cell, hidden,
+                           cells, gates);
+  });
+}
+
+}  // namespace pkg::cuda

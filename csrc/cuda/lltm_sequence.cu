@@ -1,0 +1,32 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <tuple>
+
+#include "../namespace.h"
+#include "lltm.h"
+
+namespace pkg::cuda {
+namespace {
+
+std::tuple<Tensor, Tensor> lltm_sequence(const Tensor& input,
+                                         const Tensor& weights,
+                                         const Tensor& bias,
+                                         const Tensor& old_h,
+                                         const Tensor& old_cell) {
+  const LltmPlan plan =
+      plan_lltm_sequence(input, weights, bias, old_h, old_cell);
+  const DeviceId device = device_of(input);
+  const DeviceGuard guard(device.index);
+  const Tensor hidden = allocate_lltm_rows(plan, plan.hidden, device);
+  const Tensor cells = allocate_lltm_rows(plan, plan.hidden, device);
+  run_lltm_forward(plan, input, weights, bias, old_h, old_cell, hidden, cells,
+                   nullptr);
+  return {hidden, cells};
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("lltm_sequence", TORCH_BOX(&lltm_sequence));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

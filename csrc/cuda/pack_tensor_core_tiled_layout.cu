@@ -1,0 +1,28 @@
+#include "../namespace.h"
+#include "tensor_core_tiled_layout.h"
+
+namespace pkg::cuda {
+namespace {
+
+Tensor pack_tensor_core_tiled_layout(const Tensor& w, int64_t inner_k_tiles) {
+  const TiledLayout layout =
+      plan_pack_tensor_core_tiled_layout(w, inner_k_tiles);
+  const DeviceGuard guard(device_of(w).index);
+  const Tensor packed =
+      empty_contiguous(layout.sizes(), ScalarType::Int, device_of(w));
+  const PackTiled call = {tiled_words(layout),
+                          static_cast<const int32_t*>(w.const_data_ptr()),
+                          strides_of(w)[0], strides_of(w)[1],
+                          static_cast<uint32_t*>(packed.mutable_data_ptr())};
+  launch(pack_tiled_kernel<PackTiled>, call.layout.pieces(), kTiledThreads,
+         current_stream(packed), call);
+  return packed;
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("pack_tensor_core_tiled_layout",
+               TORCH_BOX(&pack_tensor_core_tiled_layout));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

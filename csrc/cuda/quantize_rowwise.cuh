@@ -1,0 +1,103 @@
+// quantize_rowwise: each row divided by a scale of its own, its largest
+// magnitude over that of the integers, and rounded to int8, or to int4 two to a
+// byte. A warp takes a row, in two passes of which the second finds it in a
+// cache; bound by reading the input.
+#pragma once
+
+#include <cstdint>
+
+#include "batch.cuh"
+#include "device.cuh"
+#include "numeric.cuh"
+
+namespace pkg::cuda {
+
+constexpr int kQuantizeThreads = 128;
+constexpr int kQuantizeRows = kQuantizeThreads / 32;
+
+template <class Element>
+struct QuantizeProblem {
+  const Element* input;
+  int64_t stride;  // along a row
+  BatchSizes rows_of;
+  BatchStrides row_strides;
+  int8_t* values;  // contiguous
+  Element* scales;
+  int64_t rows;
+  int64_t inner;
+  int bits;  // 8 or 4
+
+  __host__ __device__ int64_t block_count() const {
+    return (rows + kQuantizeRows - 1) / kQuantizeRows;
+  }
+};
+
+template <class Number>
+__device__ __forceinline__ Number larger_or_nan(Number a, Number b) {
+  return a > b || a != a ? a : b;
+}
+
+// The nearest integer to value / scale, at most `most` in magnitude.
+template <class Number>
+__device__ __forceinline__ int quantized(Number value, Number scale,
+                                         Number most) {
+  Number steps = value / scale;
+  steps = steps > most ? most : steps;
+  steps = steps < -most ? -most : steps;
+  return static_cast<int>(rint(steps));
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
+    const __grid_constant__ QuantizeProblem<Element> problem) {
+  using Number = Accumulator<Element>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const Number most = problem.bits == 8 ? Number(127) : Number(7);
+  for (int64_t block = blockIdx.x; block < problem.block_count();
+       block += gridDim.x) {
+    const int64_t row = block * kQuantizeRows + warp;
+    if (row >= problem.rows) {
+      continue;  // the whole warp
+    }
+    const Element* from =
+        problem.input + batch_offset(problem.rows_of, problem.row_strides, row);
+    Number largest = 0;
+    for (int64_t i = lane; i < problem.inner; i += 32) {
+      const Number value = convert<Number>(from[i * problem.stride]);
+      largest = larger_or_nan(largest, value < 0 ? -value : value);
+    }
+    PKG_UNROLL
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      largest =
+          larger_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    }
+    const Element rounded = convert<Element>(largest / most);
+    const Number scale = convert<Number>(rounded);
+    if (lane == 0) {
+      problem.scales[row] = rounded;
+    }
+    // Neither zero, nor NaN, nor infinite.
+    const bool divides = scale > 0 && scale - scale == 0;
+    const auto value_at = [&](int64_t i) {
+      return divides ? quantized(convert<Number>(from[i * problem.stride]),
+                                 scale, most)
+                     : 0;
+    };
+    if (problem.bits == 8) {
+      int8_t* to = problem.values + row * problem.inner;
+      for (int64_t i = lane; i < problem.inner; i += 32) {
+        to[i] = static_cast<int8_t>(value_at(i));
+      }
+    } else {
+      int8_t* to = problem.values + row * (problem.inner / 2);
+      for (int64_t i = lane; i < problem.inner / 2; i += 32) {
+        const int both = (value_at(2 * i) & 15) | (value_at(2 * i + 1) & 15)
+                                                      << 4;
+        to[i] = static_cast<int8_t>(both);
+      }
+    }
+  }
+}
+
+}  // namespace pkg::cuda

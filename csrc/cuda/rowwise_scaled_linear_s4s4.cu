@@ -1,0 +1,24 @@
+#include "../namespace.h"
+#include "rowwise_scaled_linear.h"
+
+namespace pkg::cuda {
+namespace {
+
+Tensor rowwise_scaled_linear_s4s4(const Tensor& input,
+                                  const Tensor& input_scale,
+                                  const Tensor& weight,
+                                  const Tensor& weight_scale,
+                                  const std::optional<Tensor>& bias,
+                                  std::optional<ScalarType> out_dtype) {
+  return rowwise_scaled_linear<true>("rowwise_scaled_linear_s4s4", input,
+                                     input_scale, weight, weight_scale, bias,
+                                     out_dtype);
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("rowwise_scaled_linear_s4s4",
+               TORCH_BOX(&rowwise_scaled_linear_s4s4));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

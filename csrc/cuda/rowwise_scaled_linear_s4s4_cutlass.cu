@@ -1,0 +1,14 @@
+#if defined(PKG_WITH_CUTLASS)
+
+#include "rowwise_scaled_linear_cutlass.cuh"
+
+namespace pkg::cuda {
+
+bool launch_cutlass(const RowwiseScaledProblem<true>& problem,
+                    cudaStream_t stream) {
+  return launch_cutlass_of_type(problem, stream);
+}
+
+}  // namespace pkg::cuda
+
+#endif

@@ -1,0 +1,83 @@
+#include "../namespace.h"
+#include "../spatial_correlation_sample.h"
+#include "launch.h"
+#include "spatial_correlation_sample.cuh"
+
+namespace pkg::cuda {
+namespace {
+
+CorrelationShape shape_of(const SpatialCorrelationPlan& plan) {
+  const auto pair = [](const Pair& values) {
+    return CorrelationPair{{values[0], values[1]}};
+  };
+  return {plan.batch,         plan.channels,       pair(plan.size),
+          pair(plan.kernel),  pair(plan.patch),    pair(plan.stride),
+          pair(plan.padding), pair(plan.dilation), pair(plan.dilation_patch),
+          pair(plan.output)};
+}
+
+template <class Element>
+CorrelationImages<Element> images_of(const Tensor& tensor) {
+  CorrelationImages<Element> images = {};
+  images.data = static_cast<const Element*>(tensor.const_data_ptr());
+  std::ranges::copy(strides_of(tensor), images.strides);
+  return images;
+}
+
+Tensor spatial_correlation_sample(const Tensor& input1, const Tensor& input2,
+                                  std::vector<int64_t> kernel_size,
+                                  std::vector<int64_t> patch_size,
+                                  std::vector<int64_t> stride,
+                                  std::vector<int64_t> padding,
+                                  std::vector<int64_t> dilation,
+                                  std::vector<int64_t> dilation_patch) {
+  const SpatialCorrelationPlan plan = plan_spatial_correlation_sample(
+      input1, input2,
+      {kernel_size, patch_size, stride, padding, dilation, dilation_patch});
+  const DeviceGuard guard(device_of(input1).index);
+  const Tensor output = allocate_correlation(plan, input1);
+  with_floating_type(plan.type, [&](auto example) {
+    using Element = decltype(example);
+    const Correlation<Element> call = {
+        shape_of(plan), images_of<Element>(input1), images_of<Element>(input2),
+        static_cast<Element*>(output.mutable_data_ptr())};
+    launch(spatial_correlation_kernel<Element>, call.piece_count(),
+           kCorrelationThreads, current_stream(output), call);
+  });
+  return output;
+}
+
+Tensor spatial_correlation_sample_backward(
+    const Tensor& grad, const Tensor& other, bool of_input2,
+    std::vector<int64_t> kernel_size, std::vector<int64_t> patch_size,
+    std::vector<int64_t> stride, std::vector<int64_t> padding,
+    std::vector<int64_t> dilation, std::vector<int64_t> dilation_patch) {
+  const SpatialCorrelationPlan plan = plan_spatial_correlation_sample_backward(
+      grad, other,
+      {kernel_size, patch_size, stride, padding, dilation, dilation_patch});
+  const DeviceGuard guard(device_of(other).index);
+  const Tensor result = allocate_image_gradient(plan, other);
+  with_floating_type(plan.type, [&](auto example) {
+    using Element = decltype(example);
+    CorrelationGradient<Element> call = {};
+    call.shape = shape_of(plan);
+    call.grad = static_cast<const Element*>(grad.const_data_ptr());
+    std::ranges::copy(strides_of(grad), call.grad_strides);
+    call.other = images_of<Element>(other);
+    call.of_input2 = of_input2;
+    call.result = static_cast<Element*>(result.mutable_data_ptr());
+    launch(spatial_correlation_gradient_kernel<Element>, call.piece_count(),
+           kCorrelationThreads, current_stream(result), call);
+  });
+  return result;
+}
+
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
+  library.impl("spatial_correlation_sample",
+               TORCH_BOX(&spatial_correlation_sample));
+  library.impl("spatial_correlation_sample_backward",
+               TORCH_BOX(&spatial_correlation_sample_backward));
+}
+
+}  // namespace
+}  // namespace pkg::cuda

@@ -1,0 +1,162 @@
+// Checks and plan of rowwise_scaled_linear_s8s4 and _s4s4, for every device:
+// rows of int8, or of int4 packed two to a byte, times a matrix of packed int4,
+// in integers, and then scaled by row and by column.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "tensor.h"
+
+namespace pkg {
+
+// Of the left operand. The right one is packed int4 in either operator.
+enum class RowValues { Int8, Int4 };
+
+// The longest rows whose sums fit in int32 whatever the values are: products of
+// int8 and int4 reach (-128)(-8), those of two int4 (-8)(-8).
+constexpr int64_t longest_exact_row(RowValues values) {
+  const int64_t most = values == RowValues::Int8 ? 128 * 8 : 8 * 8;
+  return INT32_MAX / most / 2 * 2;
+}
+
+struct RowwiseScaledLinearPlan {
+  RowValues values;
+  int64_t rows;     // over all leading dimensions
+  int64_t columns;  // out_features
+  int64_t inner;    // in_features, even
+  // Sums are scaled in float64 where a scale, the bias or the output is that,
+  // and otherwise in float32.
+  bool in_double;
+  ScalarType output_type;
+  size_t leading_dims;
+  std::array<int64_t, kMaxDims> output_sizes;
+};
+
+// Where the rows of a tensor with leading dimensions begin.
+inline int64_t row_offset(const TensorView& tensor, size_t leading_dims,
+                          int64_t row) {
+  int64_t offset = 0;
+  for (size_t d = leading_dims; d-- > 0;) {
+    offset += row % tensor.sizes[d] * tensor.strides[d];
+    row /= tensor.sizes[d];
+  }
+  return offset;
+}
+
+namespace detail {
+
+inline void check_packed_int4(const char* op, const char* name,
+                              const TensorView& tensor) {
+  check_strided(op, name, tensor);
+  const ScalarType type = dtype_of(tensor);
+  PKG_CHECK(type == ScalarType::Char || type == ScalarType::Byte, op, ": ",
+            name, " is ", dtype_name(type),
+            "; it must be torch.int8 or torch.uint8 with two int4 values in "
+            "each byte, as pkg.ops.pack_int4 returns them");
+}
+
+inline void check_column_values(const char* op, const char* name,
+                                const TensorView& tensor, int64_t columns) {
+  check_floating(op, name, tensor);
+  PKG_CHECK(tensor.sizes.size() == 1 && tensor.sizes[0] == columns, op, ": ",
+            name, " has shape ", shape_text(tensor), " but must have shape (",
+            columns, ",), one element for each row of weight");
+}
+
+}  // namespace detail
+
+inline RowwiseScaledLinearPlan plan_rowwise_scaled_linear(
+    const char* op, RowValues values, const TensorView& input,
+    const TensorView& input_scale, const TensorView& weight,
+    const TensorView& weight_scale, const std::optional<TensorView>& bias,
+    std::optional<ScalarType> out_dtype) {
+  const auto& sizes = input.sizes;
+  if (values == RowValues::Int8) {
+    check_strided(op, "input", input);
+    PKG_CHECK(dtype_of(input) == ScalarType::Char, op, ": input is ",
+              dtype_name(dtype_of(input)), "; it must be torch.int8");
+  } else {
+    detail::check_packed_int4(op, "input", input);
+  }
+  PKG_CHECK(!sizes.empty(), op,
+            ": input has no dimensions; it needs at least one, of in_features");
+  PKG_CHECK(sizes.size() <= kMaxDims, op, ": input has ", sizes.size(),
+            " dimensions; at most ", kMaxDims, " are supported");
+  detail::check_packed_int4(op, "weight", weight);
+  PKG_CHECK(weight.sizes.size() == 2, op, ": weight has shape ",
+            shape_text(weight),
+            " but must have shape (out_features, in_features / 2)");
+
+  RowwiseScaledLinearPlan plan;
+  plan.values = values;
+  plan.leading_dims = sizes.size() - 1;
+  plan.columns = weight.sizes[0];
+  const int64_t width = sizes[plan.leading_dims];
+  if (values == RowValues::Int8) {
+    PKG_CHECK(width % 2 == 0, op, ": input of shape ", shape_text(input),
+              " has ", width,
+              " elements in a row; there must be an even number of them, as "
+              "weight holds two in each byte");
+    plan.inner = width;
+  } else {
+    plan.inner = 2 * width;
+  }
+  PKG_CHECK(weight.sizes[1] == plan.inner / 2, op, ": input of shape ",
+            shape_text(input), " and weight of shape ", shape_text(weight),
+            " do not match: a row of input has ", plan.inner,
+            " values, for which one of weight must have ", plan.inner / 2,
+            " bytes of two");
+  PKG_CHECK(plan.inner <= longest_exact_row(values), op,
+            ": a row of input has ", plan.inner,
+            " values; sums are exact in int32 up to ",
+            longest_exact_row(values), ", so split longer rows");
+  plan.rows = product(sizes.first(plan.leading_dims));
+
+  check_floating(op, "input_scale", input_scale);
+  PKG_CHECK(
+      std::ranges::equal(input_scale.sizes, sizes.first(plan.leading_dims)), op,
+      ": input_scale has shape ", shape_text(input_scale),
+      " but must have shape ", shape_text(sizes.first(plan.leading_dims)),
+      ", one element for each row of input");
+  detail::check_column_values(op, "weight_scale", weight_scale, plan.columns);
+  check_same_device(op, "input", input, "input_scale", input_scale);
+  check_same_device(op, "input", input, "weight", weight);
+  check_same_device(op, "input", input, "weight_scale", weight_scale);
+  if (bias) {
+    detail::check_column_values(op, "bias", *bias, plan.columns);
+    check_same_device(op, "input", input, "bias", *bias);
+  }
+  plan.output_type = out_dtype.value_or(dtype_of(input_scale));
+  PKG_CHECK(is_floating(plan.output_type), op, ": out_dtype is ",
+            dtype_name(plan.output_type),
+            "; supported are None (the dtype of input_scale), torch.float16, "
+            "bfloat16, float32 and float64");
+  plan.in_double = plan.output_type == ScalarType::Double ||
+                   dtype_of(input_scale) == ScalarType::Double ||
+                   dtype_of(weight_scale) == ScalarType::Double ||
+                   (bias && dtype_of(*bias) == ScalarType::Double);
+  std::copy_n(sizes.begin(), plan.leading_dims, plan.output_sizes.begin());
+  plan.output_sizes[plan.leading_dims] = plan.columns;
+  return plan;
+}
+
+inline void check_rowwise_scaled_linear(const char* op, RowValues values,
+                                        const TensorView& input,
+                                        const TensorView& input_scale,
+                                        const TensorView& weight,
+                                        const TensorView& weight_scale,
+                                        const std::optional<TensorView>& bias,
+                                        std::optional<ScalarType> out_dtype) {
+  plan_rowwise_scaled_linear(op, values, input, input_scale, weight,
+                             weight_scale, bias, out_dtype);
+}
+
+inline Tensor allocate_rowwise_scaled_output(
+    const RowwiseScaledLinearPlan& plan, const TensorView& input) {
+  return empty_contiguous({plan.output_sizes.data(), plan.leading_dims + 1},
+                          plan.output_type, device_of(input));
+}
+
+}  // namespace pkg

@@ -1,0 +1,1 @@
+"""The parts of examples/optical_flow.py: frames, the estimation, and the picture of a flow."""

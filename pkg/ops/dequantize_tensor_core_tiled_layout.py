@@ -1,0 +1,82 @@
+"""``dequantize_tensor_core_tiled_layout``: a quantised weight as a matrix of bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._inference import register_inference_only
+from ._registration import check_one_device
+from ._tensor_core_tiled_layout import slice_of, weight_shape
+
+
+def dequantize_tensor_core_tiled_layout(
+    packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
+) -> Tensor:
+    """Computes ``(q - 8) * scale + zero`` for each value q of a packed weight.
+
+    In float32, where the product is exact, and then rounded to bfloat16: the same bits on every
+    device.
+
+    Args:
+        packed_w: int32, shape (rows / 8, columns / (16 * inner_k_tiles), 32, inner_k_tiles / 2),
+            as :func:`pkg.ops.pack_tensor_core_tiled_layout` returns it; any strides.
+        scales_and_zeros: bfloat16, shape (columns / group_size, rows, 2): a scale and a zero for
+            each group of columns of each row; any strides.
+        group_size: 32, 64, 128 or 256.
+        inner_k_tiles: With which the weight was packed: 2, 4 or 8.
+
+    Returns:
+        bfloat16, shape (rows, columns).
+
+    Raises:
+        RuntimeError: A shape, dtype or device does not match, ``group_size`` or
+            ``inner_k_tiles`` is another number, or the scales require grad while gradients are
+            recorded.
+
+    Example:
+        >>> w = torch.full((8, 32), 10, dtype=torch.int32)
+        >>> packed = torch.ops.pkg.pack_tensor_core_tiled_layout(w, 2)
+        >>> scales_and_zeros = torch.tensor([0.5, 3.0]).bfloat16().expand(1, 8, 2)
+        >>> dequantize_tensor_core_tiled_layout(packed, scales_and_zeros, 32, 2)[0, :2]
+        tensor([4., 4.], dtype=torch.bfloat16)
+    """
+    operator = torch.ops.pkg.dequantize_tensor_core_tiled_layout.default
+    result: Tensor = operator(packed_w, scales_and_zeros, group_size, inner_k_tiles)
+    return result
+
+
+@torch.library.register_fake("pkg::dequantize_tensor_core_tiled_layout")
+def _fake(
+    packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
+) -> Tensor:
+    name = "dequantize_tensor_core_tiled_layout"
+    check_one_device(name, packed_w, scales_and_zeros)
+    return scales_and_zeros.new_empty(weight_shape(name, packed_w, inner_k_tiles))
+
+
+def _vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+) -> tuple[Tensor, int]:
+    slices = [
+        dequantize_tensor_core_tiled_layout(
+            slice_of(packed_w, in_dims[0], index),
+            slice_of(scales_and_zeros, in_dims[1], index),
+            group_size,
+            inner_k_tiles,
+        )
+        for index in range(info.batch_size)
+    ]
+    return torch.stack(slices), 0
+
+
+register_inference_only("dequantize_tensor_core_tiled_layout", "pass scales_and_zeros.detach()")
+torch.library.register_vmap("pkg::dequantize_tensor_core_tiled_layout", _vmap)

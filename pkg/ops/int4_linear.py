@@ -1,0 +1,157 @@
+"""``int4_linear``: the affine map of a layer whose weight has values of four bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._registration import check_one_device, register_gradients, short_call
+from ._tensor_core_tiled_layout import slice_of, weight_shape
+from .linear import result_shape
+from .matmul import matmul
+
+
+def int4_linear(
+    input: Tensor,
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Computes ``input @ weight.T + bias`` without ever writing the weight.
+
+    The weight is ``(q - 8) * scale + zero`` as a real number: it is not rounded to bfloat16, as
+    :func:`pkg.ops.dequantize_tensor_core_tiled_layout` has to, and the result is rounded once.
+    Sums are in float32, in float64 for a float64 input. A few rows are multiplied in integers on
+    the CPU: an element of the input is then off by at most 2**-14.98 (bfloat16, float16) or
+    2**-22.98 (float32) of the largest magnitude among the 128 columns that it is one of.
+
+    Gradients flow to ``input`` and ``bias``, to any order. The scales are constants.
+    Autocast changes nothing: the dtype is that of ``input``.
+
+    Args:
+        input: Shape (..., in_features); float16, bfloat16, float32 or float64, any strides.
+        packed_w: int32, shape (out_features / 8, in_features / (16 * inner_k_tiles), 32,
+            inner_k_tiles / 2), as :func:`pkg.ops.pack_tensor_core_tiled_layout` returns it; best
+            contiguous, since it is copied otherwise.
+        scales_and_zeros: bfloat16, shape (in_features / group_size, out_features, 2): a scale
+            and a zero for each group of input features of each output feature.
+        group_size: 32, 64, 128 or 256; on the CPU one row is fastest with 128 or 256.
+        inner_k_tiles: With which the weight was packed: 2, 4 or 8.
+        bias: Shape (out_features,), of the dtype of ``input``, or None.
+
+    Returns:
+        Shape (..., out_features), contiguous, of the dtype of ``input``.
+
+    Raises:
+        RuntimeError: A shape, dtype or device does not match, ``group_size`` or
+            ``inner_k_tiles`` is another number, or ``scales_and_zeros`` requires grad while
+            gradients are recorded.
+
+    Example:
+        >>> w = torch.full((8, 32), 9, dtype=torch.int32)
+        >>> packed = torch.ops.pkg.pack_tensor_core_tiled_layout(w, 2)
+        >>> scales_and_zeros = torch.tensor([0.5, 0.25]).bfloat16().expand(1, 8, 2)
+        >>> int4_linear(torch.ones(1, 32), packed, scales_and_zeros, 32, 2)[0, :2]
+        tensor([24., 24.])
+    """
+    arguments = (input, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias)
+    operator = torch.ops.pkg.int4_linear.default
+    result: Tensor = (operator if is_dynamo_compiling() else _call)(*arguments)
+    return result
+
+
+@torch.library.register_fake("pkg::int4_linear")
+def _fake(
+    input: Tensor,
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    tensors = [input, packed_w, scales_and_zeros, *([] if bias is None else [bias])]
+    check_one_device("int4_linear", *tensors)
+    rows, columns = weight_shape("int4_linear", packed_w, inner_k_tiles)
+    return input.new_empty(result_shape("int4_linear", input, rows, columns))
+
+
+def weight_of(
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The weight in a dtype, rounded once to it (in float64 not at all), as a matrix."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    unpack = torch.ops.pkg.unpack_tensor_core_tiled_layout.default
+    values = unpack(packed_w, inner_k_tiles)
+    groups = (values - 8).unflatten(-1, (values.shape[-1] // group_size, group_size)).to(wide)
+    scales, zeros = scales_and_zeros.to(wide).transpose(0, 1).unsqueeze(-1).unbind(-2)
+    weight: Tensor = (groups * scales + zeros).flatten(-2).to(dtype)
+    return weight
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, packed_w, scales_and_zeros, ctx.group_size, ctx.inner_k_tiles, _ = inputs
+    if scales_and_zeros.requires_grad:
+        raise RuntimeError(
+            "int4_linear: scales_and_zeros requires grad, and gradients flow to input and bias "
+            "alone; pass scales_and_zeros.detach()"
+        )
+    ctx.save_for_backward(packed_w, scales_and_zeros)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    packed_w, scales_and_zeros = ctx.saved_tensors
+    grad_input = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        weight = weight_of(
+            packed_w, scales_and_zeros, ctx.group_size, ctx.inner_k_tiles, grad.dtype
+        )
+        grad_input = matmul(grad, weight)
+    if ctx.needs_input_grad[5]:
+        grad_bias = grad.reshape(prod(grad.shape[:-1]), grad.shape[-1]).sum(0)
+    return grad_input, None, None, None, None, grad_bias
+
+
+def _vmap(
+    info: Any,
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    packed_w: Tensor,
+    scales_and_zeros: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, int]:
+    of_input, of_weight, of_scales, *_ = in_dims
+    of_bias = in_dims[5] if len(in_dims) > 5 else None
+    if of_weight is None and of_scales is None and of_bias is None:
+        # The batch is one more leading dimension.
+        moved = input.movedim(of_input or 0, 0)
+        return int4_linear(moved, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias), 0
+    slices = [
+        int4_linear(
+            slice_of(input, of_input, index),
+            slice_of(packed_w, of_weight, index),
+            slice_of(scales_and_zeros, of_scales, index),
+            group_size,
+            inner_k_tiles,
+            slice_of(bias, of_bias, index),
+        )
+        for index in range(info.batch_size)
+    ]
+    return torch.stack(slices), 0
+
+
+register_gradients("int4_linear", _backward, setup_context=_setup_context)
+torch.library.register_vmap("pkg::int4_linear", _vmap)
+_call = short_call("int4_linear")

@@ -1,0 +1,347 @@
+"""``lltm``: the recurrent cell of PyTorch's tutorial on C++ extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional as F
+
+from ._call import direct_call
+from ._registration import (
+    _recording,
+    check_one_device,
+    library,
+    register_gradients,
+    register_lower_precision_autocast,
+)
+
+_Two = tuple[Tensor, Tensor]
+_Three = tuple[Tensor, Tensor, Tensor]
+_Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
+    """Computes one step of an LLTM, a long-long-term-memory cell.
+
+    The cell is that of PyTorch's tutorial "Custom C++ and CUDA Extensions" (Goldsborough,
+    https://docs.pytorch.org/tutorials/advanced/cpp_extension.html). With the gates
+    ``[old_h, input] @ weights.T + bias`` split in three, g0, g1 and g2:
+
+    - ``new_cell = old_cell + elu(g2) * sigmoid(g0)``
+    - ``new_h = tanh(new_cell) * sigmoid(g1)``
+
+    ``old_h`` and ``input`` are never copied beside each other, and the gates are activated while
+    the sums of the product are in the cache, in float32 (float64 for float64). The gradients of
+    all gates and of the bias are one pass; the others are products with them.
+
+    Args:
+        input: Shape (B, F); float16, bfloat16, float32 or float64, any strides.
+        weights: Shape (3H, H + F), of the same dtype and device, as all others.
+        bias: Shape (3H,) or (1, 3H).
+        old_h: Shape (B, H).
+        old_cell: Shape (B, H).
+
+    Returns:
+        ``new_h`` and ``new_cell``, each of shape (B, H), contiguous.
+
+    Raises:
+        RuntimeError: Shapes do not match, dtypes or devices differ, or a dtype is not supported.
+
+    Example:
+        >>> zeros = torch.zeros(1, 2)
+        >>> bias = torch.tensor([0.0, 0, 9, 9, 2, 2])  # half of elu(2) goes into the cell
+        >>> new_h, new_cell = lltm(torch.ones(1, 3), torch.zeros(6, 5), bias, zeros, zeros)
+        >>> new_cell
+        tensor([[1., 1.]])
+    """
+    if is_dynamo_compiling():
+        result: _Two = torch.ops.pkg.lltm.default(input, weights, bias, old_h, old_cell)
+    else:
+        result = _call(input, weights, bias, old_h, old_cell)
+    return result
+
+
+def _lltm_backward(*arguments: Any) -> _Five:
+    operator = torch.ops.pkg.lltm_backward.default
+    gradients: _Five = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
+    return gradients
+
+
+def fake_states(name: str, rank: int, *tensors: Tensor) -> tuple[Any, ...]:
+    """For fake kernels: the shape of the states, of one step or of all.
+
+    Args:
+        name: The operator.
+        rank: How many dimensions ``input`` has.
+        tensors: input, weights, bias, old_h and old_cell.
+    """
+    check_one_device(name, *tensors)
+    input, weights, _, old_h, _ = tensors
+    torch._check(input.dim() == rank, lambda: f"{name}: input must have {rank} dimensions")
+    hidden = old_h.shape[1]
+    torch._check(
+        weights.shape[1] == hidden + input.shape[-1],
+        lambda: f"{name}: weights do not match input and old_h",
+    )
+    return (*input.shape[:-1], hidden)
+
+
+@torch.library.register_fake("pkg::lltm")
+def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
+    shape = fake_states("lltm", 2, input, weights, bias, old_h, old_cell)
+    return input.new_empty(shape), input.new_empty(shape)
+
+
+@torch.library.register_fake("pkg::lltm_forward")
+def _fake_forward(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> _Three:
+    shape = fake_states("lltm_forward", input.dim(), input, weights, bias, old_h, old_cell)
+    gates = (*shape[:-1], weights.shape[0])
+    return input.new_empty(shape), input.new_empty(shape), input.new_empty(gates)
+
+
+@torch.library.register_fake("pkg::lltm_backward")
+def _fake_backward(
+    grad_hidden: Tensor | None,
+    grad_cells: Tensor | None,
+    grad_gates: Tensor | None,
+    gates: Tensor,
+    hidden: Tensor,
+    cells: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    needs_input: bool,
+    needs_weights: bool,
+    needs_old_h: bool,
+) -> _Five:
+    tensors = (grad_hidden, grad_cells, grad_gates, gates, hidden, cells, input, weights, old_h)
+    check_one_device("lltm_backward", *(tensor for tensor in tensors if tensor is not None))
+    return (
+        input.new_empty(input.shape if needs_input else 0),
+        input.new_empty(weights.shape if needs_weights else 0),
+        input.new_empty(weights.shape[:1]),
+        input.new_empty(old_h.shape if needs_old_h else 0),
+        input.new_empty(old_h.shape),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: _Three) -> None:
+    input, weights, bias, old_h, _ = inputs
+    hidden, cells, gates = output
+    ctx.bias_shape = bias.shape
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(gates, hidden, cells, input, weights, old_h)
+
+
+def _backward(
+    ctx: Any, grad_hidden: Tensor | None, grad_cells: Tensor | None, grad_gates: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad
+    if grad_hidden is None and grad_cells is None and grad_gates is None:
+        return (None,) * 5
+    gradients = _lltm_backward(
+        grad_hidden, grad_cells, grad_gates, *ctx.saved_tensors, needs[0], needs[1], needs[3]
+    )
+    return (
+        gradients[0] if needs[0] else None,
+        gradients[1] if needs[1] else None,
+        gradients[2].view(ctx.bias_shape) if needs[2] else None,
+        gradients[3] if needs[3] else None,
+        gradients[4] if needs[4] else None,
+    )
+
+
+def _plain_backward(
+    grad_hidden: Tensor,
+    grad_cells: Tensor,
+    grad_gates: Tensor,
+    gates: Tensor,
+    hidden: Tensor,
+    cells: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+) -> _Five:
+    """What ``lltm_backward`` computes, by PyTorch's operators, and of a sequence."""
+    size = old_h.shape[-1]
+    in_gate, out_gate, candidate = gates.unflatten(-1, (3, size)).unbind(-2)
+    states = torch.cat([old_h.unsqueeze(0), hidden[:-1]]) if len(hidden) else hidden
+    opened, closing = torch.sigmoid(out_gate), torch.sigmoid(-out_gate)
+    squashed = torch.tanh(cells)
+    of_cell = F.elu(candidate) * torch.sigmoid(in_gate) * torch.sigmoid(-in_gate)
+    of_candidate = torch.sigmoid(in_gate) * torch.exp(candidate.clamp(max=0))
+    through = opened * (1 - squashed * squashed)
+    grad_h, grad_cell = torch.zeros_like(old_h), torch.zeros_like(old_h)
+    all_gates = []
+    for step in reversed(range(len(gates))):
+        grad_h = grad_h + grad_hidden[step]
+        grad_cell = grad_cell + grad_cells[step] + grad_h * through[step]
+        parts = (
+            grad_cell * of_cell[step],
+            grad_h * squashed[step] * opened[step] * closing[step],
+            grad_cell * of_candidate[step],
+        )
+        all_gates.append(torch.cat(parts, -1) + grad_gates[step])
+        grad_h = all_gates[-1] @ weights[:, :size]
+    total = torch.stack(all_gates[::-1]) if all_gates else gates
+    rows = total.flatten(0, 1)
+    sources = torch.cat([states, input], -1).flatten(0, 1)
+    return total @ weights[:, size:], rows.mT @ sources, rows.sum(0), grad_h, grad_cell
+
+
+def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: _Five) -> None:
+    ctx.save_for_backward(*inputs[:9])
+    ctx.needs = (inputs[9], inputs[10], True, inputs[11], True)
+    ctx.set_materialize_grads(False)
+
+
+def _double_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The derivative of :func:`_plain_backward`, in the next wider type.
+
+    A few dozen roundings in a row cost no digit of the result there.
+    """
+    saved = ctx.saved_tensors
+    gates, cells, dtype = saved[3], saved[5], saved[3].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
+    is_cell = gates.dim() == 2
+
+    def widened(tensor: Tensor | None, like: Tensor) -> Tensor:
+        value = torch.zeros_like(like, dtype=wide) if tensor is None else tensor.to(wide)
+        return value.unsqueeze(0) if is_cell else value
+
+    inputs = [
+        widened(tensor, like)
+        for tensor, like in zip(
+            saved[:7], (cells, cells, gates, gates, cells, cells, saved[6]), strict=True
+        )
+    ]
+    inputs += [saved[7].to(wide), saved[8].to(wide)]
+    outputs, pull_back = torch.func.vjp(_plain_backward, *inputs)  # type: ignore[misc]
+    given = [
+        torch.zeros_like(output)
+        if gradient is None or not needed
+        else gradient.to(wide).reshape(output.shape)
+        for gradient, output, needed in zip(gradients, outputs, ctx.needs, strict=True)
+    ]
+    of_inputs = pull_back(tuple(given))
+    return (
+        *(
+            of_input.to(dtype).reshape(tensor.shape) if needed and tensor is not None else None
+            for of_input, tensor, needed in zip(
+                of_inputs, saved, ctx.needs_input_grad, strict=False
+            )
+        ),
+        *(None,) * 3,
+    )
+
+
+def autograd_through(name: str) -> Callable[..., _Two]:
+    """The autograd kernel of an operator that records through ``lltm_forward``.
+
+    Args:
+        name: The operator; it takes the arguments of ``lltm_forward``, whose first two results
+            are its own.
+    """
+    operator = getattr(torch.ops.pkg, name).default
+
+    def kernel(*tensors: Tensor) -> _Two:
+        recording = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        # In forward mode too: without a formula for it, the other operator refuses.
+        if recording or torch.autograd.forward_ad._current_level >= 0:
+            hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
+            return hidden, cells
+        with torch._C._AutoDispatchBelowAutograd():
+            result: _Two = operator(*tensors)
+        return result
+
+    return kernel
+
+
+def call_or_record(name: str) -> Callable[..., _Two]:
+    """Such an operator, called in the shortest way."""
+    recorded = _recording["lltm_forward"]
+
+    def record(*tensors: Tensor) -> _Two:
+        hidden, cells, _ = recorded(*tensors)
+        return hidden, cells
+
+    otherwise = getattr(torch.ops.pkg, name).default
+    return direct_call(name, otherwise, record=record, has_autocast=True)
+
+
+def each_slice(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A vmap rule that calls an operator with one slice after the other.
+
+    Weights of their own for each slice make products of their own.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
+        slices = [
+            operator(
+                *(
+                    argument if dim is None else argument.select(dim, index)
+                    for argument, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for index in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(parts) for parts in zip(*slices, strict=True))
+        return results, (0,) * len(results)
+
+    return rule
+
+
+def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """A vmap rule that makes one larger batch where the slices share weights and bias."""
+    separately = each_slice(operator)
+
+    def rule(
+        info: Any,
+        in_dims: Sequence[int | None],
+        input: Tensor,
+        weights: Tensor,
+        bias: Tensor,
+        old_h: Tensor,
+        old_cell: Tensor,
+    ) -> Any:
+        if in_dims[1] is not None or in_dims[2] is not None:
+            return separately(info, in_dims, input, weights, bias, old_h, old_cell)
+        size = info.batch_size
+
+        def merged(tensor: Tensor, dim: int | None) -> Tensor:
+            moved = tensor.movedim(dim, -3) if dim is not None else tensor.unsqueeze(-3)
+            shape = [*moved.shape]
+            shape[-3] = size
+            return moved.expand(shape).flatten(-3, -2)
+
+        results = operator(
+            merged(input, in_dims[0]),
+            weights,
+            bias,
+            merged(old_h, in_dims[3]),
+            merged(old_cell, in_dims[4]),
+        )
+        batch = input.shape[-2] if in_dims[0] is None else input.select(in_dims[0], 0).shape[-2]
+        dim = input.dim() - (in_dims[0] is not None) - 2
+        return tuple(r.unflatten(-2, (size, batch)) for r in results), (dim,) * len(results)
+
+    return rule
+
+
+library.impl("lltm", autograd_through("lltm"), "Autograd")
+register_gradients("lltm_forward", _backward, setup_context=_setup_context)
+register_gradients("lltm_backward", _double_backward, setup_context=_setup_backward_context)
+torch.library.register_vmap("pkg::lltm", vmap_rule(torch.ops.pkg.lltm.default))
+torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_forward.default))
+torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))
+register_lower_precision_autocast("lltm")
+_call = call_or_record("lltm")
+_call_backward = direct_call(
+    "lltm_backward", torch.ops.pkg.lltm_backward.default, record=_recording["lltm_backward"]
+)

@@ -1,0 +1,60 @@
+"""``lltm_sequence``: the cell of :func:`pkg.ops.lltm`, step after step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._registration import library, register_lower_precision_autocast
+from .lltm import _Two, autograd_through, call_or_record, fake_states, vmap_rule
+
+
+def lltm_sequence(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> _Two:
+    """Computes all steps of an LLTM over a sequence; see :func:`pkg.ops.lltm` for the cell.
+
+    Each step begins with the state and the cell of the one before. The weights are packed once
+    for all steps, and the input is multiplied by its part of them many steps at a time: what
+    remains of each step is the product with the state. Backward, too, only the state's gradient
+    goes step by step; those of the input and of the weights are one product each.
+
+    Args:
+        input: Shape (T, B, F); float16, bfloat16, float32 or float64, any strides.
+        weights: Shape (3H, H + F), of the same dtype and device, as all others.
+        bias: Shape (3H,) or (1, 3H).
+        old_h: Shape (B, H): what the first step begins with.
+        old_cell: Shape (B, H), likewise.
+
+    Returns:
+        ``hidden`` and ``cells`` after each step, each of shape (T, B, H), contiguous.
+
+    Raises:
+        RuntimeError: Shapes do not match, dtypes or devices differ, or a dtype is not supported.
+
+    Example:
+        >>> zeros = torch.zeros(1, 2)
+        >>> bias = torch.tensor([0.0, 0, 9, 9, 2, 2])  # half of elu(2) goes into the cell
+        >>> inputs = torch.ones(3, 1, 1)
+        >>> hidden, cells = lltm_sequence(inputs, torch.zeros(6, 3), bias, zeros, zeros)
+        >>> cells[:, 0, 0]
+        tensor([1., 2., 3.])
+    """
+    if is_dynamo_compiling():
+        result: _Two = torch.ops.pkg.lltm_sequence.default(input, weights, bias, old_h, old_cell)
+    else:
+        result = _call(input, weights, bias, old_h, old_cell)
+    return result
+
+
+@torch.library.register_fake("pkg::lltm_sequence")
+def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
+    shape = fake_states("lltm_sequence", 3, input, weights, bias, old_h, old_cell)
+    return input.new_empty(shape), input.new_empty(shape)
+
+
+library.impl("lltm_sequence", autograd_through("lltm_sequence"), "Autograd")
+torch.library.register_vmap("pkg::lltm_sequence", vmap_rule(torch.ops.pkg.lltm_sequence.default))
+register_lower_precision_autocast("lltm_sequence")
+_call = call_or_record("lltm_sequence")

@@ -1,0 +1,77 @@
+"""``pack_tensor_core_tiled_layout``: 4-bit values in the order of the tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._registration import short_call
+from ._tensor_core_tiled_layout import INNER_K_TILES
+
+
+def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
+    """Packs values of four bits into the tensor-core tiled layout.
+
+    It is the order in which ``mma.m16n8k16`` takes its right operand, and that of PyTorch's
+    ``_convert_weight_to_int4pack`` on CUDA. The four words (lanes t, t+1, t+2, t+3 with
+    t % 4 == 0) that hold a block of 32 columns of a row have eight values each.
+
+    Args:
+        w: int32, shape (rows, columns), values from 0 to 15, any strides. Rows are a multiple
+            of 8, columns of ``16 * inner_k_tiles``.
+        inner_k_tiles: How many tiles of 16 columns a supertile has: 2, 4 or 8.
+
+    Returns:
+        int32, shape (rows / 8, columns / (16 * inner_k_tiles), 32, inner_k_tiles / 2). Lane t of
+        row tile r holds row 8 r + t / 4. Word w of supertile s holds columns c, c + 1, c + 8,
+        c + 9, c + 16, c + 17, c + 24 and c + 25, of which the even come first, from the lowest
+        bits on, for c = 16 (inner_k_tiles s + 2 w) + 2 (t % 4).
+
+    Raises:
+        RuntimeError: ``w`` is no int32 matrix, its sizes do not divide, ``inner_k_tiles`` is
+            another number, or, on the CPU, a value does not fit in four bits. On CUDA its lowest
+            four bits are taken.
+
+    Example:
+        >>> w = torch.arange(8 * 32, dtype=torch.int32).view(8, 32) % 16
+        >>> packed = pack_tensor_core_tiled_layout(w, 2)
+        >>> packed.shape
+        torch.Size([1, 1, 32, 1])
+        >>> f"{packed[0, 0, 1, 0].item() & 0xFFFFFFFF:08x}"
+        'b3b3a2a2'
+    """
+    if is_dynamo_compiling():
+        result: Tensor = torch.ops.pkg.pack_tensor_core_tiled_layout.default(w, inner_k_tiles)
+    else:
+        result = _call(w, inner_k_tiles)
+    return result
+
+
+@torch.library.register_fake("pkg::pack_tensor_core_tiled_layout")
+def _fake(w: Tensor, inner_k_tiles: int) -> Tensor:
+    name = "pack_tensor_core_tiled_layout"
+    torch._check(inner_k_tiles in INNER_K_TILES, lambda: f"{name}: inner_k_tiles {inner_k_tiles}")
+    torch._check(w.dim() == 2, lambda: f"{name}: w must have two dimensions")
+    supertile = 16 * inner_k_tiles
+    torch._check(w.shape[0] % 8 == 0, lambda: f"{name}: rows of w must be a multiple of 8")
+    torch._check(
+        w.shape[1] % supertile == 0, lambda: f"{name}: columns must be a multiple of {supertile}"
+    )
+    return w.new_empty(w.shape[0] // 8, w.shape[1] // supertile, 32, inner_k_tiles // 2)
+
+
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], w: Tensor, inner_k_tiles: int
+) -> tuple[Tensor, int]:
+    # Rows do not mix: the batch is more of them.
+    rows = w.movedim(in_dims[0] or 0, 0)
+    packed = pack_tensor_core_tiled_layout(rows.flatten(0, 1), inner_k_tiles)
+    return packed.unflatten(0, (rows.shape[0], rows.shape[1] // 8)), 0
+
+
+torch.library.register_vmap("pkg::pack_tensor_core_tiled_layout", _vmap)
+_call = short_call("pack_tensor_core_tiled_layout")

@@ -1,0 +1,67 @@
+"""``quantize_rowwise``: each row in small integers and a scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from ._inference import register_inference_only
+from ._registration import short_call
+
+
+def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """Symmetric quantisation by row, as :func:`pkg.ops.rowwise_scaled_linear_s8s4` takes it.
+
+    The scale of a row is its largest magnitude over 127, or over 7 with 4 bits, in the dtype of
+    ``input``; the values are the row over that scale, rounded to the nearest integer (half to
+    even). A row that holds NaN or infinity, or nothing as large as the least scale, has values of
+    zero beside such a scale: NaN, infinity or zero. For inference alone.
+
+    Args:
+        input: Shape (..., K), any strides; float16, bfloat16, float32 or float64.
+        bits: 8 or 4. With 4, K is even.
+
+    Returns:
+        The values, int8: shape (..., K), from -127 to 127; or, from -7 to 7, packed two to a
+        byte as :func:`pkg.ops.pack_int4` does, shape (..., K / 2). And the scales, shape (...), of
+        the dtype of ``input``.
+
+    Raises:
+        RuntimeError: ``input`` is not floating or has no dimensions, ``bits`` is neither 4 nor 8,
+            K is odd with 4, or a gradient would have to be recorded.
+
+    Example:
+        >>> values, scale = quantize_rowwise(torch.tensor([[127.0, -3.0, 2.4]]))
+        >>> values, scale
+        (tensor([[127,  -3,   2]], dtype=torch.int8), tensor([1.]))
+    """
+    operator = torch.ops.pkg.quantize_rowwise.default
+    result: tuple[Tensor, Tensor] = (operator if is_dynamo_compiling() else _call)(input, bits)
+    return result
+
+
+@torch.library.register_fake("pkg::quantize_rowwise")
+def _fake(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
+    torch._check(input.dim() > 0, lambda: "quantize_rowwise: input has no dimensions")
+    *leading, inner = input.shape
+    if bits == 4:
+        torch._check(inner % 2 == 0, lambda: "quantize_rowwise: a row has an odd size")
+        inner //= 2
+    values = input.new_empty((*leading, inner), dtype=torch.int8)
+    return values, input.new_empty(leading)
+
+
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], input: Tensor, bits: int = 8
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    # The batch is one more leading dimension.
+    return quantize_rowwise(input.movedim(in_dims[0] or 0, 0), bits), (0, 0)
+
+
+register_inference_only("quantize_rowwise", "detach what requires it")
+torch.library.register_vmap("pkg::quantize_rowwise", _vmap)
+_call = short_call("quantize_rowwise")

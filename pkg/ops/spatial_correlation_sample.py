@@ -1,0 +1,196 @@
+"""``spatial_correlation_sample``: the correlation layer of FlowNet, a cost volume of two images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registration import (
+    check_one_device,
+    register_gradients,
+    register_lower_precision_autocast,
+)
+
+
+def spatial_correlation_sample(
+    input1: Tensor,
+    input2: Tensor,
+    kernel_size: int | tuple[int, int] = 1,
+    patch_size: int | tuple[int, int] = 1,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    dilation_patch: int | tuple[int, int] = 1,
+) -> Tensor:
+    """Correlates each pixel of one image with those in a patch around it in another image.
+
+    The correlation layer of FlowNet (Dosovitskiy and others, https://arxiv.org/abs/1504.06852),
+    with the parameters and the output of the package spatial-correlation-sampler. Output element
+    (b, ph, pw, h, w) is the sum over channels c and places (ki, kj) of the kernel window of
+    ``input1[b, c, i, j] * input2[b, c, i + sh, j + sw]``, where
+    ``i = -padding + h * stride + ki * dilation`` and
+    ``sh = (ph - (patch_size - 1) // 2) * dilation_patch``, likewise in width. A term with either
+    pixel outside its image is zero. Nothing is normalised: :class:`pkg.nn.FlattenedCorrelation`
+    gives the layout and the mean of NVIDIA's layer.
+
+    Any strides are read at full speed, channels-last ones too. Half precision is accumulated in
+    float32. The gradients are gathered in an order that does not depend on threads, without
+    atomics: bits repeat. Differentiable as often as wanted.
+
+    Args:
+        input1: Shape (B, C, H, W); float16, bfloat16, float32 or float64.
+        input2: The same shape, dtype and device.
+        kernel_size: Of the window that is summed at each position; as all that follow, a number or
+            a pair of height and width.
+        patch_size: How many shifts are tried; of an even size one more forward than backward.
+        stride: From one position to the next in ``input1``.
+        padding: Positions begin so many pixels before the image and end so many after it.
+        dilation: Between the pixels of the window.
+        dilation_patch: Between shifts, in pixels.
+
+    Returns:
+        Shape (B, patch height, patch width, oH, oW), contiguous, with
+        ``oH = (H + 2 * padding - (kernel_size - 1) * dilation - 1) // stride + 1``.
+
+    Raises:
+        RuntimeError: Shapes, dtypes or devices differ or are not supported, a parameter is too
+            small or no pair, or the window is larger than the padded image.
+
+    Example:
+        >>> image = torch.tensor([[[[1.0, 2.0, 3.0]]]])
+        >>> spatial_correlation_sample(image, image, patch_size=(1, 3)).view(3, 3)
+        tensor([[0., 2., 6.],
+                [1., 4., 9.],
+                [2., 6., 0.]])
+    """
+    given = (kernel_size, patch_size, stride, padding, dilation, dilation_patch)
+    result: Tensor = torch.ops.pkg.spatial_correlation_sample.default(
+        input1, input2, *(_pair_of(value) for value in given)
+    )
+    return result
+
+
+def _pair_of(value: int | Sequence[int]) -> Sequence[int]:
+    return value if isinstance(value, Sequence) else (value, value)
+
+
+def _output_shape(images: Tensor, options: Sequence[Sequence[int]]) -> list[int]:
+    kernel, patch, stride, padding, dilation, _ = options
+    shape = [images.shape[0], *patch]
+    for axis in range(2):
+        window = (kernel[axis] - 1) * dilation[axis] + 1
+        padded = images.shape[2 + axis] + 2 * padding[axis]
+        torch._check(
+            padded >= window,
+            lambda: "spatial_correlation_sample: the kernel covers more than the padded image",
+        )
+        shape.append((padded - window) // stride[axis] + 1)
+    return shape
+
+
+@torch.library.register_fake("pkg::spatial_correlation_sample")
+def _fake(
+    input1: Tensor,
+    input2: Tensor,
+    kernel_size: Sequence[int] = (1, 1),
+    patch_size: Sequence[int] = (1, 1),
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    dilation_patch: Sequence[int] = (1, 1),
+) -> Tensor:
+    check_one_device("spatial_correlation_sample", input1, input2)
+    torch._check(
+        input1.dim() == 4 and input1.shape == input2.shape,
+        lambda: "spatial_correlation_sample: the inputs must have one shape, of four dimensions",
+    )
+    options = (kernel_size, patch_size, stride, padding, dilation, dilation_patch)
+    return input1.new_empty(_output_shape(input1, options))
+
+
+@torch.library.register_fake("pkg::spatial_correlation_sample_backward")
+def _fake_backward(grad: Tensor, other: Tensor, of_input2: bool, *options: Sequence[int]) -> Tensor:
+    check_one_device("spatial_correlation_sample_backward", grad, other)
+    torch._check(
+        list(grad.shape) == _output_shape(other, options),
+        lambda: "spatial_correlation_sample_backward: grad does not have the output's shape",
+    )
+    return other.new_empty(other.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.options = inputs[2:]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    input1, input2 = ctx.saved_tensors
+    gradient = torch.ops.pkg.spatial_correlation_sample_backward.default
+    return (
+        gradient(grad, input2, False, *ctx.options) if ctx.needs_input_grad[0] else None,
+        gradient(grad, input1, True, *ctx.options) if ctx.needs_input_grad[1] else None,
+        *(None,) * len(ctx.options),
+    )
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.of_input2 = inputs[2]
+    ctx.options = inputs[3:]
+
+
+def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, ...]:
+    # The gradient of one input, times any tensor in that input's place, is grad times the
+    # correlation of that tensor with the other input; and that is linear in both.
+    grad, other = ctx.saved_tensors
+    grad_of_grad = grad_of_other = None
+    if ctx.needs_input_grad[0]:
+        images = (other, grad_grad) if ctx.of_input2 else (grad_grad, other)
+        grad_of_grad = torch.ops.pkg.spatial_correlation_sample.default(*images, *ctx.options)
+    if ctx.needs_input_grad[1]:
+        grad_of_other = torch.ops.pkg.spatial_correlation_sample_backward.default(
+            grad, grad_grad, not ctx.of_input2, *ctx.options
+        )
+    return grad_of_grad, grad_of_other, *(None,) * (1 + len(ctx.options))
+
+
+def _as_one_batch(
+    size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Two tensors whose vmap dimension and batch are one dimension."""
+    return [
+        (
+            tensor.unsqueeze(0).expand(size, *tensor.shape)
+            if dim is None
+            else tensor.movedim(dim, 0)
+        ).flatten(0, 1)
+        for tensor, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], input1: Tensor, input2: Tensor, *options: Any
+) -> tuple[Tensor, int]:
+    images = _as_one_batch(info.batch_size, in_dims, (input1, input2))
+    output = torch.ops.pkg.spatial_correlation_sample.default(*images, *options)
+    return output.unflatten(0, (info.batch_size, len(images[0]) // info.batch_size)), 0
+
+
+def _vmap_backward(
+    info: Any, in_dims: Sequence[int | None], grad: Tensor, other: Tensor, *options: Any
+) -> tuple[Tensor, int]:
+    tensors = _as_one_batch(info.batch_size, in_dims, (grad, other))
+    result = torch.ops.pkg.spatial_correlation_sample_backward.default(*tensors, *options)
+    return result.unflatten(0, (info.batch_size, len(tensors[0]) // info.batch_size)), 0
+
+
+register_gradients("spatial_correlation_sample", _backward, setup_context=_setup_context)
+register_gradients(
+    "spatial_correlation_sample_backward", _double_backward, setup_context=_setup_double_backward
+)
+torch.library.register_vmap("pkg::spatial_correlation_sample", _vmap)
+torch.library.register_vmap("pkg::spatial_correlation_sample_backward", _vmap_backward)
+register_lower_precision_autocast("spatial_correlation_sample")

@@ -1,0 +1,96 @@
+#include "../../csrc/cuda/int4_linear.cuh"
+#include "../../csrc/cuda/tensor_core_tiled_layout.cuh"
+#include "batches.h"
+#include "program.h"
+
+namespace pkg::emulation {
+namespace {
+
+template <class Element, int kInnerTiles>
+void run(const Request& request,
+         const cuda::Int4LinearProblem<Element>& problem) {
+  if constexpr (sizeof(Element) == 2) {
+    launch_blocks(request, problem.pieces(), cuda::kInt4Threads,
+                  cuda::int4_linear_half_kernel<Element, kInnerTiles>, problem);
+  } else {
+    launch_blocks(request, problem.pieces(), cuda::kInt4Threads,
+                  cuda::int4_linear_wide_kernel<Element, kInnerTiles>, problem);
+  }
+}
+
+template <class Element>
+void run(const Request& request) {
+  cuda::Int4LinearProblem<Element> problem = {};
+  problem.input = request.buffer<Element>("input");
+  problem.words = request.buffer<uint32_t>("words");
+  problem.scales_and_zeros = request.buffer<cuda::bfloat16>("scales_and_zeros");
+  problem.bias = request.buffer<Element>("bias");
+  problem.output = request.buffer<Element>("output");
+  problem.rows = request.integer("rows");
+  problem.columns = request.integer("columns");
+  problem.depth = request.integer("depth");
+  problem.group_size = request.integer("group_size");
+  problem.row_stride = request.integers("input_strides").at(0);
+  problem.depth_stride = request.integers("input_strides").at(1);
+  problem.bias_stride = request.integer("bias_stride");
+  problem.batch_count = count_of(request.integers("batch"));
+  problem.batch = batch_sizes(request.integers("batch"));
+  problem.batch_strides = batch_strides(request.integers("batch_strides"));
+  switch (request.integer("inner_k_tiles")) {
+    case 2:
+      return run<Element, 2>(request, problem);
+    case 4:
+      return run<Element, 4>(request, problem);
+    default:
+      return run<Element, 8>(request, problem);
+  }
+}
+
+cuda::TiledWords layout_of(const Request& request) {
+  return {request.integer("rows"), request.integer("columns"),
+          request.integer("inner_k_tiles")};
+}
+
+}  // namespace
+
+bool run_int4_linear(const Request& request) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel == "int4_linear") {
+    const std::string& type = request.text("type");
+    if (type == "float64") {
+      run<double>(request);
+    } else if (type == "float32") {
+      run<float>(request);
+    } else if (type == "float16") {
+      run<cuda::float16>(request);
+    } else {
+      run<cuda::bfloat16>(request);
+    }
+  } else if (kernel == "pack_tiled") {
+    const cuda::PackTiled call = {
+        layout_of(request), request.buffer<int32_t>("values"),
+        request.integers("strides").at(0), request.integers("strides").at(1),
+        request.buffer<uint32_t>("words")};
+    launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
+                  cuda::pack_tiled_kernel<cuda::PackTiled>, call);
+  } else if (kernel == "unpack_tiled") {
+    const cuda::UnpackTiled call = {layout_of(request),
+                                    request.buffer<uint32_t>("words"),
+                                    request.buffer<int32_t>("values")};
+    launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
+                  cuda::unpack_tiled_kernel<cuda::UnpackTiled>, call);
+  } else if (kernel == "dequantize_tiled") {
+    const cuda::DequantizeTiled call = {
+        layout_of(request), request.integer("group_size"),
+        request.buffer<uint32_t>("words"),
+        request.buffer<cuda::bfloat16>("scales_and_zeros"),
+        request.buffer<cuda::bfloat16>("values")};
+    launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
+                  cuda::dequantize_tiled_kernel<cuda::DequantizeTiled>, call);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace pkg::emulation

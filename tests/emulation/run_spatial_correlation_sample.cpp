@@ -1,0 +1,93 @@
+#include <algorithm>
+#include <string>
+
+#include "../../csrc/cuda/spatial_correlation_sample.cuh"
+#include "program.h"
+
+namespace pkg::emulation {
+namespace {
+
+cuda::CorrelationPair pair_of(const Request& request, const std::string& name) {
+  const auto& values = request.integers(name);
+  return {{values.at(0), values.at(1)}};
+}
+
+cuda::CorrelationShape shape_of(const Request& request) {
+  return {
+      .batch = request.integer("batch"),
+      .channels = request.integer("channels"),
+      .size = pair_of(request, "size"),
+      .kernel = pair_of(request, "kernel_size"),
+      .patch = pair_of(request, "patch_size"),
+      .stride = pair_of(request, "stride"),
+      .padding = pair_of(request, "padding"),
+      .dilation = pair_of(request, "dilation"),
+      .dilation_patch = pair_of(request, "dilation_patch"),
+      .output = pair_of(request, "output_size"),
+  };
+}
+
+template <class Element>
+cuda::CorrelationImages<Element> images_of(const Request& request,
+                                           const std::string& name) {
+  cuda::CorrelationImages<Element> images = {};
+  images.data = request.buffer<Element>(name);
+  std::ranges::copy(request.integers(name + "_strides"), images.strides);
+  return images;
+}
+
+template <class Element>
+void run_forward(const Request& request) {
+  const cuda::Correlation<Element> call = {
+      shape_of(request), images_of<Element>(request, "input1"),
+      images_of<Element>(request, "input2"), request.buffer<Element>("output")};
+  launch_blocks(request, call.piece_count(), cuda::kCorrelationThreads,
+                cuda::spatial_correlation_kernel<Element>, call);
+}
+
+template <class Element>
+void run_gradient(const Request& request) {
+  cuda::CorrelationGradient<Element> call = {};
+  call.shape = shape_of(request);
+  call.grad = request.buffer<Element>("grad");
+  std::ranges::copy(request.integers("grad_strides"), call.grad_strides);
+  call.other = images_of<Element>(request, "other");
+  call.of_input2 = request.integer("of_input2") != 0;
+  call.result = request.buffer<Element>("output");
+  launch_blocks(request, call.piece_count(), cuda::kCorrelationThreads,
+                cuda::spatial_correlation_gradient_kernel<Element>, call);
+}
+
+template <class Element>
+void run(const Request& request) {
+  if (request.text("kernel") == "spatial_correlation") {
+    run_forward<Element>(request);
+  } else {
+    run_gradient<Element>(request);
+  }
+}
+
+}  // namespace
+
+bool run_spatial_correlation_sample(const Request& request) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel != "spatial_correlation" &&
+      kernel != "spatial_correlation_gradient") {
+    return false;
+  }
+  const std::string& type = request.text("type");
+  if (type == "float64") {
+    run<double>(request);
+  } else if (type == "float32") {
+    run<float>(request);
+  } else if (type == "float16") {
+    run<cuda::float16>(request);
+  } else if (type == "bfloat16") {
+    run<cuda::bfloat16>(request);
+  } else {
+    fail(kernel + " has no kernel for " + type);
+  }
+  return true;
+}
+
+}  // namespace pkg::emulation

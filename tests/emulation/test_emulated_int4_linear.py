@@ -1,0 +1,171 @@
+"""The kernels of quantised layers, run on the CPU by the emulator, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import references
+import torch
+from emulator import Emulator
+from quantised_samples import GROUP_SIZES, INNER_K_TILES, scales_and_zeros, values, words
+from samples import FLOATING
+from test_emulated_matmul import make, name_of
+from torch import Tensor
+
+
+def emulated(
+    emulator: Emulator,
+    input: Tensor,
+    packed: Tensor,
+    pairs: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+    blocks: int = 3,
+) -> Tensor:
+    *batch, rows, depth = input.shape
+    columns = packed.shape[0] * 8
+    output = torch.full((*batch, rows, columns), 77, dtype=input.dtype)
+    emulator.run(
+        "int4_linear",
+        ["output"],
+        blocks,
+        type=name_of(input.dtype),
+        input=input,
+        words=packed,
+        scales_and_zeros=pairs,
+        bias=bias,
+        output=output,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        group_size=group_size,
+        inner_k_tiles=inner_k_tiles,
+        input_strides=input.stride()[-2:],
+        bias_stride=bias.stride(0) if bias is not None else 0,
+        batch=batch,
+        batch_strides=input.stride()[:-2],
+    )
+    return output
+
+
+def assert_right(
+    result: Tensor,
+    input: Tensor,
+    packed: Tensor,
+    pairs: Tensor,
+    group_size: int,
+    inner_k_tiles: int,
+    bias: Tensor | None = None,
+) -> None:
+    """Each product of whole numbers and zeros, and each sum, may be off by a roundoff."""
+    matrix = references.dequantized(packed, pairs.double(), group_size, inner_k_tiles)
+    scales, zeros = pairs.double().repeat_interleave(group_size, 0).unbind(-1)
+    largest = 8 * scales.abs() + zeros.abs()
+    exact = input.double() @ matrix.mT
+    magnitude = input.double().abs() @ largest
+    if bias is not None:
+        exact = exact + bias.double()
+        magnitude = magnitude + bias.double().abs()
+    u = torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps / 2
+    bound = 1.01 * (input.shape[-1] + 4) * u * magnitude
+    bound += torch.finfo(result.dtype).eps / 2 * (exact.abs() + bound)
+    bound += torch.finfo(result.dtype).smallest_normal
+    if input.dtype == torch.float64:  # the reference has errors of its own
+        bound *= 2
+    assert ((result.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
+@pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_every_layout(
+    cuda_emulator: Emulator, dtype: torch.dtype, inner_k_tiles: int, group_size: int
+) -> None:
+    input, bias = make(3, 256, dtype=dtype), make(16, dtype=dtype)
+    packed = words(16, 256, inner_k_tiles)
+    arguments = (packed, scales_and_zeros(16, 256, group_size), group_size, inner_k_tiles, bias)
+    assert_right(emulated(cuda_emulator, input, *arguments), input, *arguments)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
+def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    sizes = [(rows, 32, 8) for rows in (0, 1, 7, 8, 9, 15, 16, 17, 33)]
+    sizes += [(2, 32, columns) for columns in (0, 24, 32, 40, 72)]
+    sizes += [(3, depth, 16) for depth in (0, 96, 128, 160, 288)]
+    for rows, depth, columns in sizes:
+        input = make(rows, depth, dtype=dtype)
+        arguments = (words(columns, depth, 2), scales_and_zeros(columns, depth, 32), 32, 2)
+        assert_right(emulated(cuda_emulator, input, *arguments), input, *arguments)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
+def test_batches_and_strides(cuda_emulator: Emulator, dtype: torch.dtype, blocks: int) -> None:
+    input = make(64, 3, 2, 5, dtype=dtype).permute(2, 1, 3, 0)
+    bias = make(80, dtype=dtype)[::2]
+    arguments = (words(40, 64, 4), scales_and_zeros(40, 64, 64), 64, 4, bias)
+    assert_right(emulated(cuda_emulator, input, *arguments, blocks=blocks), input, *arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_nan_stays_in_its_row(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    input = make(18, 64, dtype=dtype)
+    input[3, 5] = torch.nan
+    result = emulated(cuda_emulator, input, words(16, 64, 4), scales_and_zeros(16, 64, 32), 32, 4)
+    expected = torch.zeros(18, 16, dtype=torch.bool)
+    expected[3] = True
+    assert torch.equal(result.isnan(), expected)
+
+
+@pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
+def test_the_layout(cuda_emulator: Emulator, inner_k_tiles: int) -> None:
+    for rows, columns in ((8, 128), (40, 256), (0, 128), (8, 0)):
+        w = values(columns, rows).mT if rows != 40 else values(rows, 2 * columns)[:, ::2]
+        expected = references.pack_tensor_core_tiled_layout(w, inner_k_tiles)
+        sizes = {"rows": rows, "columns": columns, "inner_k_tiles": inner_k_tiles}
+        packed = torch.full_like(expected, 77)
+        cuda_emulator.run(
+            "pack_tiled", ["words"], values=w, words=packed, strides=w.stride(), **sizes
+        )
+        assert torch.equal(packed, expected)
+        unpacked = torch.full((rows, columns), 77, dtype=torch.int32)
+        cuda_emulator.run("unpack_tiled", ["values"], words=packed, values=unpacked, **sizes)
+        assert torch.equal(unpacked, w)
+        pairs = scales_and_zeros(rows, columns, 128)
+        weight = torch.full((rows, columns), 77, dtype=torch.bfloat16)
+        cuda_emulator.run(
+            "dequantize_tiled",
+            ["values"],
+            words=packed,
+            scales_and_zeros=pairs,
+            values=weight,
+            group_size=128,
+            **sizes,
+        )
+        assert torch.equal(
+            weight,
+            references.dequantize_tensor_core_tiled_layout(packed, pairs, 128, inner_k_tiles),
+        )
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 17, 64), (0, 64)])
+def test_the_operators_whole(
+    emulated_operators: torch._ops._OpNamespace, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """The host code, on operands of any strides."""
+    w = values(64, 40).mT
+    packed = emulated_operators.pack_tensor_core_tiled_layout(w, 4)
+    assert torch.equal(packed, references.pack_tensor_core_tiled_layout(w, 4))
+    spread = packed.repeat_interleave(2, 1)[:, ::2]
+    assert torch.equal(emulated_operators.unpack_tensor_core_tiled_layout(spread, 4), w)
+    pairs = scales_and_zeros(40, 64, 32).repeat_interleave(2, 0)[::2]
+    weight = emulated_operators.dequantize_tensor_core_tiled_layout(spread, pairs, 32, 4)
+    assert torch.equal(weight, references.dequantize_tensor_core_tiled_layout(packed, pairs, 32, 4))
+    rows = make(*shape, dtype=dtype)
+    bias = make(80, dtype=dtype)[::2]
+    for input in (rows, rows.transpose(0, -1).contiguous().transpose(0, -1)):
+        for added in (None, bias):
+            result = emulated_operators.int4_linear(input, spread, pairs, 32, 4, added)
+            assert result.shape == (*shape[:-1], 40)
+            assert_right(result, input, packed, pairs, 32, 4, added)

@@ -1,0 +1,202 @@
+"""The kernels and the host code of lltm's CUDA operators, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import references
+import torch
+from emulator import Emulator
+from test_emulated_matmul import FLOATS, name_of
+from torch import Tensor
+
+from pkg.testing import Sample
+from pkg.testing.tolerance import expect
+
+Operators = torch._ops._OpNamespace
+# Of batch, features and states: around the tiles of 64, of 128 and of 32.
+SHAPES = [(3, 5, 4), (64, 8, 64), (65, 9, 63), (2, 0, 33), (1, 70, 65), (130, 3, 31)]
+
+
+def make(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def arguments(shape: tuple[int, int, int], *steps: int) -> tuple[Tensor, ...]:
+    batch, features, states = shape
+    scale = max(features + states, 1) ** -0.5
+    return (
+        make(*steps, batch, features),
+        make(3 * states, states + features, seed=1) * scale,
+        make(3 * states, seed=2),
+        make(batch, states, seed=3),
+        make(batch, states, seed=4),
+    )
+
+
+def compare(results: tuple[Tensor, ...], reference: object, sample: Sample, name: str) -> None:
+    wanted = expect(lambda each: list(reference(*each.args)), sample)
+    for index, (result, expected) in enumerate(zip(results, wanted, strict=True)):
+        expected.compare(result, f"result {index} of {name} of {sample}")
+
+
+def assert_step(sample: Sample, new_h: Tensor, new_cell: Tensor, gates: Tensor) -> None:
+    """The bound of a product (test_emulated_matmul.py); then that of its activations.
+
+    The functions of a gate are computed to a few units of roundoff of the largest number among
+    them, the cell.
+    """
+    input, weights, bias, old_h, old_cell = (each.double() for each in sample.args)
+    roundoff = torch.finfo(gates.dtype).eps / 2
+    operands = torch.cat([old_h, input], 1)
+    magnitude = operands.abs() @ weights.abs().mT + bias.abs()
+    bound = 1.01 * (operands.shape[1] + 1) * roundoff * magnitude * 2
+    exact = operands @ weights.mT + bias
+    assert ((gates.double() - exact).abs() <= bound).all()
+    in_gate, out_gate, candidate = gates.double().unflatten(1, (3, -1)).unbind(1)
+    cell = old_cell + torch.nn.functional.elu(candidate) * torch.sigmoid(in_gate)
+    size = cell.abs() + old_cell.abs() + candidate.abs() + 1
+    assert ((new_cell.double() - cell).abs() <= 16 * roundoff * size).all()
+    wanted = torch.tanh(cell) * torch.sigmoid(out_gate)
+    assert ((new_h.double() - wanted).abs() <= 32 * roundoff * size).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_step(cuda_emulator: Emulator, dtype: torch.dtype, blocks: int) -> None:
+    for shape in SHAPES:
+        sample = Sample(arguments(shape)).converted(dtype)
+        input, weights, bias, old_h, old_cell = sample.args
+        batch, features, hidden = shape
+        new_h, new_cell = torch.full((2, batch, hidden), 77, dtype=dtype)
+        gates = torch.full((batch, 3 * hidden), 77, dtype=dtype)
+        cuda_emulator.run(
+            "lltm_step",
+            ["new_h", "new_cell", "gates"],
+            blocks,
+            type=name_of(dtype),
+            batch=batch,
+            features=features,
+            hidden=hidden,
+            input=input,
+            input_strides=input.stride(),
+            weights=weights,
+            weights_strides=weights.stride(),
+            bias=bias,
+            bias_stride=1,
+            old_h=old_h.mT.contiguous().mT,
+            old_h_strides=old_h.mT.contiguous().mT.stride(),
+            old_cell=old_cell,
+            old_cell_strides=old_cell.stride(),
+            new_h=new_h,
+            new_cell=new_cell,
+            gates=gates,
+        )
+        assert_step(sample, new_h, new_cell, gates)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_gradients_of_a_step(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    for batch, hidden in ((3, 4), (9, 33), (300, 31), (7, 64)):
+        input, weights, bias, old_h, old_cell = arguments((batch, 0, hidden))
+        forward = references.lltm_forward(input, weights, bias, old_h, old_cell)
+        given = [make(*like.shape, seed=7 + i) for i, like in enumerate(forward)]
+        hidden_, cells, gates = forward
+        saved = (gates, hidden_, cells, input, weights, old_h)
+        sample = Sample((*given, *saved, False, False, True)).converted(dtype)
+        grads, (gates, _, cells, _, weights, _) = sample.args[:3], sample.args[3:9]
+        outputs = {
+            "grad_sums": torch.full((batch, 3 * hidden), 77, dtype=dtype),
+            "bias_sums": torch.zeros(3 * hidden, dtype=dtype),
+            "grad_old_cell": torch.full((batch, hidden), 77, dtype=dtype),
+            "grad_bias": torch.full((3 * hidden,), 77, dtype=dtype),
+        }
+        named = dict(
+            zip(("grad_hidden", "grad_cells", "grad_gates"), grads, strict=True),
+            gates=gates,
+            cells=cells,
+        )
+        cuda_emulator.run(
+            "lltm_gradients",
+            list(outputs),
+            2,
+            type=name_of(dtype),
+            batch=batch,
+            hidden=hidden,
+            **named,
+            **{f"{name}_strides": tensor.stride() for name, tensor in named.items()},
+            **outputs,
+        )
+        assert torch.equal(outputs["bias_sums"], outputs["grad_bias"])
+
+        def parts(*values: object) -> tuple[Tensor, Tensor]:
+            results = references.lltm_backward(*values)
+            return results[2], results[4]
+
+        compare((outputs["grad_bias"], outputs["grad_old_cell"]), parts, sample, "gradients")
+        bound = 1e-4 if dtype == torch.float32 else 1e-12
+        sums = outputs["grad_sums"].double().sum(0)
+        assert ((sums - outputs["grad_bias"].double()).abs() <= bound).all()
+
+
+def test_a_product_of_two_parts(cuda_emulator: Emulator) -> None:
+    for rows, columns, depths in ((129, 5, (3, 9)), (3, 130, (8, 0)), (4, 4, (1, 17))):
+        lefts = [make(depth, rows, seed=1) for depth in depths]  # read transposed
+        rights = [make(depth, columns, seed=2) for depth in depths]
+        c = torch.full((rows, columns + 3), 77, dtype=torch.float64)
+        cuda_emulator.run(
+            "lltm_product",
+            ["c"],
+            2,
+            type="float64",
+            rows=rows,
+            columns=columns,
+            depths=depths,
+            a0=lefts[0],
+            a0_strides=(1, rows),
+            a1=lefts[1],
+            a1_strides=(1, rows),
+            b0=rights[0],
+            b0_strides=(columns, 1),
+            b1=rights[1],
+            b1_strides=(columns, 1),
+            c=c,
+            c_row_stride=columns + 3,
+        )
+        wanted = torch.cat(lefts).mT @ torch.cat(rights)
+        torch.testing.assert_close(c[:, :columns], wanted)
+        assert (c[:, columns:] == 77).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_cells(emulated_operators: Operators, dtype: torch.dtype) -> None:
+    for shape in [*SHAPES[:3], (0, 5, 4), (3, 0, 4), (3, 5, 0)]:
+        sample = Sample(arguments(shape)).converted(dtype)
+        compare(emulated_operators.lltm_forward(*sample.args), references.lltm_forward, sample, "")
+        compare(emulated_operators.lltm(*sample.args), references.lltm, sample, "")
+        check_backward(emulated_operators, sample)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_sequences(emulated_operators: Operators, dtype: torch.dtype, steps: int) -> None:
+    for shape in [(3, 5, 4), (1, 9, 33), (3, 0, 4)]:
+        sample = Sample(arguments(shape, steps)).converted(dtype)
+        input, *rest = sample.args
+        for layout in (input, input.transpose(0, 1).contiguous().transpose(0, 1)):
+            each = Sample((layout, *rest))
+            results = emulated_operators.lltm_sequence(*each.args)
+            compare(results, references.lltm_sequence, each, "a sequence")
+            check_backward(emulated_operators, each)
+
+
+def check_backward(operators: Operators, sample: Sample) -> None:
+    input, weights, _, old_h, _ = sample.args
+    hidden, cells, gates = operators.lltm_forward(*sample.args)
+    given = [make(*t.shape, seed=9).to(t.dtype) for t in (hidden, cells, gates)]
+    saved = (gates, hidden, cells, input, weights, old_h)
+    for gradients in (given, [given[0], None, None]):
+        for needs in ((True, True, True), (False, True, False), (True, False, True)):
+            each = Sample((*gradients, *saved, *needs))
+            results = operators.lltm_backward(*each.args)
+            compare(results, references.lltm_backward, each, "the gradients")

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+import torch
+from operator_tests import OperatorTests
+from samples import FLOATING, around, normal
+from torch import Tensor
+
+import pkg
+from pkg.testing import ErrorSample, Sample
+
+
+class TestQuantizeRowwise(OperatorTests):
+    op = torch.ops.pkg.quantize_rowwise.default
+    function = staticmethod(pkg.ops.quantize_rowwise)
+    options = MappingProxyType({"without": {"gradients"}})
+
+    @staticmethod
+    def reference(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
+        most = 127 if bits == 8 else 7
+        wide = input if input.dtype == torch.float64 else input.float()
+        largest = wide.abs().amax(-1) if input.shape[-1] else wide.new_zeros(input.shape[:-1])
+        scale = (largest / most).to(input.dtype)
+        divisor = scale.to(wide.dtype).unsqueeze(-1)
+        values = (wide / divisor).clamp(-most, most).round()
+        values = torch.where((divisor > 0) & divisor.isfinite(), values, 0).to(torch.int8)
+        return (pkg.ops.pack_int4(values) if bits == 4 else values), scale
+
+    def samples(self) -> list[Sample]:
+        samples = [
+            Sample((normal(3, 6),), family="matrix"),
+            Sample((normal(7, 10),), family="matrix"),
+            Sample((normal(40, 34),), family="matrix"),
+            Sample((normal(3, 6), 4)),
+            Sample((normal(5),)),
+            Sample((normal(2, 3, 4), 4)),
+            Sample((normal(0, 4),)),
+            Sample((normal(3, 0),)),
+            Sample((normal(3, 0), 4)),
+            Sample((torch.zeros(3, 4).double(),)),
+        ]
+        for size in around(4, 8, 16, 32, 64, 128, 2048):
+            samples.append(Sample((normal(3, size),), values_only=True))
+            samples.append(Sample((normal(3, 2 * size), 4), values_only=True))
+        return samples
+
+    def errors(self) -> list[ErrorSample]:
+        return [
+            ErrorSample((torch.ones(2, 4).int(),), match="input is torch.int32"),
+            ErrorSample((torch.ones(()),), match="input has no dimensions"),
+            ErrorSample((torch.ones(2, 4), 2), match="bits is 2; it must be 4 or 8"),
+            ErrorSample((torch.ones(2, 5), 4), match="has 5 elements in a row; with 4 bits"),
+        ]
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_no_value_is_off_by_more_than_half_a_step(
+        self, device: torch.device, bits: int
+    ) -> None:
+        for dtype in FLOATING:
+            input = normal(50, 130).to(dtype).to(device)
+            values, scale = pkg.ops.quantize_rowwise(input, bits)
+            values = pkg.ops.unpack_int4(values) if bits == 4 else values
+            steps = scale.double().unsqueeze(-1)
+            error = (values.double() * steps - input.double()).abs()
+            # A scale that is rounded down leaves the largest value out by that much more.
+            most = 127 if bits == 8 else 7
+            assert (error <= (0.5 + most * torch.finfo(dtype).eps) * steps).all()
+            assert values.abs().max() == most
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+    def test_special_values_stay_in_their_row(self, device: torch.device, value: float) -> None:
+        for dtype in FLOATING:
+            for position in (0, 5, 33, 69):
+                input = torch.ones(3, 70, dtype=dtype, device=device)
+                input[1, position] = value
+                values, scale = pkg.ops.quantize_rowwise(input)
+                expected = torch.tensor(value, dtype=dtype).abs()
+                torch.testing.assert_close(scale[1].cpu(), expected, equal_nan=True)
+                assert (values[1] == 0).all()
+                assert (values[::2] == 127).all()
+
+    def test_halves_round_to_even(self, device: torch.device) -> None:
+        input = torch.tensor([[127, 0.5, 1.5, -2.5, 126.5, -0.5]], device=device)
+        values, scale = pkg.ops.quantize_rowwise(input)
+        assert scale.tolist() == [1.0]
+        assert values.tolist() == [[127, 0, 2, -2, 126, 0]]
+
+    def test_a_gradient_is_refused(self, device: torch.device) -> None:
+        input = torch.ones(2, 4, device=device, requires_grad=True)
+        with pytest.raises(RuntimeError, match="quantize_rowwise: an argument requires grad"):
+            pkg.ops.quantize_rowwise(input)
+        assert not pkg.ops.quantize_rowwise(input.detach())[1].requires_grad
+
+
+def test_pack_int4_and_its_inverse(device: torch.device) -> None:
+    every = torch.cartesian_prod(torch.arange(-8, 8), torch.arange(-8, 8)).to(device)
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        packed = pkg.ops.pack_int4(every.to(dtype))
+        assert packed.dtype == torch.int8
+        assert packed.shape == (256, 1)
+        expected = [(high & 15) << 4 | low & 15 for low, high in every.tolist()]
+        assert packed.view(torch.uint8).flatten().tolist() == expected
+        assert torch.equal(pkg.ops.unpack_int4(packed), every.to(torch.int8))
+        assert torch.equal(pkg.ops.unpack_int4(packed.view(torch.uint8)), every.to(torch.int8))
+    assert pkg.ops.pack_int4(torch.ones(3, 0).int()).shape == (3, 0)
+
+
+def test_pack_int4_refuses_in_words() -> None:
+    for wrong, words in (
+        (torch.ones(4), "values is torch.float32"),
+        (torch.tensor([1, 8]), "elements from 1 to 8; int4 holds"),
+        (torch.tensor([-9, 0]), "elements from -9 to 0; int4 holds"),
+        (torch.tensor([1, 2, 3]), "last dimension must be even"),
+        (torch.tensor(1), "last dimension must be even"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            pkg.ops.pack_int4(wrong)
+    with pytest.raises(RuntimeError, match=r"packed is torch\.int32"):
+        pkg.ops.unpack_int4(torch.ones(3).int())
+    with pytest.raises(RuntimeError, match="packed has no dimensions"):
+        pkg.ops.unpack_int4(torch.tensor(3).char())

@@ -1,0 +1,133 @@
+"""What the tests of rowwise_scaled_linear_s8s4 and rowwise_scaled_linear_s4s4 share."""
+
+from __future__ import annotations
+
+import torch
+from samples import around, normal
+from torch import Tensor
+
+import pkg
+from pkg.testing import ErrorSample, Sample
+
+
+def integers(*shape: int, least: int, most: int, seed: int = 0) -> Tensor:
+    """Of every value between the bounds, the bounds themselves often."""
+    generator = torch.Generator().manual_seed(hash((shape, seed)) & 0xFFFFFFFF)
+    values = torch.randint(least, most + 1, shape, generator=generator)
+    ends = torch.randint(0, 4, shape, generator=generator)
+    return torch.where(ends == 0, least, torch.where(ends == 1, most, values)).to(torch.int8)
+
+
+def reference(
+    values: Tensor,
+    input_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """On ``values`` that are not packed: in int64, then float32, or float64 where anything is."""
+    sums = values.long() @ pkg.ops.unpack_int4(weight).long().mT
+    floating = [input_scale, weight_scale, *([] if bias is None else [bias])]
+    dtype = out_dtype or input_scale.dtype
+    is_wide = torch.float64 in (dtype, *(each.dtype for each in floating))
+    wide = torch.float64 if is_wide else torch.float32
+    result = sums.to(wide) * input_scale.to(wide).unsqueeze(-1) * weight_scale.to(wide)
+    if bias is not None:
+        result = result + bias.to(wide)
+    return result.to(dtype)
+
+
+def call(
+    lead: tuple[int, ...],
+    inner: int,
+    columns: int,
+    is_packed: bool,
+    with_bias: bool = True,
+    out_dtype: torch.dtype | None = None,
+    **options: object,
+) -> Sample:
+    """A call whose rows are int4 where ``is_packed``, int8 where not."""
+    least, most = (-8, 7) if is_packed else (-128, 127)
+    values = integers(*lead, inner, least=least, most=most)
+    weight = pkg.ops.pack_int4(integers(columns, inner, least=-8, most=7, seed=1))
+    return Sample(
+        (
+            pkg.ops.pack_int4(values) if is_packed else values,
+            normal(*lead, seed=2),
+            weight,
+            normal(columns, seed=3),
+            normal(columns, seed=4) if with_bias else None,
+            out_dtype,
+        ),
+        **options,
+    )
+
+
+def samples(is_packed: bool) -> list[Sample]:
+    """Every kind of call, and sizes around the widths of all tiles."""
+    # Not float64, whose error the tolerance has no wider type to measure in.
+    floats = [torch.float32, torch.float16, torch.bfloat16]
+    result = [
+        call((3,), 6, 4, is_packed, with_bias=False),
+        call((), 6, 4, is_packed),
+        call((2, 3), 6, 4, is_packed),
+        call((2, 1, 3), 10, 5, is_packed),
+        call((0,), 6, 4, is_packed),
+        call((3,), 0, 4, is_packed),
+        call((3,), 6, 0, is_packed),
+        *(call((3,), 6, 4, is_packed, out_dtype=dtype) for dtype in floats),
+    ]
+    for rows, inner in ((3, 4), (7, 6), (20, 18)):
+        result.append(call((rows,), inner, 33, is_packed, family="rows"))
+    sizes = around(4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
+    for size in sizes:
+        even = 2 * size
+        for rows, inner, columns in ((size, 8, 5), (5, even, 7), (13, even, 7), (7, 6, size)):
+            result.append(call((rows,), inner, columns, is_packed, values_only=True))
+        result.append(call((20,), 10, size, is_packed, values_only=True))
+        result.append(call((1,), even, size, is_packed, values_only=True))
+    # Longer than a panel of the inner dimension, and more rows than a panel serves at once.
+    result.append(call((14,), 4096 + 130, 35, is_packed, values_only=True))
+    result.append(call((490,), 66, 33, is_packed, values_only=True))
+    return result
+
+
+def errors(is_packed: bool) -> list[ErrorSample]:
+    """Calls of a 2 x 4 input and a 3 x 4 weight with one thing wrong."""
+    rows = torch.ones(2, 2 if is_packed else 4, dtype=torch.int8)
+    weight = torch.ones(3, 2, dtype=torch.int8)
+    row, column = torch.ones(2), torch.ones(3)
+    wrong = [
+        ErrorSample(
+            (rows.float(), row, weight, column), match="input is torch.float32; it must be"
+        ),
+        ErrorSample((rows.short(), row, weight, column), match="input is torch.int16; it must be"),
+        ErrorSample((rows[0, 0], row[0], weight, column), match="input has no dimensions"),
+        ErrorSample((rows, row, weight.int(), column), match=r"weight is torch.int32.*pack_int4"),
+        ErrorSample((rows, row, weight[0], column), match=r"weight has shape \(2,\)"),
+        ErrorSample(
+            (rows, row, torch.ones(3, 3, dtype=torch.int8), column),
+            match=r"do not match: a row of input has 4 values.* must have 2 bytes",
+        ),
+        ErrorSample((rows, row.int(), weight, column), match="input_scale is torch.int32"),
+        ErrorSample((rows, row[:, None], weight, column), match=r"shape \(2, 1\).*shape \(2,\)"),
+        ErrorSample((rows, column, weight, column), match=r"input_scale has shape \(3,\)"),
+        ErrorSample((rows, row, weight, row), match=r"weight_scale has shape \(2,\).*\(3,\)"),
+        ErrorSample((rows, row, weight, column.int()), match="weight_scale is torch.int32"),
+        ErrorSample((rows, row, weight, column, row), match=r"bias has shape \(2,\)"),
+        ErrorSample((rows, row, weight, column, column.long()), match="bias is torch.int64"),
+        ErrorSample(
+            (rows, row, weight, column, None, torch.int32), match="out_dtype is torch.int32"
+        ),
+    ]
+    longest = 2**31 // (64 if is_packed else 1024)
+    long_row = torch.ones(1, 1, dtype=torch.int8).expand(1, longest // 2 if is_packed else longest)
+    long_weight = torch.ones(1, 1, dtype=torch.int8).expand(1, longest // 2)
+    wrong.append(
+        ErrorSample(
+            (long_row, row[:1], long_weight, column[:1]),
+            match=f"has {longest} values; sums are exact in int32 up to {longest - 2}",
+        )
+    )
+    return wrong

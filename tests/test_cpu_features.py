@@ -1,0 +1,93 @@
+"""Which CPU library a processor gets, for processors that are not at hand."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or shutil.which("c++") is None,
+    reason="compiles a program for x86-64",
+)
+
+NEHALEM = {"sse42", "popcnt"}
+SANDY_BRIDGE = NEHALEM | {"avx", "os_saves_ymm"}
+HASWELL = SANDY_BRIDGE | {"avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "movbe"}
+KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "os_saves_zmm"}
+SKYLAKE_X = KNIGHTS_LANDING | {"avx512bw", "avx512dq", "avx512vl"}
+CASCADE_LAKE = SKYLAKE_X | {"avx512_vnni"}
+COOPER_LAKE = CASCADE_LAKE | {"avx512_bf16"}  # Zen 4 and Zen 5 too
+
+PROCESSORS = {
+    "Core 2 of 2006": (set(), "none"),
+    "SSE4.2 without POPCNT": ({"sse42"}, "none"),
+    "Nehalem": (NEHALEM, "baseline"),
+    "Sandy Bridge": (SANDY_BRIDGE, "baseline"),
+    "Piledriver: FMA without AVX2": (SANDY_BRIDGE | {"fma", "f16c", "bmi1", "lzcnt"}, "baseline"),
+    "Haswell": (HASWELL, "avx2"),
+    "Haswell whose system does not save YMM": (HASWELL - {"os_saves_ymm"}, "baseline"),
+    "Knights Landing": (KNIGHTS_LANDING, "avx2"),
+    "Skylake-X": (SKYLAKE_X, "avx512"),
+    "Skylake-X whose system does not save ZMM": (SKYLAKE_X - {"os_saves_zmm"}, "avx2"),
+    "Cascade Lake": (CASCADE_LAKE, "avx512"),
+    "BF16 without VNNI": (SKYLAKE_X | {"avx512_bf16"}, "avx512"),
+    "Cooper Lake": (COOPER_LAKE, "avx512_bf16"),
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prints the level of a processor with the features that its arguments name."""
+    folder = tmp_path_factory.mktemp("features")
+    header = (CSRC / "cpu_features.h").read_text()
+    fields = re.findall(r"^  bool (\w+) = false;", header, re.MULTILINE)
+    assert set(fields) == COOPER_LAKE
+    setters = "\n".join(f'    if (name == "{field}") features.{field} = true;' for field in fields)
+    source = f"""
+#include <iostream>
+#include "cpu_features.h"
+int main(int count, char** arguments) {{
+  pkg::CpuFeatures features;
+  for (int i = 1; i < count; ++i) {{
+    const std::string_view name = arguments[i];
+{setters}
+  }}
+  const auto best = pkg::best_capability(features);
+  std::cout << (best ? pkg::capability_name(*best) : "none");
+}}
+"""
+    (folder / "program.cpp").write_text(source)
+    sources = [folder / "program.cpp", CSRC / "cpu_features.cpp"]
+    command = ["c++", "-std=c++20", f"-I{CSRC}", *sources, "-o", folder / "program"]
+    subprocess.run(command, check=True)
+    return folder / "program"
+
+
+def level_of(program: Path, features: set[str]) -> str:
+    return subprocess.run([program, *features], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_gets_its_library(program: Path, name: str) -> None:
+    features, expected = PROCESSORS[name]
+    assert level_of(program, features) == expected
+
+
+@pytest.mark.parametrize("missing", sorted(COOPER_LAKE))
+def test_every_feature_is_asked_for(program: Path, missing: str) -> None:
+    level = level_of(program, COOPER_LAKE - {missing})
+    expected = {
+        "sse42": "none",
+        "popcnt": "none",
+        "avx512_vnni": "avx512",
+        "avx512_bf16": "avx512",
+    }
+    default = "avx2" if missing.startswith("avx512") or missing == "os_saves_zmm" else "baseline"
+    assert level == expected.get(missing, default)

@@ -1,0 +1,112 @@
+"""Operators in worker processes, pickled modules, and subinterpreters."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import pkg
+
+METHODS = multiprocessing.get_all_start_methods()
+
+
+def product_of(seed: int) -> torch.Tensor:
+    """Large enough for several threads."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(192, 192, generator=generator)
+    return pkg.ops.matmul(a, a)
+
+
+class Products(Dataset):
+    """A dataset whose items the workers compute with the package's operators."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return product_of(index)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_a_data_loader(method: str) -> None:
+    product_of(0)  # the parent's threads have run
+    loader = DataLoader(Products(), num_workers=2, multiprocessing_context=method, timeout=120)
+    batches = list(loader)
+    for index, batch in enumerate(batches):
+        # One thread in a worker, perhaps several here: the order of sums may differ.
+        torch.testing.assert_close(batch[0], product_of(index))
+
+
+def test_a_pool_of_spawned_processes() -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        results = pool.map_async(product_of, range(3)).get(timeout=120)
+    for index, result in enumerate(results):
+        torch.testing.assert_close(result, product_of(index))
+
+
+@pytest.mark.parametrize("name", pkg.ops.__all__)
+def test_public_functions_are_pickled_by_name(name: str) -> None:
+    function = getattr(pkg.ops, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_module_is_pickled_with_its_parameters() -> None:
+    layer = pkg.nn.Linear(7, 5, activation="gelu").eval()
+    input = torch.randn(3, 7)
+    with torch.no_grad():
+        expected = layer(input)  # packs the weight, which is not pickled
+        copy = pickle.loads(pickle.dumps(layer))
+        assert torch.equal(copy(input), expected)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("first", ["", "import pkg"], ids=["alone", "imported before"])
+def test_a_subinterpreter_is_refused_in_words(first: str) -> None:
+    done = run(f"""
+        {first}
+        try:
+            import _interpreters as interpreters
+        except ModuleNotFoundError:
+            import _xxsubinterpreters as interpreters
+        other = interpreters.create()
+        run = getattr(interpreters, "exec", None) or interpreters.run_string
+        failed = run(other, "try:\\n import pkg\\nexcept ImportError as e: print(e, flush=True)")
+        assert failed is None, failed
+        interpreters.destroy(other)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "cannot be imported into a subinterpreter" in done.stdout
+
+
+@pytest.mark.skipif("fork" not in METHODS, reason="this system cannot fork")
+def test_a_fork_before_and_after_the_import() -> None:
+    # The child of a process whose threads have run may use one thread, as PyTorch's own may.
+    done = run("""
+        import os
+        import torch
+        child = os.fork()
+        if child == 0:
+            import pkg
+            os._exit(0 if pkg.ops.mul(torch.ones(2), torch.ones(2)).sum() == 2 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        import pkg
+        a = torch.randn(256, 256)
+        pkg.ops.matmul(a, a)
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            os._exit(0 if torch.allclose(pkg.ops.matmul(a, a), a @ a, atol=1e-3) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """)
+    assert done.returncode == 0, done.stderr

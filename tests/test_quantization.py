@@ -1,0 +1,240 @@
+"""pkg.nn.Int4Linear and pkg.quantize_: what they compute, keep, save and refuse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import references
+import torch
+from quantised_samples import GROUP_SIZES, error_bound
+from samples import FLOATING
+from torch import Tensor, nn
+
+import pkg
+
+
+def quantised(
+    inputs: int = 256, outputs: int = 24, group_size: int = 32, bias: bool = True
+) -> tuple[nn.Linear, pkg.nn.Int4Linear]:
+    torch.manual_seed(0)
+    linear = nn.Linear(inputs, outputs, bias)
+    return linear, pkg.nn.Int4Linear.from_linear(linear, group_size)
+
+
+def weight_of(layer: pkg.nn.Int4Linear) -> Tensor:
+    """The weight in float64."""
+    pairs = layer.scales_and_zeros.cpu().double()
+    packed = layer.packed_weight.cpu()
+    return references.dequantized(packed, pairs, layer.group_size, layer.inner_k_tiles)
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_rounds_to_nearest(group_size: int, bias: bool) -> None:
+    """No value is further away than half a step, and what rounding scale and zero costs.
+
+    A step is the 15th part of a group's range. The scale is rounded to bfloat16, which counts up
+    to 8 times, and so is the zero, which is no larger than the group's largest magnitude.
+    """
+    linear, layer = quantised(512, 40, group_size, bias)
+    groups = linear.weight.detach().double().unflatten(-1, (-1, group_size))
+    step = (groups.amax(-1) - groups.amin(-1)) / 15
+    roundoff = torch.finfo(torch.bfloat16).eps / 2
+    bound = step * (0.5 + 8 * roundoff) + roundoff * (groups.abs().amax(-1) + step)
+    error = (weight_of(layer).unflatten(-1, (-1, group_size)) - groups).abs().amax(-1)
+    assert (error <= 1.001 * bound).all()
+    assert (layer.bias is None) != bias
+    assert not bias or layer.bias is linear.bias
+    values = pkg.ops.unpack_tensor_core_tiled_layout(layer.packed_weight, layer.inner_k_tiles)
+    assert values.min() == 0
+    assert values.max() == 15
+
+
+def test_is_exact_where_it_can_be() -> None:
+    linear = nn.Linear(64, 8, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_((torch.arange(8 * 64).view(8, 64) % 16 - 8) * 0.25)
+        linear.weight[3] = 0.7109375  # a constant row, exact in bfloat16
+    assert torch.equal(weight_of(pkg.nn.Int4Linear.from_linear(linear, 32)), linear.weight.double())
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("inputs", [32, 64, 96, 128, 320, 512])
+def test_forward_is_that_of_the_weight(
+    device: torch.device, dtype: torch.dtype, inputs: int
+) -> None:
+    layer = quantised(inputs)[1].to(device)
+    for shape in ((inputs,), (1, inputs), (2, 9, inputs), (0, inputs)):
+        input = torch.randn(shape, dtype=torch.float64).to(dtype)
+        result = layer(input.to(device))
+        assert result.dtype == dtype
+        weight, bias = weight_of(layer), layer.bias.detach().cpu().to(dtype)
+        exact = input.double() @ weight.mT + bias.double()
+        bound = error_bound(input, weight, bias, exact)
+        assert ((result.double().cpu() - exact).abs() <= bound).all()
+
+
+def test_gradients_flow_to_input_and_bias(device: torch.device) -> None:
+    layer = quantised()[1].to(device)
+    input = torch.randn(5, 256, device=device, requires_grad=True)
+    layer(input).sum().backward()
+    expected = weight_of(layer).sum(0).expand(5, 256).float()
+    torch.testing.assert_close(input.grad.cpu(), expected)
+    assert torch.equal(layer.bias.grad.cpu(), torch.full((24,), 5.0))
+
+
+def test_autocast_converts_the_input(device: torch.device) -> None:
+    layer = quantised()[1].to(device)
+    input = torch.randn(5, 256, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        result = layer(input)
+        assert layer(input.double()).dtype == torch.float64
+    assert torch.equal(result, layer(input.bfloat16()))
+
+
+def test_what_is_saved_is_loaded(device: torch.device) -> None:
+    layer = quantised()[1].to(device)
+    assert list(layer.state_dict()) == ["bias", "packed_weight", "scales_and_zeros"]
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    new = pkg.nn.Int4Linear(256, 24, group_size=32)
+    new.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    input = torch.randn(3, 256)
+    expected = layer.cpu()(input)
+    for each in (new, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(each(input), expected)
+
+
+def test_a_move_to_another_dtype_is_the_bias_alone() -> None:
+    _, layer = quantised()
+    before = weight_of(layer)
+    for dtype in (torch.float16, torch.float64, torch.bfloat16):
+        layer.to(dtype)
+        assert layer.bias.dtype == dtype
+        assert layer.scales_and_zeros.dtype == torch.bfloat16
+        assert torch.equal(weight_of(layer), before)
+    layer.to("meta")
+    assert {each.device.type for each in (*layer.buffers(), *layer.parameters())} == {"meta"}
+
+
+def test_takes_half_a_byte_a_value() -> None:
+    layer = quantised(1024, 512, 128, bias=False)[1]
+    assert sum(each.nbytes for each in layer.buffers()) == 1024 * 512 // 2 + 1024 * 512 // 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((256, 24, True, 48), "group_size is 48; it must be 32, 64, 128 or 256"),
+        ((256, 24, True, 0), "group_size is 0"),
+        ((250, 24, True, 32), "in_features is 250, not a multiple of group_size 32"),
+        ((256, 20, True, 32), "out_features is 20, not a multiple of 8"),
+    ],
+)
+def test_wrong_sizes_are_refused(arguments: tuple[int, int, bool, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        pkg.nn.Int4Linear(*arguments)
+    linear = nn.Linear(*arguments[:2])
+    with pytest.raises(ValueError, match=words):
+        pkg.nn.Int4Linear.from_linear(linear, arguments[3])
+
+
+def test_a_weight_that_is_no_number_is_refused() -> None:
+    linear = nn.Linear(32, 8)
+    with torch.no_grad():
+        linear.weight[2, 3] = torch.nan
+    with pytest.raises(ValueError, match="infinite or NaN"):
+        pkg.nn.Int4Linear.from_linear(linear, 32)
+    with pytest.raises(ValueError, match="is not a matrix"):
+        pkg.nn.Int4Linear.from_linear(nn.LayerNorm(32), 32)
+
+
+class Tied(nn.Module):
+    """An embedding that is the output's weight too, a shared layer, and sizes that do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 64)
+        self.first = nn.Linear(64, 64)
+        self.again = self.first
+        self.odd = nn.Linear(64, 30)
+        self.narrow = nn.Linear(30, 64)
+        self.output = nn.Linear(64, 40, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.again(self.first(self.embedding(tokens)))
+        return self.output(self.narrow(self.odd(hidden)))
+
+
+def test_a_model_is_quantised_in_place_and_says_what_was_not() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    original = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="not quantised") as caught:
+        assert pkg.quantize_(model, group_size=32) is model
+    (warning,) = caught
+    assert "odd: out_features is 30, not a multiple of 8" in str(warning.message)
+    assert "narrow: in_features is 30, not a multiple of group_size 32" in str(warning.message)
+    assert "output: its weight is another module's too" in str(warning.message)
+    assert warning.filename == __file__
+    assert isinstance(model.first, pkg.nn.Int4Linear)
+    assert model.again is model.first
+    assert type(model.odd) is nn.Linear
+    assert model.output.weight is model.embedding.weight
+    with torch.no_grad():
+        original.first.weight.copy_(weight_of(model.first))
+        tokens = torch.arange(40)
+        torch.testing.assert_close(model(tokens), original(tokens))
+
+
+def test_the_filter_decides() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Bilinear(32, 32, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pkg.quantize_(model, 64, filter=lambda module, name: name == "1")
+    assert [type(each) for each in model] == [nn.Linear, pkg.nn.Int4Linear, nn.Bilinear]
+    with pytest.warns(UserWarning, match="2: it has no weight that is a floating matrix"):
+        pkg.quantize_(model, 64, filter=lambda module, name: name == "2")
+
+
+def test_a_layer_alone_is_returned() -> None:
+    linear = nn.Linear(64, 64)
+    assert isinstance(pkg.quantize_(linear, 64), pkg.nn.Int4Linear)
+
+
+def test_a_wrong_group_size_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    with pytest.raises(ValueError, match="group_size is 100"):
+        pkg.quantize_(model, 100)
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_quantised_model_is_saved_and_loaded(device: torch.device) -> None:
+    def model() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+        return pkg.quantize_(layers, 64).to(device)
+
+    first, second = model(), model()
+    input = torch.randn(3, 64, device=device)
+    assert not torch.equal(first(input), second(input))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(input), second(input))
+
+
+@pytest.mark.tracing
+def test_a_quantised_model_compiles_and_exports() -> None:
+    layers = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).eval()
+    model = pkg.quantize_(layers, 64)
+    input = torch.randn(9, 64)
+    with torch.no_grad():
+        expected = model(input)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(input), expected)
+        exported = torch.export.export(model, (input,)).module()
+        torch.testing.assert_close(exported(input), expected)

@@ -1,0 +1,71 @@
+"""Runs the tests on an installed wheel, in a fresh environment for each PyTorch.
+
+    python tools/test_wheel.py WHEEL --torch torch==2.10.0 torch [--tests tests/test_import.py …]
+
+Nothing of the checkout but its tests and examples is in reach: they are copied elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What the tests read; the sources are in the wheel.
+COPIED = ("tests", "examples", "benchmarks", "tools", "build_backend", "docs", "csrc", "setup.py")
+FILES = ("README.md", "pyproject.toml", "Makefile", "CHANGELOG.md", "LICENSE", "MANIFEST.in")
+
+
+def environment(folder: Path, wheel: Path, torch: str) -> Path:
+    """The Python of a new environment with this PyTorch and the wheel."""
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, torch], check=True)
+    subprocess.run([*install, f"{wheel.resolve()}[test,bench,examples]"], check=True)
+    subprocess.run([python, "-m", "pip", "check"], check=True)
+    return python
+
+
+def run_tests(python: Path, folder: Path, tests: list[str], arguments: list[str]) -> int:
+    """Runs pytest away from the checkout; its exit status."""
+    folder.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / name)
+    clean = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    where = "import pkg; print(pkg.__file__, pkg._C.build_info())"
+    subprocess.run([python, "-c", where], cwd=folder, env=clean, check=True)
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments, *tests]
+    return subprocess.run(command, cwd=folder, env=clean, check=False).returncode
+
+
+def main() -> None:
+    """One environment after another; fails when the tests of any fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--torch", nargs="+", required=True, help="as pip names them")
+    parser.add_argument("--tests", nargs="+", default=["tests"])
+    parser.add_argument("--pytest", default="-q", help="further arguments of pytest, in one word")
+    given = parser.parse_args()
+    failed = []
+    for torch in given.torch:
+        with tempfile.TemporaryDirectory(prefix="pkg-wheel-") as temporary:
+            print(f"== {given.wheel.name} with {torch}", flush=True)
+            python = environment(Path(temporary, "venv"), given.wheel, torch)
+            rc = run_tests(python, Path(temporary, "tests"), given.tests, given.pytest.split())
+            failed += [torch] if rc else []
+    if failed:
+        sys.exit(f"tests failed with {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
