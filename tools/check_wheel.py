@@ -17,7 +17,7 @@ MIB = 1 << 20
 # The index takes no larger file; and what people should not have to download.
 LARGEST = 100 * MIB
 LARGEST_WITHOUT_CUDA = 10 * MIB
-FOREIGN = re.compile(r"(lib)?(torch|c10|gomp|iomp|omp|cudart|cuda)[^/]*\.(so|dylib|dll)")
+FOREIGN = re.compile(r"(lib)?(torch|c10|gomp|iomp|omp|cudart|cuda)[^/]*\.(so|dylib|dll)(\.\d+)*")
 
 
 def libraries_expected(wheel: str, with_cuda: bool) -> set[str]:
