@@ -101,6 +101,7 @@ def binding() -> Extension:
         "PKG_VERSION": VERSION,
         "PKG_COMPILE_FLAGS": " ".join(FLAGS.cxx_flags()),
         "PKG_CUDA_TOOLKIT": nvcc_version() or "",
+        "PKG_BUILT_CPU_LEVELS": " ".join(levels_to_build()),
         "PKG_CUDA_ARCHITECTURES": cuda_architectures() if CUDA_HOME else "",
     }
     return CppExtension(
@@ -267,9 +268,22 @@ class Build(BuildExtension):
         return str(stub.parent)
 
 
+def levels_to_build() -> list[str]:
+    """The CPU libraries to build: all of this system, or those that PKG_CPU_LEVELS names."""
+    levels = list(FLAGS.cpu_levels())
+    asked = os.environ.get("PKG_CPU_LEVELS", "").replace(",", " ").split()
+    unknown = [level for level in asked if level not in levels]
+    if unknown:
+        sys.exit(
+            f"PKG_CPU_LEVELS names {', '.join(unknown)}; here there are {', '.join(levels)}. "
+            "Unset it to build all of them"
+        )
+    return [level for level in levels if not asked or level in asked]
+
+
 def targets() -> list[Extension]:
     """Every library of the package that can be built here."""
-    extensions = [binding(), *map(cpu_library, FLAGS.cpu_levels())]
+    extensions = [binding(), *map(cpu_library, levels_to_build())]
     for extension in extensions:
         extension.libraries = ["torch_cpu"]
     if CUDA_HOME is None:

@@ -48,6 +48,9 @@
 #ifndef PKG_CUDA_TOOLKIT
 #define PKG_CUDA_TOOLKIT ""
 #endif
+#ifndef PKG_BUILT_CPU_LEVELS
+#define PKG_BUILT_CPU_LEVELS ""
+#endif
 #ifndef PKG_CUDA_ARCHITECTURES
 #define PKG_CUDA_ARCHITECTURES ""
 #endif
@@ -348,6 +351,7 @@ py::dict build_info(const py::handle& module) {
   info["built_with_torch"] = version_text(TORCH_ABI_VERSION);
   info["cuda_toolkit"] =
       *PKG_CUDA_TOOLKIT ? py::cast(PKG_CUDA_TOOLKIT) : py::none();
+  info["cpu_levels"] = py::str(PKG_BUILT_CPU_LEVELS).attr("split")();
   info["cuda_architectures"] = PKG_CUDA_ARCHITECTURES;
   info["libraries"] = libraries_beside(module);
   return info;
@@ -393,7 +397,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def(
       "build_info", [self = module.ptr()] { return build_info(self); },
-      "Version, compiler, flags, stable-ABI target and CUDA toolkit that this "
+      "Version, compiler, flags, stable-ABI target, CPU levels and CUDA "
+      "toolkit that this "
       "build was made with, and the libraries that are present.");
   module.def("cpu_capability", &cpu_capability,
              "The instruction set of the CPU library in use; before one is "

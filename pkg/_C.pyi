@@ -14,6 +14,7 @@ class BuildInfo(TypedDict):
     stable_abi_target: str
     built_with_torch: str
     cuda_toolkit: str | None
+    cpu_levels: list[str]
     cuda_architectures: str
     libraries: list[str]
 

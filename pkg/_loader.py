@@ -153,7 +153,15 @@ def _choose_cpu_capability(module: ModuleType) -> str:
             f"one ({platform.processor() or platform.machine()}) lacks them"
         )
     if not asked:
-        return runnable[-1]
+        built: list[str] = module.build_info()["cpu_levels"]
+        usable = [level for level in runnable if level in built]
+        if not usable:
+            raise ImportError(
+                f"this build of pkg has the CPU libraries {', '.join(built)} (it was built with "
+                f"PKG_CPU_LEVELS) and this processor runs only {', '.join(runnable)}. Install a "
+                "wheel, or build from source without PKG_CPU_LEVELS"
+            )
+        return usable[-1]
     if asked not in runnable:
         raise ImportError(
             f"PKG_CPU_CAPABILITY is '{asked}' and this processor or its operating system runs "

@@ -109,6 +109,17 @@ def test_processor_below_the_baseline(damaged_copy: Path) -> None:
     assert "SSE4.2" in import_error(damaged_copy)
 
 
+def test_the_best_of_those_that_were_built(damaged_copy: Path) -> None:
+    loader = damaged_copy / "pkg" / "_loader.py"
+    text = loader.read_text()
+    built = 'module.build_info()["cpu_levels"]'
+    loader.write_text(text.replace(built, "['baseline']"))
+    result = run_python("import pkg; print(pkg._C.cpu_capability())", damaged_copy)
+    assert result.stdout.strip() == "baseline", result.stderr
+    loader.write_text(text.replace(built, "['avx1024']"))
+    assert "has the CPU libraries avx1024" in import_error(damaged_copy)
+
+
 def test_capability_that_this_build_lacks(damaged_copy: Path) -> None:
     (damaged_copy / "pkg" / f"_cpu_baseline{SUFFIX}").unlink()
     message = import_error(damaged_copy, PKG_CPU_CAPABILITY="baseline")

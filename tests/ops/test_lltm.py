@@ -180,7 +180,8 @@ class TestLltmBackward(OperatorTests):
             backward_call((3, 5, 4), 2, (False, True, False), (False, True, True)),
             backward_call((3, 5, 4), None, (False, False, True), (True, False, False)),
             *(backward_call(shape) for shape in EMPTY),
-            backward_call((3, 5, 4), 0),
+            # gradcheck mixes up empty gradients and the weights', which are not.
+            backward_call((3, 5, 4), 0, gradcheck=False),
             *(
                 backward_call(shape, None, family="sizes")
                 for shape in ((3, 4, 5), (7, 6, 2), (20, 17, 33))
