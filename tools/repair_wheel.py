@@ -8,6 +8,7 @@ GPU's driver brings: a second copy of one would be another library with another 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,9 +32,10 @@ def repair(wheel: Path, folder: Path) -> None:
     else:
         names = ";".join(f"{name}.dll" for name in LEFT_OUT)
         command = ["delvewheel", "repair", "--exclude", names, "--wheel-dir", folder, wheel]
-    # As modules: that they are installed is enough.
-    program = shutil.which(str(command[0]), path=str(Path(sys.executable).parent)) or command[0]
-    subprocess.run([program, *command[1:]], check=True)
+    # The tools of this environment, active or not; they look for theirs on the path too.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    program = shutil.which(str(command[0]), path=path) or command[0]
+    subprocess.run([program, *command[1:]], check=True, env=os.environ | {"PATH": path})
 
 
 def main(wheel: Path, folder: Path) -> None:
