@@ -42,8 +42,11 @@ def cxx_flags() -> list[str]:
     flags = list(FLAGS.cxx_flags())
     if not FLAGS.WINDOWS:
         includes = cpp_extension.include_paths()
-        flags += [f"-ffile-prefix-map={path}=torch" for path in reversed(includes)]
-        flags += [f"-ffile-prefix-map={ROOT}=."]
+        # The last that fits is taken: an environment may lie in this folder.
+        flags += [
+            f"-ffile-prefix-map={path}={name}"
+            for path, name in [(ROOT, "."), *((path, "torch") for path in includes)]
+        ]
         flags += [flag for path in includes for flag in ("-isystem", path)]
     return flags + os.environ.get("PKG_EXTRA_CFLAGS", "").split()
 
