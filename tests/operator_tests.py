@@ -13,7 +13,7 @@ from pkg.testing import ErrorSample, Report, Sample, check_op, checks_for
 
 TRACING = (
     *("registration", "fake", "meta", "compile", "compile_dynamic", "inductor", "export"),
-    *("autocast", "func", "jvp"),
+    *("autocast", "func", "jvp", "vmap"),
 )
 """The checks that do not depend on the instruction set; ``-m 'not tracing'`` leaves them out."""
 
