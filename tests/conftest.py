@@ -31,7 +31,7 @@ def pytest_report_header() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the marker for what need not run again for each instruction set."""
-    config.addinivalue_line("markers", "tracing: traces, compiles or transforms; the same at every CPU level")
+    config.addinivalue_line("markers", "tracing: traces or transforms; alike at every CPU level")
 
 
 @pytest.fixture(params=DEVICES)
