@@ -149,7 +149,10 @@ void multiply_row(const uint32_t* tile, const DigitChunk<kDigits>* input,
   // Words from one row of a chunk to the next, and from chunk to chunk.
   constexpr int64_t kSupertile = kRows * kRun;
   constexpr int64_t kStride = kRows * kChunkWords;
-  constexpr int64_t kAhead = 1024;
+  // Words. One row of activations times 4096 x 4096 from memory, on a Zen 4:
+  // 0.45 ms in bfloat16 with 8, 16 or 32 KiB ahead into the L2 cache, 0.65 with
+  // 4 KiB ahead into the L1, 0.34 where the weight is in a cache.
+  constexpr int64_t kAhead = 4096;
   const Vector<uint32_t> mask = Vector<uint32_t>{} + 0x0F0F0F0FU;
   Vector<float> sums[kRows] = {};
   const auto add_up = [&](const ByteSums(&of_digits)[kDigits],
@@ -168,7 +171,7 @@ void multiply_row(const uint32_t* tile, const DigitChunk<kDigits>* input,
     // The instructions between two cache lines fill the processor's queue,
     // which so does not reach far ahead.
     for (int64_t word = 0; word < kStride; word += 16) {
-      __builtin_prefetch(tile + chunk * kStride + kAhead + word);
+      __builtin_prefetch(tile + chunk * kStride + kAhead + word, 0, 2);
     }
     Vector<int32_t> corrections[kChunkVectors];
     Vector<int32_t> correction{};
@@ -246,14 +249,14 @@ using TileFloats = simd::VectorOf<float, 4 * kTiledRows>::type;
 // Scales and zeros of two tiles: by tile and group, eight of either. A group's
 // are a cache line, far from that of the next group, often in the same set of
 // the L1 cache, and where no prefetcher of the processor foresees it: it is
-// read once, and the one that follows is asked for.
+// read once, and the one that follows is asked for, into the L2.
 constexpr int64_t kScalesOfGroup = 2 * kTiledRows;
 
 inline void unpack_scales(const TiledWeight& weight, int64_t tile,
                           int64_t tiles, float* to) {
   for (int64_t group = 0; group < weight.groups(); ++group) {
     const std::byte* pairs = weight.pairs(group, tile * kTiledRows);
-    __builtin_prefetch(pairs + 2 * sizeof(TileBits));
+    __builtin_prefetch(pairs + 2 * sizeof(TileBits), 0, 2);
     for (int64_t i = 0; i < tiles; ++i) {
       TileBits bits;
       std::memcpy(&bits, pairs + i * sizeof(bits), sizeof(bits));
