@@ -121,7 +121,9 @@ void define_operators() {
   defined = true;
   for (const char* schema : kSchemas) {
     PKG_CHECK(aoti_torch_library_def(library, schema) == TORCH_SUCCESS,
-              "PyTorch refused the operator schema '", schema, "'");
+              "PyTorch refused the operator schema '", schema,
+              "': perhaps an operator of this name is already registered by "
+              "another library");
   }
   auto* composites = new torch::stable::detail::StableLibrary(
       torch::stable::detail::StableLibrary::Kind::IMPL, PKG_NAMESPACE_TEXT,

@@ -218,6 +218,12 @@ struct Int8Quads::Right : Int8Quads {
 };
 #endif
 
+#if defined(__AVX512VNNI__)
+using Int8Dot = Int8Quads;
+#else
+using Int8Dot = Int8Pairs;
+#endif
+
 // The arithmetic that a product of `Input` matrices is done in.
 template <class Input>
 struct ArithmeticOf {
@@ -225,11 +231,7 @@ struct ArithmeticOf {
 };
 template <>
 struct ArithmeticOf<int8_t> {
-#if defined(__AVX512VNNI__)
-  using type = Int8Quads;
-#else
-  using type = Int8Pairs;
-#endif
+  using type = Int8Dot;
 };
 #if defined(__AVX512BF16__)
 template <>

@@ -103,9 +103,68 @@ struct KeepSums {
                   int /*rows*/, int /*vectors*/, int /*tail*/) const {}
 };
 
-// Where a tile's sums go. Long sums are made in steps, which lie in `partial`
-// between them; the last step is given to the epilogue, rounded to Output, and
-// stored. partial and output may be the same.
+// Where the micro-kernel puts the sums of one tile, in whole registers: to
+// `to`, added to those at `from` where it is not null. Both may be the same.
+template <class Accumulator>
+struct TileSums {
+  const Accumulator* from;
+  int64_t from_stride;
+  Accumulator* to;
+  int64_t to_stride;
+  const Accumulator* corrections;  // of an arithmetic that has them, by row
+
+  // Whether products must be added one after the other.
+  static constexpr bool kInOrder = false;
+
+  // The sums so far may lie in a distant cache.
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void prefetch(int64_t /*row*/,
+                                       int64_t /*column*/) const {
+    if (from != nullptr) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+          __builtin_prefetch(from + r * from_stride + v * kLanes, 1);
+        }
+      }
+    }
+  }
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void operator()(
+      int64_t /*row*/, int64_t /*column*/,
+      Vector<Accumulator> (&sums)[kRows][kVectors], int /*tail*/) const {
+    // Unrolled, or else the compiler keeps the sums in memory.
+    const auto for_each = [&](const auto& body) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          body(r, v * kLanes, sums[r][v]);
+        }
+      }
+    };
+    if (from != nullptr) {
+      for_each([&](int r, int lane, auto& value) {
+        value += simd::load(from + r * from_stride + lane);
+      });
+    }
+    for_each([&](int r, int lane, const auto& value) {
+      simd::store(to + r * to_stride + lane, value);
+    });
+  }
+
+ private:
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+};
+
+// What becomes of the sums of a product. Long sums are made in steps, which lie
+// in `partial` between them; after the last step they are given to the
+// epilogue, rounded to Output, and stored. partial and output may be the same.
+//
+// The micro-kernel writes whole tiles where they belong; what is not whole, not
+// of type Output, or not yet finished waits in `waiting`, a tile in the L1
+// cache. So the micro-kernel knows neither Output nor the epilogue, and is
+// compiled once for all operators.
 template <class Accumulator, class Output, class Epilogue>
 struct StoreSums {
   Accumulator* partial;
@@ -117,85 +176,78 @@ struct StoreSums {
   const Epilogue& epilogue;
   const Accumulator* corrections = nullptr;  // of an arithmetic that has them
 
-  // Whether products must be added one after the other.
-  static constexpr bool kInOrder = false;
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+  using Tile = Vector<Accumulator>[kTileRows * kTileVectors];
 
-  // The partial sums may lie in a distant cache.
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
-    if (!first) {
-      for (int r = 0; r < kRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) {
-          __builtin_prefetch(
-              partial + (row + r) * partial_stride + column + v * kLanes, 1);
+  // Where the micro-kernel puts the tile of `rows` x `vectors` registers at
+  // (row, column), of whose last register `tail` lanes exist.
+  TileSums<Accumulator> place(int64_t row, int64_t column, int rows,
+                              int vectors, int tail, Tile& waiting) const {
+    Accumulator* const lanes = reinterpret_cast<Accumulator*>(waiting);
+    const int64_t width = vectors * kLanes;
+    TileSums<Accumulator> sums{nullptr, width, lanes, width, corrections};
+    const bool whole = tail >= kLanes;
+    if (!first && whole) {
+      sums.from = partial + row * partial_stride + column;
+      sums.from_stride = partial_stride;
+    } else if (!first) {
+      for (int r = 0; r < rows; ++r) {
+        const Accumulator* from = partial + (row + r) * partial_stride + column;
+        for (int v = 0; v < vectors; ++v) {
+          waiting[r * vectors + v] =
+              v < vectors - 1 ? simd::load(from + v * kLanes)
+                              : simd::load_partial(from + v * kLanes, tail);
         }
       }
+      sums.from = lanes;
     }
+    if (whole && !last) {
+      sums.to = partial + row * partial_stride + column;
+      sums.to_stride = partial_stride;
+    } else if constexpr (std::is_same_v<Accumulator, Output> && kKeeps) {
+      if (whole) {
+        sums.to = output + row * output_stride + column;
+        sums.to_stride = output_stride;
+      }
+    }
+    return sums;
   }
 
-  // The sums of a tile, of whose last register `tail` columns exist.
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void operator()(
-      int64_t row, int64_t column, Vector<Accumulator> (&sums)[kRows][kVectors],
-      int tail) const {
-    if (tail >= kLanes) {
-      store<kRows, kVectors, true>(row, column, sums, kLanes);
-    } else {
-      store<kRows, kVectors, false>(row, column, sums, tail);
+  // What is left to do with a tile that waits.
+  [[gnu::noinline]] void finish(int64_t row, int64_t column, int rows,
+                                int vectors, int tail, Tile& waiting) const {
+    if (!last) {
+      return store(partial + row * partial_stride + column, partial_stride,
+                   rows, vectors, tail, waiting);
     }
+    epilogue(row, column, waiting, rows, vectors, std::min(tail, kLanes));
+    store(output + row * output_stride + column, output_stride, rows, vectors,
+          tail, waiting);
   }
 
  private:
-  static constexpr int kLanes = simd::kLanes<Accumulator>;
+  static constexpr bool kKeeps = std::is_base_of_v<KeepSums, Epilogue>;
 
-  // Unrolled, or else the compiler keeps the sums in memory.
-  template <int kRows, int kVectors, bool kWhole>
-  [[gnu::always_inline]] void store(
-      int64_t row, int64_t column, Vector<Accumulator> (&sums)[kRows][kVectors],
-      int tail) const {
-    const auto for_each = [&](const auto& body) {
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
+  template <class To>
+  [[gnu::always_inline]] static void store(To* to, int64_t stride, int rows,
+                                           int vectors, int tail,
+                                           const Tile& waiting) {
+    if (vectors == kTileVectors && tail >= kLanes) {
+      for (int r = 0; r < rows; ++r, to += stride) {
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          body(row + r, column + v * kLanes, sums[r][v],
-               kWhole || v < kVectors - 1);
+        for (int v = 0; v < kTileVectors; ++v) {
+          simd::store(to + v * kLanes, waiting[r * kTileVectors + v]);
         }
       }
-    };
-    if (!first) {
-      for_each([&](int64_t i, int64_t j, auto& value, bool whole) {
-        const Accumulator* from = partial + i * partial_stride + j;
-        value += whole ? simd::load(from) : simd::load_partial(from, tail);
-      });
+      return;
     }
-    const auto finish = [&](int64_t i, int64_t j, const auto& value,
-                            bool whole) {
-      Output* to = output + i * output_stride + j;
-      whole ? simd::store(to, value) : simd::store_partial(to, value, tail);
-    };
-    if (!last) {
-      for_each([&](int64_t i, int64_t j, auto& value, bool whole) {
-        Accumulator* to = partial + i * partial_stride + j;
-        whole ? simd::store(to, value) : simd::store_partial(to, value, tail);
-      });
-    } else if constexpr (std::is_base_of_v<KeepSums, Epilogue>) {
-      for_each(finish);
-    } else {
-      // On sums that wait in the L1 cache.
-      Vector<Accumulator> tile[kRows][kVectors];
-      for_each([&](int64_t i, int64_t j, const auto& value, bool) {
-        tile[i - row][(j - column) / kLanes] = value;
-      });
-      epilogue(row, column, tile[0], kRows, kVectors, tail);
-#pragma GCC unroll 1
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 1
-        for (int v = 0; v < kVectors; ++v) {
-          finish(row + r, column + v * kLanes, tile[r][v],
-                 kWhole || v < kVectors - 1);
-        }
+    const auto* from = waiting;
+    for (int r = 0; r < rows; ++r, to += stride) {
+      for (int v = 0; v < vectors - 1; ++v) {
+        simd::store(to + v * kLanes, *from++);
       }
+      simd::store_partial(to + (vectors - 1) * kLanes, *from++,
+                          std::min(tail, kLanes));
     }
   }
 };
@@ -286,21 +338,47 @@ template <class Arithmetic, int kRows, int kVectors, class Left,
 
 }  // namespace detail
 
-// Calls body(row, std::integral_constant<int, height>) for each strip of rows:
-// as many as possible of kTileRows, then one each of 8, 4, 2 and 1 where they
-// fit. Heights in between would be faster by little and are much code.
-template <int kHeight = kTileRows, class Body>
+// The height of the next strip of `rows` rows: the tallest where they are as
+// many, else one each of 8, 4, 2 and 1 where they fit. Heights in between would
+// be faster by little and are much code.
+template <int kTallest = kTileRows>
+constexpr int strip_height(int64_t rows) {
+  return rows >= kTallest
+             ? kTallest
+             : static_cast<int>(std::bit_floor(static_cast<uint64_t>(rows)));
+}
+
+// Calls body(row, height) for each strip of rows.
+template <int kTallest = kTileRows, class Body>
 [[gnu::always_inline]] inline void for_each_strip(int64_t rows,
-                                                  const Body& body,
-                                                  int64_t row = 0) {
-  for (; row + kHeight <= rows; row += kHeight) {
-    body(row, std::integral_constant<int, kHeight>{});
-  }
-  if constexpr (kHeight > 1) {
-    constexpr int kNext = kHeight > 8 ? 8 : kHeight > 4 ? 4 : kHeight / 2;
-    for_each_strip<kNext>(rows, body, row);
+                                                  const Body& body) {
+  for (int64_t row = 0; row < rows;) {
+    const int height = strip_height<kTallest>(rows - row);
+    body(row, height);
+    row += height;
   }
 }
+
+// Calls body(std::integral_constant<int, height>) for a strip's height.
+template <int kTallest = kTileRows, class Body>
+[[gnu::always_inline]] inline void with_strip_height(int height,
+                                                     const Body& body) {
+  if constexpr (kTallest == 1) {
+    body(std::integral_constant<int, 1>{});
+  } else if (height == kTallest) {
+    body(std::integral_constant<int, kTallest>{});
+  } else {
+    with_strip_height<strip_height(kTallest - 1)>(height, body);
+  }
+}
+
+// The micro-kernel for a strip's height and one or kTileVectors registers of
+// columns. Compiled in gemm_tiles_*.cpp, for the operands that are listed
+// there.
+template <class Arithmetic, class Left, class RightLane>
+void multiply_any_tile(int height, int vectors, int64_t depth, const Left& left,
+                       const RightLane* right, int64_t step_stride, int64_t row,
+                       const TileSums<typename Arithmetic::Accumulator>& sums);
 
 // Multiplies rows by columns over `depth` lanes, so depth * kDepth values of
 // the inner dimension. A right panel serves all strips of rows, which come from
@@ -313,20 +391,22 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
   constexpr int64_t kSmall = 131072;
-  const auto multiply_tile = [&](int64_t row, auto height, int64_t column) {
+  typename Store::Tile waiting;
+  const auto multiply_tile = [&](int64_t row, int height, int64_t column) {
     const int count = static_cast<int>(std::min(kColumns, columns - column));
-    const RightLane* panel =
-        right.data + column / kColumns * right.panel_stride;
-    if (count > kLanes) {
-      detail::multiply_tile<Arithmetic, height(), kTileVectors>(
-          depth, left, panel, right.step_stride, row, column, count, store);
-    } else {
-      detail::multiply_tile<Arithmetic, height(), 1>(
-          depth, left, panel, right.step_stride, row, column, count, store);
+    const int vectors = count > kLanes ? kTileVectors : 1;
+    const int tail = count - (vectors - 1) * kLanes;
+    const auto sums = store.place(row, column, height, vectors, tail, waiting);
+    multiply_any_tile<Arithmetic>(
+        height, vectors, depth, left,
+        right.data + column / kColumns * right.panel_stride, right.step_stride,
+        row, sums);
+    if (sums.to == reinterpret_cast<const void*>(waiting)) {
+      store.finish(row, column, height, vectors, tail, waiting);
     }
   };
   if (depth * columns * static_cast<int64_t>(sizeof(RightLane)) <= kSmall) {
-    for_each_strip(rows, [&](int64_t row, auto height) {
+    for_each_strip(rows, [&](int64_t row, int height) {
       for (int64_t column = 0; column < columns; column += kColumns) {
         multiply_tile(row, height, column);
       }
@@ -334,7 +414,7 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
     return;
   }
   for (int64_t column = 0; column < columns; column += kColumns) {
-    for_each_strip(rows, [&](int64_t row, auto height) {
+    for_each_strip(rows, [&](int64_t row, int height) {
       multiply_tile(row, height, column);
     });
   }

@@ -149,9 +149,9 @@ template <class Arithmetic, class Source>
 
 // Lines side by side: a step of kLanes lines at a time.
 template <class Arithmetic, class Source>
-void pack_neighbouring_lines(const Source* source, int64_t inner_stride,
-                             int count, int width, int64_t inner,
-                             typename Arithmetic::Lane* packed) {
+[[gnu::always_inline]] inline void pack_neighbouring_lines(
+    const Source* source, int64_t inner_stride, int count, int width,
+    int64_t inner, typename Arithmetic::Lane* packed) {
   using Lane = typename Arithmetic::Lane;
   constexpr int kLanes = simd::kLanes<Lane>;
   const Lane* end = packed + depth_of<Arithmetic>(inner) * width;
@@ -197,7 +197,13 @@ template <class Arithmetic, class Source>
 void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
                 int count, int width, int64_t inner,
                 typename Arithmetic::Lane* packed) {
-  if (line_stride == 1 && count > 1) {
+  constexpr int kColumns = kTileColumns<Arithmetic>;
+  if (line_stride == 1 && count == kColumns && width == kColumns) {
+    // With a known width, which is a third of the time where the lines come
+    // from memory: more loads are under way.
+    detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, kColumns,
+                                                kColumns, inner, packed);
+  } else if (line_stride == 1 && count > 1) {
     detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, count,
                                                 width, inner, packed);
   } else if (inner_stride == 1) {
@@ -209,12 +215,28 @@ void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
   }
 }
 
+// Compiled in gemm_pack.cpp, once for all operators.
+#define PKG_PACK_LINES(Arithmetic, Source)                                   \
+  template void pack_lines<Arithmetic>(const Source*, int64_t, int64_t, int, \
+                                       int, int64_t, Arithmetic::Lane*)
+extern PKG_PACK_LINES(Floating<double>, double);
+extern PKG_PACK_LINES(Floating<float>, float);
+extern PKG_PACK_LINES(Floating<float>, Half);
+extern PKG_PACK_LINES(Floating<float>, BFloat16);
+extern PKG_PACK_LINES(Int8Dot, int8_t);
+#if defined(__AVX512VNNI__)
+extern PKG_PACK_LINES(Int8Dot::Right, int8_t);
+#endif
+#if defined(__AVX512BF16__)
+extern PKG_PACK_LINES(Bfloat16Dot, BFloat16);
+#endif
+
 // Packs a left operand of rows x inner.
 template <class Arithmetic, class Source>
 void pack_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
                typename Arithmetic::Lane* packed) {
   const int64_t depth = depth_of<Arithmetic>(inner);
-  for_each_strip(rows, [&](int64_t row, auto height) {
+  for_each_strip(rows, [&](int64_t row, int height) {
     pack_lines<Arithmetic>(left.at(row, 0), left.row_stride, left.column_stride,
                            height, height, inner, packed + row * depth);
   });
@@ -257,7 +279,7 @@ void correct_strips(const typename Arithmetic::Lane* packed, int64_t rows,
                     typename Arithmetic::Accumulator* corrections) {
   using Accumulator = typename Arithmetic::Accumulator;
   static_assert(kTileRows <= simd::kLanes<Accumulator>);
-  for_each_strip(rows, [&](int64_t row, auto height) {
+  for_each_strip(rows, [&](int64_t row, int height) {
     Vector<Accumulator> sum{};
     for (int64_t step = 0; step < depth; ++step) {
       sum = Arithmetic::correct(

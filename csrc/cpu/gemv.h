@@ -45,115 +45,20 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
   }
 }
 
-// Contiguous rows: eight rows at a time are scaled and added to a run of sums
-// that stays in the L1 cache; the four first to one another, which makes the
-// chain of additions to each sum, and its rounding error, shorter.
-template <class T, class Output, class Epilogue>
+// The sums of columns `begin` to `end` go to `sums`: of a matrix with
+// contiguous rows, in runs of kRowsRun columns; with contiguous columns, of
+// kColumnsRun. Both in gemv.cpp.
+template <class C>
+inline constexpr int64_t kRowsRun = 8192 / sizeof(C);
+inline constexpr int64_t kColumnsRun = 64;
+template <class T>
 void add_scaled_rows(const simd::Compute<T>* vector,
                      const MatrixView<T>& matrix, int64_t begin, int64_t end,
-                     int64_t inner, Output* output, const Epilogue& epilogue) {
-  using C = simd::Compute<T>;
-  constexpr int64_t kRun = 8192 / sizeof(C);
-  constexpr int kLanes = simd::kLanes<C>;
-  constexpr int kRows = 8;
-  alignas(64) C sums[kRun];
-  for (int64_t first = begin; first < end; first += kRun) {
-    const int64_t count = std::min(kRun, end - first);
-    std::fill_n(sums, count, C{});
-    const auto add_rows = [&]<int kCount>(int64_t k,
-                                          std::integral_constant<int, kCount>) {
-      const T* rows[kCount];
-      C scales[kCount];
-      for (int r = 0; r < kCount; ++r) {
-        rows[r] = matrix.at(k + r, first);
-        scales[r] = vector[k + r];
-      }
-      int64_t i = 0;
-      for (; i + kLanes <= count; i += kLanes) {
-        auto sum = simd::load(rows[0] + i) * scales[0];
-        for (int r = 1; r < kCount; ++r) {
-          sum = simd::load(rows[r] + i) * scales[r] + sum;
-        }
-        simd::store(sums + i, simd::load(sums + i) + sum);
-      }
-      if (i < count) {
-        const int rest = static_cast<int>(count - i);
-        auto sum = simd::load_partial(rows[0] + i, rest) * scales[0];
-        for (int r = 1; r < kCount; ++r) {
-          sum = simd::load_partial(rows[r] + i, rest) * scales[r] + sum;
-        }
-        simd::store_partial(sums + i, simd::load_partial(sums + i, rest) + sum,
-                            rest);
-      }
-    };
-    int64_t k = 0;
-    for (; k + kRows <= inner; k += kRows) {
-      add_rows(k, std::integral_constant<int, kRows>{});
-    }
-    for (; k < inner; ++k) {
-      add_rows(k, std::integral_constant<int, 1>{});
-    }
-    store_finished(sums, first, count, output, epilogue);
-  }
-}
-
-// Contiguous columns: dot products, eight columns at a time. Zen 4, one thread,
-// 2026-11-20: half precision is read at 26 GB/s, with four columns at 20;
-// prefetching by instruction only lost.
-template <class T, class Output, class Epilogue>
+                     int64_t inner, simd::Compute<T>* sums);
+template <class T>
 void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
-                 int64_t begin, int64_t end, int64_t inner, Output* output,
-                 const Epilogue& epilogue) {
-  using C = simd::Compute<T>;
-  constexpr int kLanes = simd::kLanes<C>;
-  constexpr int kColumns = 8;
-  constexpr int kChains = simd::kVectorRegisters >= 32 ? 2 : 1;
-  constexpr int64_t kRun = 64;
-  static_assert(kRun % kLanes == 0 && kRun % kColumns == 0);
-  C sums_of_run[kRun];
-  const auto dot = [&]<int kCount>(int64_t column,
-                                   std::integral_constant<int, kCount>) {
-    const T* columns[kCount];
-    Vector<C> sums[kCount][kChains] = {};
-    for (int c = 0; c < kCount; ++c) {
-      columns[c] = matrix.at(0, column + c);
-    }
-    int64_t k = 0;
-    for (; k + kChains * kLanes <= inner; k += kChains * kLanes) {
-      for (int chain = 0; chain < kChains; ++chain) {
-        const auto x = simd::load(vector + k + chain * kLanes);
-        for (int c = 0; c < kCount; ++c) {
-          sums[c][chain] =
-              simd::load(columns[c] + k + chain * kLanes) * x + sums[c][chain];
-        }
-      }
-    }
-    for (; k < inner; k += kLanes) {
-      const int rest = static_cast<int>(std::min<int64_t>(kLanes, inner - k));
-      const auto x = simd::load_partial(vector + k, rest);
-      for (int c = 0; c < kCount; ++c) {
-        sums[c][0] = simd::load_partial(columns[c] + k, rest) * x + sums[c][0];
-      }
-    }
-    for (int c = 0; c < kCount; ++c) {
-      for (int chain = 1; chain < kChains; ++chain) {
-        sums[c][0] += sums[c][chain];
-      }
-      sums_of_run[(column - begin) % kRun + c] = simd::reduce_add(sums[c][0]);
-    }
-  };
-  for (int64_t first = begin; first < end; first += kRun) {
-    const int64_t last = std::min(first + kRun, end);
-    int64_t column = first;
-    for (; column + kColumns <= last; column += kColumns) {
-      dot(column, std::integral_constant<int, kColumns>{});
-    }
-    for (; column < last; ++column) {
-      dot(column, std::integral_constant<int, 1>{});
-    }
-    store_finished(sums_of_run, first, last - first, output, epilogue);
-  }
-}
+                 int64_t begin, int64_t end, int64_t inner,
+                 simd::Compute<T>* sums);
 
 }  // namespace detail
 
@@ -197,16 +102,22 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
     x[k] = static_cast<C>(vector[k * stride]);
   }
   const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
-  parallel_for(columns, gemv_grain(columns, inner, threads),
-               [&](int64_t begin, int64_t end) {
-                 if (contiguous_rows) {
-                   detail::add_scaled_rows<T>(x, matrix, begin, end, inner,
-                                              output, epilogue);
-                 } else {
-                   detail::dot_columns<T>(x, matrix, begin, end, inner, output,
-                                          epilogue);
-                 }
-               });
+  parallel_for(
+      columns, gemv_grain(columns, inner, threads),
+      [&](int64_t begin, int64_t end) {
+        alignas(64) C sums[detail::kRowsRun<C>];
+        const int64_t run =
+            contiguous_rows ? detail::kRowsRun<C> : detail::kColumnsRun;
+        for (int64_t first = begin; first < end; first += run) {
+          const int64_t last = std::min(first + run, end);
+          if (contiguous_rows) {
+            detail::add_scaled_rows(x, matrix, first, last, inner, sums);
+          } else {
+            detail::dot_columns(x, matrix, first, last, inner, sums);
+          }
+          detail::store_finished(sums, first, last - first, output, epilogue);
+        }
+      });
   Workspace::of_this_thread<0>().release_excess();
 }
 

@@ -49,14 +49,15 @@ Tensor int4_linear(const TensorView& input, const TensorView& packed_w,
                    const TensorView& scales_and_zeros, int64_t group_size,
                    int64_t inner_k_tiles,
                    const std::optional<TensorView>& bias) {
-  const auto [plan, layout, group] = plan_int4_linear(
+  const Int4LinearPlan whole = plan_int4_linear(
       input, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias);
+  const LinearPlan& plan = whole.linear;
   const Tensor output = allocate_linear_output(plan, input);
   if (product(sizes_of(TensorView(output))) == 0) {
     return output;
   }
   const TiledWeight weight =
-      tiled_weight(layout, group, packed_w, scales_and_zeros);
+      tiled_weight(whole.layout, whole.group_size, packed_w, scales_and_zeros);
   with_floating_type(plan.type, [&](auto example) {
     using T = decltype(example);
     const auto* bias_data = prepare_bias<T>(bias, plan.columns);

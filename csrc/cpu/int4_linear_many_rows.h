@@ -321,18 +321,20 @@ void multiply_rectangle(const MatrixView<T>& input, int64_t rows,
             for (int64_t j = 0; j < columns; j += kColumns) {
               const int count =
                   static_cast<int>(std::min<int64_t>(kColumns, columns - j));
-              for_each_strip(block_rows, [&](int64_t r, auto strip) {
-                for (int64_t g = 0; g * group_depth < depth; ++g) {
-                  multiply_tile<Arithmetic, strip(), kTileVectors>(
-                      group_depth,
-                      StripsFrom<Lane>{packed_left, depth, g * group_depth},
-                      packed_right + j * depth + g * group_depth * kColumns,
-                      kColumns, r, j, count,
-                      AddScaled{of_block, padded, k == 0 && g == 0,
-                                scales.scales + g * padded,
-                                scales.zeros + g * padded,
-                                row_sums + g * block});
-                }
+              for_each_strip(block_rows, [&](int64_t r, int height) {
+                with_strip_height(height, [&](auto strip) {
+                  for (int64_t g = 0; g * group_depth < depth; ++g) {
+                    multiply_tile<Arithmetic, strip(), kTileVectors>(
+                        group_depth,
+                        StripsFrom<Lane>{packed_left, depth, g * group_depth},
+                        packed_right + j * depth + g * group_depth * kColumns,
+                        kColumns, r, j, count,
+                        AddScaled{of_block, padded, k == 0 && g == 0,
+                                  scales.scales + g * padded,
+                                  scales.zeros + g * padded,
+                                  row_sums + g * block});
+                  }
+                });
               });
             }
           } else {

@@ -143,12 +143,14 @@ void multiply_packed_alone(const Product<Input, Output>& product,
             kColumns, panel_stride};
         const int64_t depth = depth_of<Arithmetic>(values);
         if (in_place) {
-          multiply_panels<Arithmetic>(
-              rows, columns, depth,
-              RowsInPlace<Lane>{
-                  reinterpret_cast<const std::byte*>(left.at(row, k)),
-                  left.row_stride * static_cast<int64_t>(sizeof(Input))},
-              panels, store);
+          if constexpr (std::is_same_v<RightLane, Lane>) {
+            multiply_panels<Arithmetic>(
+                rows, columns, depth,
+                RowsInPlace<Lane>{
+                    reinterpret_cast<const std::byte*>(left.at(row, k)),
+                    left.row_stride * static_cast<int64_t>(sizeof(Input))},
+                panels, store);
+          }
         } else {
           pack_rows<Arithmetic>(left.from(row, k), rows, values, packed_left);
           multiply_panels<Arithmetic>(rows, columns, depth,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
 #include <atomic>

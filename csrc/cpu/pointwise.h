@@ -86,34 +86,25 @@ struct Destination {
   ScalarType type;
 };
 
+// Elements of any type, `stride` apart, as contiguous elements of T in `to`;
+// and the way back. In pointwise.cpp, for all pairs of element types.
+template <class T>
+void gather_run(const Source& source, int64_t offset, int64_t stride,
+                int64_t count, T* to);
+template <class T>
+void scatter_run(const Destination& destination, int64_t offset, int64_t stride,
+                 int64_t count, const T* from);
+
 // `count` elements from `offset` on as contiguous elements of type T: in place
 // where they are, else converted into `buffer`.
 template <class T>
 const T* contiguous_run(const Source& source, int64_t offset, int64_t stride,
                         int64_t count, T* buffer) {
-  const T* run = buffer;
-  with_element_type(source.type, [&](auto example) {
-    using From = decltype(example);
-    const From* from = reinterpret_cast<const From*>(source.data) + offset;
-    if constexpr (std::is_same_v<From, T>) {
-      if (stride == 1) {
-        run = from;
-        return;
-      }
-    }
-    if (stride == 0) {
-      std::fill_n(buffer, count, convert<T>(*from));
-    } else if (stride == 1) {
-      for (int64_t i = 0; i < count; ++i) {
-        buffer[i] = convert<T>(from[i]);
-      }
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        buffer[i] = convert<T>(from[i * stride]);
-      }
-    }
-  });
-  return run;
+  if (stride == 1 && source.type == scalar_type_of<T>) {
+    return reinterpret_cast<const T*>(source.data) + offset;
+  }
+  gather_run(source, offset, stride, count, buffer);
+  return buffer;
 }
 
 // Applies `operation`, which takes and returns vectors or scalars of Compute<T>
@@ -184,19 +175,6 @@ class RunWalker {
   std::array<int64_t, kMaxDims> index_;
   std::array<int64_t, kOperands> offsets_{};
 };
-
-// Stores a run that was computed in a buffer.
-template <class T>
-void scatter_run(const Destination& destination, int64_t offset, int64_t stride,
-                 int64_t count, const T* from) {
-  with_element_type(destination.type, [&](auto example) {
-    using To = decltype(example);
-    To* to = reinterpret_cast<To*>(destination.data) + offset;
-    for (int64_t i = 0; i < count; ++i) {
-      to[i * stride] = convert<To>(from[i]);
-    }
-  });
-}
 
 // output = operation(inputs...), computed in the dtype of T. An output of
 // another dtype, or a strided one, is computed in a buffer and converted while

@@ -210,10 +210,12 @@ void multiply_rows(const Int4Problem& problem, const LeftRows& left,
     const auto dot_all = [&]<int kColumns>(
                              std::integral_constant<int, kColumns>,
                              int64_t begin) {
-      for_each_strip<kSideRows>(rows, [&](int64_t r, auto height) {
-        dot<height(), kColumns>(left, r, right, first + begin,
-                                sums + r * kBlockOfColumns + begin,
-                                kBlockOfColumns);
+      for_each_strip<kSideRows>(rows, [&](int64_t r, int height) {
+        with_strip_height<kSideRows>(height, [&](auto strip) {
+          dot<strip(), kColumns>(left, r, right, first + begin,
+                                 sums + r * kBlockOfColumns + begin,
+                                 kBlockOfColumns);
+        });
       });
     };
     int64_t begin = 0;

@@ -1,0 +1,14 @@
+// The micro-kernel by dot products of int8 and, where the processor has them,
+// of bfloat16.
+#include "gemm_tiles.h"
+
+namespace pkg::cpu {
+
+PKG_MULTIPLY_TILES(Int8Dot, PackedStrips, uint32_t);
+PKG_MULTIPLY_TILES(Int8Dot, RowsInPlace, uint32_t);
+#if defined(__AVX512BF16__)
+PKG_MULTIPLY_TILES(Bfloat16Dot, PackedStrips, uint32_t);
+PKG_MULTIPLY_TILES(Bfloat16Dot, RowsInPlace, uint32_t);
+#endif
+
+}  // namespace pkg::cpu
