@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from setuptools import Extension, setup
 
 try:
+    import torch
     from torch.utils import cpp_extension
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -205,6 +206,8 @@ class Build(BuildExtension):
         worker.build_temp = str(ROOT / "build" / f"objects-{sysconfig.get_platform()}" / ext.name)
         if ext.name == "pkg._cuda":
             ext.library_dirs.append(self.folder_of_torch_cuda(worker.build_temp))
+        elif ext.name.startswith("pkg._cpu_"):
+            ext.extra_compile_args += self.precompile_headers(ext, Path(worker.build_temp))
         super(Build, worker).build_extension(ext)
 
     def use_clang_cl(self) -> None:
@@ -247,6 +250,31 @@ class Build(BuildExtension):
                 f"'{' '.join(command)}' refused a C++20 program:\n{result.stderr}\n"
                 "Set CXX to a newer one."
             )
+
+    def precompile_headers(self, ext: Extension, folder: Path) -> list[str]:
+        """Compiles the headers that most CPU sources begin with; returns flags that use them.
+
+        Reading them is half of what a small source takes. For GCC, which passes over a compiled
+        header that does not fit the flags, but not over one that is older than its sources.
+        """
+        compiler = self.compiler_command()
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+        if FLAGS.WINDOWS or "Free Software Foundation" not in version:
+            return []
+        header = CSRC / "cpu" / "precompiled.h"
+        text = header.read_text("utf-8")
+        used = folder / header.name
+        compiled = used.with_suffix(".h.gch")
+        flags = [*self.compiler.compiler_so[1:], *ext.extra_compile_args]
+        command = [*compiler, *flags, "-x", "c++-header", str(used), "-o", str(compiled)]
+        made_of = "\n".join([version, torch.__version__, *command, text])
+        stamp = folder / "precompiled.txt"
+        if not (compiled.exists() and stamp.exists() and stamp.read_text("utf-8") == made_of):
+            folder.mkdir(parents=True, exist_ok=True)
+            used.write_text(text, "utf-8")
+            subprocess.run(command, check=True)
+            stamp.write_text(made_of, "utf-8")
+        return ["-include", str(used)]
 
     def folder_of_torch_cuda(self, build_folder: str) -> str:
         """A folder with a libtorch_cuda to link against.

@@ -2,7 +2,8 @@
 // its gates before their activations, which also sums that of the bias; then
 // the products with it. The steps of a sequence are gone through backwards for
 // the state's gradient alone, with recurrent weights packed once; those of the
-// input and of the weights are one product each over all steps.
+// input and of the weights are one product each over all steps. h and x share
+// the packed gradients of the gates (multiply_in_panels).
 //
 // With D = dc + dh o (1 - tanh(c)^2), the whole gradient of a cell:
 //   dg_i = D elu(g_c) sigma'(g_i)   dg_o = dh tanh(c) sigma'(g_o)
@@ -14,6 +15,7 @@
 // multiply-add units.
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "../lltm.h"
@@ -147,14 +149,10 @@ class Backward {
       if (step > 0) {
         const MatrixView<T> rows{
             grad_sums_ + step * plan_.batch * plan_.gates(), plan_.gates(), 1};
-        multiply_panels_of_all_steps<T>(Left(rows, plan_.gates()), plan_.batch,
-                                        stride, plan_.gates(), packed,
-                                        grad_states_, stride, threads_);
+        multiply_packed_panels<T>(Left(rows, plan_.gates()), plan_.batch,
+                                  stride, plan_.gates(), packed, grad_states_,
+                                  stride, threads_);
       }
-    }
-    if (needs_.old_h) {
-      matrix_product(all_gradients(), weights_, plan_.batch, hidden,
-                     plan_.gates(), grad_old_h_, hidden, threads_);
     }
     weights_space.release_excess();
   }
@@ -166,11 +164,9 @@ class Backward {
           for (int64_t panel = begin; panel < end; ++panel) {
             Lane* to = packed + panel * kColumns * depth_of<Arithmetic>(gates);
             const int64_t column = panel * kColumns;
-            for_each_step<Arithmetic>(gates, [&](int64_t k, int64_t values) {
-              pack_panel<T>(weights_, column,
-                            std::min<int64_t>(kColumns, plan_.hidden - column),
-                            k, values, to + depth_of<Arithmetic>(k) * kColumns);
-            });
+            pack_whole_panel<T>(
+                weights_, column,
+                std::min<int64_t>(kColumns, plan_.hidden - column), gates, to);
           }
         });
   }
@@ -295,27 +291,48 @@ class Backward {
     return {copy, plan_.hidden, 1};
   }
 
+  void multiply(const MatrixView<T>& left, int64_t rows, int64_t inner,
+                std::initializer_list<Part<T>> parts, int64_t chain) const {
+    if (rows > 2 * kTileRows && inner > 0) {
+      return multiply_in_panels<T>(left, rows, inner, parts, chain, threads_);
+    }
+    // gemm.h reads the right operand of few rows in place, and makes zeros of
+    // sums of nothing.
+    for (const Part<T>& part : parts) {
+      matrix_product(left, part.right, rows, part.columns, inner, part.output,
+                     part.output_stride, threads_);
+    }
+  }
+
   void multiply_all_steps() {
     const int64_t rows = plan_.rows();
-    auto& space = Workspace::of_this_thread<kRowsSlot>();
+    const int64_t gates = plan_.gates();
     const auto gradients = all_gradients();
-    if (needs_.input) {
-      matrix_product(gradients, weights_.from(0, plan_.hidden), rows,
-                     plan_.features, plan_.gates(), grad_input_, plan_.features,
-                     threads_);
+    const Part<T> state{weights_, needs_.old_h ? plan_.hidden : 0, grad_old_h_,
+                        plan_.hidden};
+    const Part<T> input{weights_.from(0, plan_.hidden),
+                        needs_.input ? plan_.features : 0, grad_input_,
+                        plan_.features};
+    if (plan_.steps == 1) {
+      multiply(gradients, rows, gates, {state, input}, kChain);
+    } else if (plan_.steps > 1) {
+      multiply(gradients, plan_.batch, gates, {state}, kChain);
+      multiply(gradients, rows, gates, {input}, kChain);
     }
-    if (needs_.weights) {
-      const int64_t widest = std::max(plan_.hidden, plan_.features);
-      T* copy = space.template request<T>(plan_.steps > 1 ? rows * widest : 0);
-      const auto multiply = [&](const MatrixView<T>& right, int64_t column,
-                                int64_t columns) {
-        matrix_product(gradients.transposed(), right, plan_.gates(), columns,
-                       rows, grad_weights_ + column, plan_.inner(), threads_);
-      };
-      multiply(states_before(copy), 0, plan_.hidden);
-      multiply(as_rows(input_, plan_.features, copy), plan_.hidden,
-               plan_.features);
+    if (!needs_.weights) {
+      return;
     }
+    auto& space = Workspace::of_this_thread<kRowsSlot>();
+    const int64_t copied = plan_.steps > 1 ? rows : 0;
+    T* copy = space.template request<T>(copied * plan_.inner());
+    const auto states = states_before(copy);
+    const auto inputs =
+        as_rows(input_, plan_.features, copy + copied * plan_.hidden);
+    multiply(
+        gradients.transposed(), gates, rows,
+        {{states, plan_.hidden, grad_weights_, plan_.inner()},
+         {inputs, plan_.features, grad_weights_ + plan_.hidden, plan_.inner()}},
+        plan_.steps > 1 ? sequence_chain(rows) : kChain);
     space.release_excess();
   }
 

@@ -7,7 +7,9 @@
 // the cache when the block's gates are activated and the new cells and states
 // written: no pass over all gates follows.
 //
-// One cell packs a panel of W right before it is multiplied. A sequence packs W
+// One cell reads W in place and computes the gates transposed; where that does
+// not suit, it packs a panel of W right before it is multiplied, and meanwhile
+// asks for the next (lltm_product.h has the figures). A sequence packs W
 // once, and multiplies the input of many steps at once (kRowsAtOnce rows): what
 // is left for each step is the product with h, whose packed weights are read
 // from the cache where they fit.
@@ -104,27 +106,12 @@ class Forward {
     bias_ = to;
   }
 
-  // The three panels of a block, `panel_stride` apart.
-  void pack_block(int64_t block, int64_t first_inner, int64_t k, int64_t values,
-                  Lane* panels, int64_t panel_stride) const {
-    const int64_t unit = block * kColumns;
-    for (int64_t gate = 0; gate < kLltmGates; ++gate) {
-      pack_panel<T>(weights_, gate * plan_.hidden + unit,
-                    std::min<int64_t>(kColumns, plan_.hidden - unit),
-                    first_inner + k, values, panels + gate * panel_stride);
-    }
+  // Columns of W^T of a panel: those of a block's units for one gate.
+  int64_t panel_column(int64_t block, int64_t gate) const {
+    return gate * plan_.hidden + block * kColumns;
   }
-
-  // Adds the product of the rows that `left` has taken to a block's sums, with
-  // weights that are packed on the way.
-  void add_packing(const Left& left, int64_t first_inner, int64_t inner,
-                   int64_t block, Lane* panels, Sum* sums, bool first) const {
-    for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
-      const int64_t stride = depth_of<Arithmetic>(values) * kColumns;
-      pack_block(block, first_inner, k, values, panels, stride);
-      left.multiply(k, values, {panels, kColumns, stride}, kBlock, sums, kBlock,
-                    first && k == 0);
-    });
+  int64_t panel_columns(int64_t block) const {
+    return std::min<int64_t>(kColumns, plan_.hidden - block * kColumns);
   }
 
   void run_cell() {
@@ -133,8 +120,13 @@ class Forward {
         plan_.batch, blocks_ * kBlock, kTileRows, kBlock,
         detail::useful_threads(plan_.batch, plan_.gates(), inner, threads_),
         [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
-          run_cell_part(row, rows, column / kBlock,
-                        (column + columns) / kBlock);
+          const int64_t begin = column / kBlock;
+          const int64_t end = (column + columns) / kBlock;
+          if (is_transposed(rows)) {
+            run_transposed_part(row, rows, begin, end);
+          } else {
+            run_cell_part(row, rows, begin, end);
+          }
         });
   }
 
@@ -146,9 +138,9 @@ class Forward {
     const int64_t depth =
         depth_of<Arithmetic>(std::max(inner_step<Arithmetic>(plan_.hidden),
                                       inner_step<Arithmetic>(plan_.features)));
-    Lane* panels =
-        Workspace::of_this_thread<kPanelSlot>().template request<Lane>(kBlock *
-                                                                       depth);
+    Lane* panel =
+        Workspace::of_this_thread<kPanelSlot>().template request<Lane>(
+            kColumns * depth);
     Lane* lanes = Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
         h.lanes(most_rows) + x.lanes(most_rows));
     Sum* sums = Workspace::of_this_thread<kSumsSlot>().template request<Sum>(
@@ -158,11 +150,130 @@ class Forward {
       h.take(row + first, count, lanes);
       x.take(row + first, count, lanes + h.lanes(most_rows));
       for (int64_t block = begin_block; block < end_block; ++block) {
-        // A state has at least one element, so that the sums are written.
-        add_packing(h, 0, plan_.hidden, block, panels, sums, true);
-        add_packing(x, plan_.hidden, plan_.features, block, panels, sums,
-                    false);
+        for (int64_t gate = 0; gate < kLltmGates; ++gate) {
+          // A state has at least one element, so that the sums are written.
+          add_packing(h, 0, plan_.hidden, block, gate, end_block, panel, sums);
+          add_packing(x, plan_.hidden, plan_.features, block, gate, end_block,
+                      panel, sums);
+        }
         finish(0, row + first, count, block, sums);
+      }
+    }
+  }
+
+  // Adds the product of the rows that `left` has taken to a gate's sums, with
+  // weights that are packed on the way: those of the inner dimension from
+  // first_inner on.
+  void add_packing(const Left& left, int64_t first_inner, int64_t inner,
+                   int64_t block, int64_t gate, int64_t end_block, Lane* panel,
+                   Sum* sums) const {
+    for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
+      pack_panel<T>(weights_, panel_column(block, gate), panel_columns(block),
+                    first_inner + k, values, panel);
+      Ahead ahead = after(first_inner + k + values, values, block, gate,
+                          end_block, left.tiles());
+      left.template multiply<Sum>(
+          k, values, panel, kColumns,
+          {sums + gate * kColumns, kBlock, first_inner + k == 0}, kChain,
+          ahead);
+    });
+  }
+
+  // The weights that are packed after those of a gate up to `inner`.
+  Ahead after(int64_t inner, int64_t values, int64_t block, int64_t gate,
+              int64_t end_block, int64_t tiles) const {
+    if (inner == plan_.inner()) {
+      inner = 0;
+      block += gate == kLltmGates - 1;
+      gate = (gate + 1) % kLltmGates;
+    }
+    if (block == end_block) {
+      return {};
+    }
+    return {weights_,
+            inner,
+            panel_column(block, gate),
+            std::min(values, plan_.inner() - inner),
+            panel_columns(block),
+            tiles};
+  }
+
+  // Whether the gates are computed as W [h, x]^T, which reads W in place: where
+  // rows fill the registers, or nearly.
+  bool is_transposed(int64_t rows) const {
+    constexpr int kDepth = Arithmetic::kDepth;
+    return multiplies_in_place<Arithmetic>(weights_.transposed()) &&
+           plan_.hidden % kDepth == 0 && plan_.features % kDepth == 0 &&
+           (rows % kLanes == 0 || rows > 8 * kLanes);
+  }
+
+  void run_transposed_part(int64_t row, int64_t rows, int64_t begin_block,
+                           int64_t end_block) const {
+    const int64_t most_rows =
+        std::min(detail::even_block(rows, kMostLeftRows, kLanes),
+                 (rows + kLanes - 1) / kLanes * kLanes);
+    const int64_t width = (most_rows + kColumns - 1) / kColumns * kColumns;
+    const int64_t hidden_depth = depth_of<Arithmetic>(plan_.hidden);
+    Lane* h = Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
+        width * (hidden_depth + depth_of<Arithmetic>(plan_.features)));
+    Lane* x = h + width * hidden_depth;
+    // Of a gate, units x rows; and of a block, rows x units.
+    Sum* turned = Workspace::of_this_thread<kPanelSlot>().template request<Sum>(
+        kColumns * width);
+    Sum* sums = Workspace::of_this_thread<kSumsSlot>().template request<Sum>(
+        most_rows * kBlock);
+    for (int64_t first = 0; first < rows; first += most_rows) {
+      const int64_t count = std::min(most_rows, rows - first);
+      pack_transposed(old_h_.from(row + first, 0), count, plan_.hidden, h);
+      pack_transposed(input_.from(row + first, 0), count, plan_.features, x);
+      for (int64_t block = begin_block; block < end_block; ++block) {
+        for (int64_t gate = 0; gate < kLltmGates; ++gate) {
+          const auto gate_weights =
+              weights_.from(0, panel_column(block, gate)).transposed();
+          add_transposed(gate_weights, block, plan_.hidden, h, count, turned,
+                         width, true);
+          add_transposed(gate_weights.from(0, plan_.hidden), block,
+                         plan_.features, x, count, turned, width, false);
+          turn(turned, width, count, sums + gate * kColumns);
+        }
+        finish(0, row + first, count, block, sums);
+      }
+    }
+  }
+
+  // Packs rows as the right operand that they are when transposed.
+  void pack_transposed(const MatrixView<T>& from, int64_t rows, int64_t inner,
+                       Lane* to) const {
+    const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
+    for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
+      pack_columns<Arithmetic>(from.from(0, k).transposed(), rows, values,
+                               to + width * depth_of<Arithmetic>(k));
+    });
+  }
+
+  void add_transposed(const MatrixView<T>& gate_weights, int64_t block,
+                      int64_t inner, const Lane* packed, int64_t rows,
+                      Sum* sums, int64_t stride, bool first) const {
+    const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
+    for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
+      multiply_in_place<T>(gate_weights.from(0, k), panel_columns(block),
+                           values, packed + width * depth_of<Arithmetic>(k),
+                           rows, sums, stride, first && k == 0);
+    });
+  }
+
+  // From units x rows to rows x units, in whole registers both ways.
+  static void turn(const Sum* from, int64_t stride, int64_t rows, Sum* to) {
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      for (int unit = 0; unit < kColumns; unit += kLanes) {
+        Vector<Sum> square[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          square[i] = simd::load(from + (unit + i) * stride + row);
+        }
+        simd::transpose(square);
+        for (int i = 0; i < kLanes; ++i) {
+          simd::store(to + (row + i) * kBlock + unit, square[i]);
+        }
       }
     }
   }
@@ -221,33 +332,37 @@ class Forward {
 
   void pack_weights(Lane* packed, int64_t panel_stride,
                     int64_t hidden_depth) const {
-    parallel_for(
-        blocks_, threads_ > 1 ? 1 : blocks_, [&](int64_t begin, int64_t end) {
-          for (int64_t block = begin; block < end; ++block) {
-            Lane* panels = packed + block * kLltmGates * panel_stride;
-            const auto pack = [&](int64_t first, int64_t inner, Lane* to) {
-              for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
-                pack_block(block, first, k, values,
-                           to + depth_of<Arithmetic>(k) * kColumns,
-                           panel_stride);
-              });
-            };
-            pack(0, plan_.hidden, panels);
-            pack(plan_.hidden, plan_.features,
-                 panels + hidden_depth * kColumns);
-          }
-        });
+    parallel_for(blocks_, threads_ > 1 ? 1 : blocks_,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t block = begin; block < end; ++block) {
+                     Lane* panels = packed + block * kLltmGates * panel_stride;
+                     for (int64_t gate = 0; gate < kLltmGates; ++gate) {
+                       Lane* panel = panels + gate * panel_stride;
+                       const int64_t column = panel_column(block, gate);
+                       const int64_t columns = panel_columns(block);
+                       pack_whole_panel<T>(weights_, column, columns,
+                                           plan_.hidden, panel);
+                       pack_whole_panel<T>(weights_.from(plan_.hidden, 0),
+                                           column, columns, plan_.features,
+                                           panel + hidden_depth * kColumns);
+                     }
+                   }
+                 });
   }
 
   // Multiplies the rows that `left` has taken by a block's packed weights.
   void add_packed(const Left& left, int64_t inner, const Lane* panels,
                   int64_t panel_stride, Sum* sums, bool first) const {
-    for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
-      left.multiply(
-          k, values,
-          {panels + depth_of<Arithmetic>(k) * kColumns, kColumns, panel_stride},
-          kBlock, sums, kBlock, first && k == 0);
-    });
+    Ahead nothing;
+    for (int64_t gate = 0; gate < kLltmGates; ++gate) {
+      for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
+        left.template multiply<Sum>(
+            k, values,
+            panels + gate * panel_stride + depth_of<Arithmetic>(k) * kColumns,
+            kColumns, {sums + gate * kColumns, kBlock, first && k == 0}, kChain,
+            nothing);
+      });
+    }
   }
 
   // Rows count from the first of `step`.

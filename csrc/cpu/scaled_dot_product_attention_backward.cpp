@@ -34,6 +34,16 @@
 #include "scaled_dot_product_attention_repeated.h"
 
 namespace pkg::cpu {
+
+namespace attention {
+
+PKG_ATTENTION_BACKWARD(, double);
+PKG_ATTENTION_BACKWARD(, float);
+PKG_ATTENTION_BACKWARD(, Half);
+PKG_ATTENTION_BACKWARD(, BFloat16);
+
+}  // namespace attention
+
 namespace {
 
 using namespace attention;

@@ -28,8 +28,33 @@
 
 #include "../namespace.h"
 #include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_decode.h"
 
 namespace pkg::cpu {
+
+namespace attention {
+
+template <class Input>
+void attention_forward(const Problem<Input>& problem,
+                       const ForwardOutputs<Input>& outputs) {
+  if (decodes(problem)) {
+    attention_forward_decoding(problem, outputs);
+  } else {
+    attention_forward_tiled(problem, outputs);
+  }
+}
+
+#define PKG_ATTENTION_FORWARD(Input)                     \
+  PKG_ATTENTION_FORWARD_TILED(Input);                    \
+  template void attention_forward(const Problem<Input>&, \
+                                  const ForwardOutputs<Input>&)
+PKG_ATTENTION_FORWARD(double);
+PKG_ATTENTION_FORWARD(float);
+PKG_ATTENTION_FORWARD(Half);
+PKG_ATTENTION_FORWARD(BFloat16);
+
+}  // namespace attention
+
 namespace {
 
 using namespace attention;

@@ -394,4 +394,17 @@ void attention_gradients(const BackwardProblem<Input>& problem,
   Workspace::of_this_thread<5>().release_excess();
 }
 
+// Compiled in scaled_dot_product_attention_backward.cpp, once for all
+// operators.
+#define PKG_ATTENTION_BACKWARD(kind, Input)                             \
+  kind template void compute_statistics(const BackwardProblem<Input>&); \
+  kind template void attention_gradients(                               \
+      const BackwardProblem<Input>&, const GradientTarget<Input>&,      \
+      const GradientTarget<Input>&, const GradientTarget<Input>&,       \
+      MaskSums<Input>*)
+PKG_ATTENTION_BACKWARD(extern, double);
+PKG_ATTENTION_BACKWARD(extern, float);
+PKG_ATTENTION_BACKWARD(extern, Half);
+PKG_ATTENTION_BACKWARD(extern, BFloat16);
+
 }  // namespace pkg::cpu::attention

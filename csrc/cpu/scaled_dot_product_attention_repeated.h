@@ -5,9 +5,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "scaled_dot_product_attention.h"
 #include "scaled_dot_product_attention_backward.h"
 #include "scaled_dot_product_attention_decode.h"
-#include "scaled_dot_product_attention_forward.h"
 
 namespace pkg::cpu::attention {
 
