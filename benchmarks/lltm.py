@@ -54,4 +54,5 @@ def full_cases(device: torch.device) -> Iterator[Case]:
     extension = tutorial() if device.type == "cpu" else None
     if extension is not None:
         peers = {OURS: ops.lltm, "PyTorch": eager, "tutorial C++": extension}
-        yield from _both(torch.float32, peers, device)
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from _both(dtype, peers, device)

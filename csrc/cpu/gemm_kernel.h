@@ -380,6 +380,25 @@ void multiply_any_tile(int height, int vectors, int64_t depth, const Left& left,
                        const RightLane* right, int64_t step_stride, int64_t row,
                        const TileSums<typename Arithmetic::Accumulator>& sums);
 
+// The tile of `height` rows and at most kTileColumns `columns` at (row, column)
+// of a product, stored.
+template <class Arithmetic, class Left, class RightLane, class Store>
+void multiply_stored_tile(int height, int columns, int64_t depth,
+                          const Left& left, const RightLane* right,
+                          int64_t step_stride, int64_t row, int64_t column,
+                          const Store& store) {
+  constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
+  typename Store::Tile waiting;
+  const int vectors = columns > kLanes ? kTileVectors : 1;
+  const int tail = columns - (vectors - 1) * kLanes;
+  const auto sums = store.place(row, column, height, vectors, tail, waiting);
+  multiply_any_tile<Arithmetic>(height, vectors, depth, left, right,
+                                step_stride, row, sums);
+  if (sums.to == reinterpret_cast<const void*>(waiting)) {
+    store.finish(row, column, height, vectors, tail, waiting);
+  }
+}
+
 // Multiplies rows by columns over `depth` lanes, so depth * kDepth values of
 // the inner dimension. A right panel serves all strips of rows, which come from
 // the L2 cache; but where all panels fit that cache too, a strip goes over them
@@ -388,22 +407,13 @@ template <class Arithmetic, class Left, class RightLane, class Store>
 void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
                      const Left& left, const RightPanels<RightLane>& right,
                      const Store& store) {
-  constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
   constexpr int64_t kSmall = 131072;
-  typename Store::Tile waiting;
   const auto multiply_tile = [&](int64_t row, int height, int64_t column) {
-    const int count = static_cast<int>(std::min(kColumns, columns - column));
-    const int vectors = count > kLanes ? kTileVectors : 1;
-    const int tail = count - (vectors - 1) * kLanes;
-    const auto sums = store.place(row, column, height, vectors, tail, waiting);
-    multiply_any_tile<Arithmetic>(
-        height, vectors, depth, left,
-        right.data + column / kColumns * right.panel_stride, right.step_stride,
-        row, sums);
-    if (sums.to == reinterpret_cast<const void*>(waiting)) {
-      store.finish(row, column, height, vectors, tail, waiting);
-    }
+    multiply_stored_tile<Arithmetic>(
+        height, static_cast<int>(std::min(kColumns, columns - column)), depth,
+        left, right.data + column / kColumns * right.panel_stride,
+        right.step_stride, row, column, store);
   };
   if (depth * columns * static_cast<int64_t>(sizeof(RightLane)) <= kSmall) {
     for_each_strip(rows, [&](int64_t row, int height) {

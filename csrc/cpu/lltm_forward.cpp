@@ -174,8 +174,7 @@ class Forward {
                           end_block, left.tiles());
       left.template multiply<Sum>(
           k, values, panel, kColumns,
-          {sums + gate * kColumns, kBlock, first_inner + k == 0}, kChain,
-          ahead);
+          {sums + gate * kColumns, kBlock, first_inner + k == 0}, ahead);
     });
   }
 
@@ -286,8 +285,8 @@ class Forward {
     Lane* packed = weights_space.template request<Lane>(blocks_ * kLltmGates *
                                                         panel_stride);
     pack_weights(packed, panel_stride, hidden_depth);
-    const int64_t chunk =
-        std::clamp<int64_t>(kRowsAtOnce / plan_.batch, 1, plan_.steps);
+    const int64_t chunk = std::clamp<int64_t>(
+        kRowsAtOnce / plan_.batch, 1, std::max<int64_t>(plan_.steps, 1));
     auto& sums_space = Workspace::of_this_thread<kSequenceSumsSlot>();
     Sum* sums = sums_space.template request<Sum>(chunk * plan_.batch * blocks_ *
                                                  kBlock);
@@ -359,7 +358,7 @@ class Forward {
         left.template multiply<Sum>(
             k, values,
             panels + gate * panel_stride + depth_of<Arithmetic>(k) * kColumns,
-            kColumns, {sums + gate * kColumns, kBlock, first && k == 0}, kChain,
+            kColumns, {sums + gate * kColumns, kBlock, first && k == 0},
             nothing);
       });
     }

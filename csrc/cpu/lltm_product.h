@@ -116,26 +116,6 @@ class Ahead {
   int64_t each_ = 0;
 };
 
-// Packed strips from one of their lanes on; `depth` lanes in all.
-template <class Lane>
-struct StripsFrom {
-  const Lane* data;
-  int64_t depth;
-  int64_t first;
-
-  static constexpr bool kPacked = true;
-  template <int kRows>
-  const Lane* strip(int64_t row, int64_t /*lanes*/) const {
-    return data + row * depth + first * kRows;
-  }
-  template <int kRows>
-  Lane lane(const Lane* at, int row) const {
-    return at[row];
-  }
-  template <int kRows>
-  static constexpr int64_t kStep = kRows;
-};
-
 // Where a panel's sums go: into `partial`, and with the last step to `output`.
 template <class Sum, class Output>
 struct PanelSums {
@@ -147,27 +127,16 @@ struct PanelSums {
   int64_t output_stride = 0;
 };
 
-template <class Sum, class Output>
-struct StoreAhead : StoreSums<Sum, Output, KeepSums> {
-  using Base = StoreSums<Sum, Output, KeepSums>;
-  Ahead* ahead;
-
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
-    constexpr int kLanes = simd::kLanes<Sum>;
-    Base::template prefetch<kRows, kVectors>(row, column);
-    if (this->last) {
-      // A result that is written once is in no cache.
-      for (int r = 0; r < kRows; ++r) {
-        Output* to = this->output + (row + r) * this->output_stride + column;
-        for (int v = 0; v < kVectors; ++v) {
-          __builtin_prefetch(to + v * kLanes, 1);
-        }
-      }
+// A result that is written once is in no cache: asks for the lines of a tile.
+template <class Output>
+void ask_for_tile(Output* to, int64_t stride, int rows) {
+  constexpr int kLanes = simd::kLanes<simd::Compute<Output>>;
+  for (int r = 0; r < rows; ++r, to += stride) {
+    for (int v = 0; v < kTileVectors; ++v) {
+      __builtin_prefetch(to + v * kLanes, 1);
     }
-    ahead->ask();
   }
-};
+}
 
 // Some rows of a left operand, packed.
 template <class T>
@@ -177,8 +146,8 @@ class LeftOperand {
   using Lane = typename Arithmetic::Lane;
   using Sum = typename Arithmetic::Accumulator;
 
-  LeftOperand(const MatrixView<T>& view, int64_t inner)
-      : view_(view), inner_(inner) {}
+  LeftOperand(const MatrixView<T>& view, int64_t inner, int64_t chain = kChain)
+      : view_(view), inner_(inner), chain_(chain) {}
 
   // That take() packs into.
   int64_t lanes(int64_t rows) const {
@@ -192,8 +161,13 @@ class LeftOperand {
     rows_ = rows;
     packed_ = packed;
     for_each_step<Arithmetic>(inner_, [&](int64_t k, int64_t values) {
-      pack_rows<Arithmetic>(view_.from(row, k), rows, values,
-                            packed + rows * depth_of<Arithmetic>(k));
+      for_each_chain(values, [&](int64_t lane, int64_t count) {
+        const int64_t first = lane * Arithmetic::kDepth;
+        pack_rows<Arithmetic>(
+            view_.from(row, k + first), rows,
+            std::min(count * Arithmetic::kDepth, values - first),
+            packed + rows * (depth_of<Arithmetic>(k) + lane));
+      });
     });
   }
 
@@ -201,40 +175,48 @@ class LeftOperand {
   // to.first, writes it. `columns` of the panel exist.
   template <class Output>
   void multiply(int64_t k, int64_t values, const Lane* panel, int64_t columns,
-                const PanelSums<Sum, Output>& to, int64_t chain,
-                Ahead& ahead) const {
+                const PanelSums<Sum, Output>& to, Ahead& ahead) const {
     constexpr int kColumns = kTileColumns<Arithmetic>;
-    constexpr int kLanes = simd::kLanes<Sum>;
     const KeepSums keep;
     const int64_t depth = depth_of<Arithmetic>(values);
-    const int64_t length = detail::even_block(depth, chain, 1);
-    for_each_strip(rows_, [&](int64_t row, auto height) {
-      for (int64_t lane = 0; lane < depth; lane += length) {
-        const int64_t count = std::min(length, depth - lane);
-        const StripsFrom<Lane> left{packed_ + rows_ * depth_of<Arithmetic>(k),
-                                    depth, lane};
-        const StoreAhead<Sum, Output> store{
-            {to.partial, to.partial_stride, to.first && lane == 0,
-             to.last && lane + count == depth, to.output, to.output_stride,
-             keep},
-            &ahead};
-        const Lane* right = panel + lane * kColumns;
-        if (columns > kLanes) {
-          detail::multiply_tile<Arithmetic, height(), kTileVectors>(
-              count, left, right, kColumns, row, 0, static_cast<int>(columns),
-              store);
-        } else {
-          detail::multiply_tile<Arithmetic, height(), 1>(
-              count, left, right, kColumns, row, 0, static_cast<int>(columns),
-              store);
-        }
+    for_each_strip(rows_, [&](int64_t row, int height) {
+      if (to.last) {
+        ask_for_tile(to.output + row * to.output_stride, to.output_stride,
+                     height);
       }
+      ahead.ask();
+      for_each_chain(values, [&](int64_t lane, int64_t count) {
+        const StoreSums<Sum, Output, KeepSums> store{
+            to.partial,
+            to.partial_stride,
+            to.first && lane == 0,
+            to.last && lane + count == depth,
+            to.output,
+            to.output_stride,
+            keep};
+        multiply_stored_tile<Arithmetic>(
+            height, static_cast<int>(columns), count,
+            PackedStrips<Lane>{packed_ +
+                               rows_ * (depth_of<Arithmetic>(k) + lane)},
+            panel + lane * kColumns, kColumns, row, 0, store);
+      });
     });
   }
 
  private:
+  // Calls body(lane, count) for each chain of a step.
+  template <class Body>
+  void for_each_chain(int64_t values, const Body& body) const {
+    const int64_t depth = depth_of<Arithmetic>(values);
+    const int64_t length = detail::even_block(depth, chain_, 1);
+    for (int64_t lane = 0; lane < depth; lane += length) {
+      body(lane, std::min(length, depth - lane));
+    }
+  }
+
   MatrixView<T> view_;
   int64_t inner_;
+  int64_t chain_;
   int64_t rows_ = 0;
   const Lane* packed_ = nullptr;
 };
@@ -263,30 +245,23 @@ void multiply_in_place(const MatrixView<T>& left, int64_t rows, int64_t values,
   using Lane = typename Arithmetic::Lane;
   using Sum = typename Arithmetic::Accumulator;
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
-  constexpr int64_t kLanes = simd::kLanes<Sum>;
   const KeepSums keep;
   const int64_t depth = depth_of<Arithmetic>(values);
   const int64_t length = detail::even_block(depth, kChain, 1);
-  for_each_strip(rows, [&](int64_t row, auto height) {
+  for_each_strip(rows, [&](int64_t row, int height) {
     for (int64_t column = 0; column < columns; column += kColumns) {
       for (int64_t lane = 0; lane < depth; lane += length) {
-        const int64_t count = std::min(length, depth - lane);
-        const RowsInPlace<Lane> in_place{
-            reinterpret_cast<const std::byte*>(left.at(0, 0)) +
-                lane * static_cast<int64_t>(sizeof(Lane)),
-            left.row_stride * static_cast<int64_t>(sizeof(T))};
         const StoreSums<Sum, Sum, KeepSums> store{
             sums, stride, first && lane == 0, false, nullptr, 0, keep};
-        const Lane* right = packed + column * depth + lane * kColumns;
-        const int exist =
-            static_cast<int>(std::min(kColumns, columns - column));
-        if (exist > kLanes) {
-          detail::multiply_tile<Arithmetic, height(), kTileVectors>(
-              count, in_place, right, kColumns, row, column, exist, store);
-        } else {
-          detail::multiply_tile<Arithmetic, height(), 1>(
-              count, in_place, right, kColumns, row, column, exist, store);
-        }
+        multiply_stored_tile<Arithmetic>(
+            height, static_cast<int>(std::min(kColumns, columns - column)),
+            std::min(length, depth - lane),
+            RowsInPlace<Lane>{
+                reinterpret_cast<const std::byte*>(left.data) +
+                    lane * static_cast<int64_t>(sizeof(Lane)),
+                left.row_stride * static_cast<int64_t>(sizeof(T))},
+            packed + column * depth + lane * kColumns, kColumns, row, column,
+            store);
       }
     }
   });
@@ -316,8 +291,8 @@ void pack_whole_panel(const MatrixView<T>& right, int64_t column, int64_t count,
 }
 
 // output (rows x columns, the columns filled up to whole panels) = left right,
-// where right was packed beforehand: its panels, one after the other. Output is
-// only of a type that the caller's other products have.
+// where right was packed beforehand: its panels, one after the other. Sums are
+// not rounded; Output picks the instance that the caller's other products need.
 template <class Output, class T>
 void multiply_packed_panels(LeftOperand<T> left, int64_t rows, int64_t columns,
                             int64_t inner,
@@ -350,7 +325,7 @@ void multiply_packed_panels(LeftOperand<T> left, int64_t rows, int64_t columns,
                   k, values,
                   packed + n / kColumns * panel_stride +
                       depth_of<Arithmetic>(k) * kColumns,
-                  kColumns, {to, output_stride, k == 0}, kChain, nothing);
+                  kColumns, {to, output_stride, k == 0}, nothing);
             });
           }
         }
@@ -424,7 +399,7 @@ class PanelProduct {
   void run_few_rows(int64_t row, int64_t rows, int64_t begin,
                     int64_t end) const {
     const int64_t step = inner_step<Arithmetic>(inner_);
-    LeftOperand<T> left(left_, inner_);
+    LeftOperand<T> left(left_, inner_, chain_);
     auto& left_space = Workspace::of_this_thread<0>();
     Lane* packed = Workspace::of_this_thread<2>().template request<Lane>(
         depth_of<Arithmetic>(step) * kColumns);
@@ -456,7 +431,7 @@ class PanelProduct {
     const int64_t block = detail::even_block(rows, kLeftBlockRows, kTileRows);
     const int64_t most = detail::even_block(
         end - begin, std::max<int64_t>(kPackedLanes / panel_size, 1), 1);
-    LeftOperand<T> left(left_, inner_);
+    LeftOperand<T> left(left_, inner_, chain_);
     auto& left_space = Workspace::of_this_thread<0>();
     auto& right_space = Workspace::of_this_thread<2>();
     Lane* strips = left_space.template request<Lane>(left.lanes(block));
@@ -498,7 +473,7 @@ class PanelProduct {
         {partial, kColumns, k == 0, k + values == inner_,
          part.output + row * part.output_stride + panel.column,
          part.output_stride},
-        chain_, ahead);
+        ahead);
   }
 
   MatrixView<T> left_;

@@ -15,6 +15,7 @@ from ._registration import (
     _recording,
     check_one_device,
     library,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
 )
@@ -90,13 +91,13 @@ def fake_states(name: str, rank: int, *tensors: Tensor) -> tuple[Any, ...]:
     return (*input.shape[:-1], hidden)
 
 
-@torch.library.register_fake("pkg::lltm")
+@register_fake("lltm")
 def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
     shape = fake_states("lltm", 2, input, weights, bias, old_h, old_cell)
     return input.new_empty(shape), input.new_empty(shape)
 
 
-@torch.library.register_fake("pkg::lltm_forward")
+@register_fake("lltm_forward")
 def _fake_forward(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> _Three:
@@ -105,7 +106,7 @@ def _fake_forward(
     return input.new_empty(shape), input.new_empty(shape), input.new_empty(gates)
 
 
-@torch.library.register_fake("pkg::lltm_backward")
+@register_fake("lltm_backward")
 def _fake_backward(
     grad_hidden: Tensor | None,
     grad_cells: Tensor | None,
@@ -134,7 +135,7 @@ def _fake_backward(
 def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: _Three) -> None:
     input, weights, bias, old_h, _ = inputs
     hidden, cells, gates = output
-    ctx.bias_shape = bias.shape
+    ctx.bias_is_vector = bias.dim() == 1
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(gates, hidden, cells, input, weights, old_h)
 
@@ -148,10 +149,12 @@ def _backward(
     gradients = _lltm_backward(
         grad_hidden, grad_cells, grad_gates, *ctx.saved_tensors, needs[0], needs[1], needs[3]
     )
+    if ctx.bias_is_vector and all(needs):
+        return gradients
     return (
         gradients[0] if needs[0] else None,
         gradients[1] if needs[1] else None,
-        gradients[2].view(ctx.bias_shape) if needs[2] else None,
+        (gradients[2] if ctx.bias_is_vector else gradients[2].unsqueeze(0)) if needs[2] else None,
         gradients[3] if needs[3] else None,
         gradients[4] if needs[4] else None,
     )
