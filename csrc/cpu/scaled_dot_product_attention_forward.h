@@ -237,9 +237,70 @@ class ForwardBlock {
     constexpr int kDepth = Arithmetic::kDepth;
     const int64_t first = column + seen.begin;
     const int64_t count = seen.end - seen.begin;
+    const auto keys = packing_.keys(packed, first);
+    if (!weigh_as_before<kRows>(task.row + row, row, keys, first, count)) {
+      weigh<kRows>(task, row, used, keys, first, count);
+    }
+    // Each addition to the sums of all keys rounds off more than one to those
+    // of a block: one a block.
     multiply_strip<Arithmetic, kRows>(
-        PackedStrips<Lane>{query_ + row * packing_.key_depth},
-        packing_.keys(packed, first), packing_.key_depth, count,
+        LeftByRows<Lane, kScoreStride / kDepth>{
+            reinterpret_cast<const Lane*>(weights_)},
+        packing_.values(problem_, task.batch, packed, column, seen.begin),
+        depth_of<Arithmetic>(count), shape.value_size,
+        add_to(values_ + row * packing_.value_stride, packing_.value_stride),
+        kKeyBlock);
+  }
+
+  PackedStrips<Lane> queries(int64_t row) const {
+    return {query_ + row * packing_.key_depth};
+  }
+
+  // Makes weights of a strip's scores relative to the maxima so far, if they
+  // are known and nothing hides keys. Returns whether that is done.
+  template <int kRows>
+  bool weigh_as_before(int64_t row_of_all, int64_t row,
+                       const RightPanels<Lane>& keys, int64_t first,
+                       int64_t count) {
+    // A largest weight of 1 is what keeps rows with one key that counts exact
+    // where weights are rounded, while their sum is not.
+    if constexpr (!std::is_same_v<Weight<Arithmetic>, Number>) {
+      return false;
+    }
+    const auto states = states_.from(row);
+    if (problem_.dropout || !(problem_.shape.scale > 0.0) ||
+        packing_.key_depth > problem_.longest_sum ||
+        problem_.masks_strip(row_of_all, first, count) ||
+        !states.are_known(kRows)) {
+      return false;
+    }
+    Vector<Number> sums[kRows] = {};
+    multiply_tiles<Arithmetic, kRows>(
+        queries(row), keys, packing_.key_depth, count,
+        WeighTile<Arithmetic, kPreciseWeights<Input>, kScoreStride, Number>{
+            weights_, static_cast<Number>(problem_.shape.scale), states.maxima,
+            sums});
+    Vector<uint32_t> beyond{};
+    for (const auto& sum : sums) {
+      beyond |= std::bit_cast<Vector<uint32_t>>(
+          ~(simd::abs(sum) <= static_cast<Number>(kLargestWeight)));
+    }
+    if (simd::any_bit(beyond)) {
+      return false;
+    }
+    for (int i = 0; i < kRows; ++i) {
+      states.sums[i] += sums[i];
+    }
+    return true;
+  }
+
+  // The same relative to new maxima.
+  template <int kRows>
+  void weigh(const ForwardTask& task, int64_t row, int used,
+             const RightPanels<Lane>& keys, int64_t first, int64_t count) {
+    const AttentionShape& shape = problem_.shape;
+    multiply_strip<Arithmetic, kRows>(
+        queries(row), keys, packing_.key_depth, count,
         store_to(scores_, kScoreStride,
                  problem_.mask.fetched(mask_offset_, task.row + row, first)),
         problem_.longest_sum);
@@ -272,16 +333,6 @@ class ForwardBlock {
                   packing_.value_stride, corrections[i]);
       }
     }
-
-    // Each addition to the sums of all keys rounds off more than one to those
-    // of a block: one a block.
-    multiply_strip<Arithmetic, kRows>(
-        LeftByRows<Lane, kScoreStride / kDepth>{
-            reinterpret_cast<const Lane*>(weights_)},
-        packing_.values(problem_, task.batch, packed, column, seen.begin),
-        depth_of<Arithmetic>(count), shape.value_size,
-        add_to(values_ + row * packing_.value_stride, packing_.value_stride),
-        kKeyBlock);
   }
 
   const Problem<Input>& problem_;
@@ -346,7 +397,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
   const int64_t heads_at_once = std::clamp<int64_t>(
       ForwardPlan::kPackedBytes /
           std::max<int64_t>(packing.size * int64_t{sizeof(Lane)}, 1),
-      1, key_heads);
+      1, std::max<int64_t>(key_heads, 1));
   const ForwardPlan plan(shape, heads_at_once * shape.group, problem.threads);
 
   SoftmaxParts<Number> parts{nullptr, packing.value_stride};

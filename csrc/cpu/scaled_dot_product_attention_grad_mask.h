@@ -36,10 +36,12 @@ class MaskSums {
     const int64_t columns = sizes.empty() ? 1 : sizes.back();
     shares_ = size_ != shape.batch() * rows * columns;
     is_whole_ = size_ == shape.batch() * shape.rows * shape.columns;
-    lanes_ = !shares_ ? key_heads
+    const int64_t most =
+        std::max<int64_t>(key_heads, 1);  // also of an empty batch
+    lanes_ = !shares_ ? most
                       : std::clamp<int64_t>(
                             kExtraBytes / std::max<int64_t>(bytes(1), 1) + 1, 1,
-                            std::min(threads, key_heads));
+                            std::min(threads, most));
   }
 
   // Groups that so many key heads fall into; one thread works on a group.

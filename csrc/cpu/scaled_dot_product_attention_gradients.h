@@ -284,7 +284,8 @@ struct BackwardPlan {
                const MaskSums<Input>* mask_sums) {
     const int64_t bytes = std::max<int64_t>(
         shape.group * packing.size * int64_t{sizeof(Lane)}, 1);
-    heads_at_once = std::clamp<int64_t>(kPackedBytes / bytes, 1, key_heads);
+    heads_at_once = std::clamp<int64_t>(kPackedBytes / bytes, 1,
+                                        std::max<int64_t>(key_heads, 1));
     const int64_t lanes =
         mask_sums == nullptr ? heads_at_once : mask_sums->lanes(heads_at_once);
     // Two tasks a thread even out unequal ones, as few blocks make them: then

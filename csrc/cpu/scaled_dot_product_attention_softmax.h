@@ -56,6 +56,13 @@ struct SoftmaxStates {
     std::fill_n(sums, rows, Vector<Number>{});
   }
   SoftmaxStates from(int64_t row) const { return {maxima + row, sums + row}; }
+
+  // Whether each of the first rows has seen a key.
+  bool are_known(int rows) const {
+    return std::none_of(maxima, maxima + rows, [](Number maximum) {
+      return maximum == -kInfinity<Number>;
+    });
+  }
   SoftmaxState<Number> at(int64_t row) const {
     return {maxima[row], simd::reduce_add(sums[row])};
   }
@@ -176,6 +183,57 @@ bool softmax_strip(const Number* scores, int64_t count, Number scale,
   }
   return corrects;
 }
+
+// Once a strip's rows have seen keys, their maxima seldom grow by much, and
+// weights need not be relative to the very largest score: what counts is that
+// none overflows. So the weights of another block are made relative to the
+// maxima so far, of scores that are still in registers, and nothing has to be
+// corrected; where a sum of weights comes out beyond this or is not a number,
+// the block is done again in full (softmax_strip). Values up to 2^100 do not
+// overflow for it.
+inline constexpr int kLargestWeight = 1 << 16;
+
+// Makes weights of the scores of a tile, times a positive scale, and adds them
+// to the rows' sums. Two rows go side by side, as exp_of_nonpositive
+// wants it.
+template <class Arithmetic, bool kPrecise, int64_t kStride, class Number>
+struct WeighTile {
+  Weight<Arithmetic>* weights;
+  Number scale;
+  const Number* maxima;
+  Vector<Number>* sums;
+
+  static constexpr bool kInOrder = true;
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void prefetch(int64_t, int64_t) const {}
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void operator()(
+      int64_t row, int64_t column, Vector<Number> (&scores)[kRows][kVectors],
+      int /*tail*/) const {
+    constexpr int kPair = 2;
+    static_assert(kRows % kPair == 0);
+#pragma GCC unroll 16
+    for (int first = 0; first < kRows; first += kPair) {
+      Vector<Number> weight[kPair * kVectors];
+#pragma GCC unroll 4
+      for (int i = 0; i < kPair * kVectors; ++i) {
+        const int r = first + i / kVectors;
+        weight[i] = scores[r][i % kVectors] * scale - maxima[row + r];
+      }
+      simd::exp_of_nonpositive<kPrecise, false>(weight);
+#pragma GCC unroll 4
+      for (int i = 0; i < kPair * kVectors; ++i) {
+        const int64_t r = row + first + i / kVectors;
+        sums[r] += weight[i];
+        WeightsOf<Arithmetic>::store(weights + r * kStride + column +
+                                         i % kVectors * simd::kLanes<Number>,
+                                     weight[i]);
+      }
+    }
+  }
+};
 
 template <class Number>
 void scale_row(Number* row, int64_t count, Number factor) {

@@ -208,26 +208,33 @@ auto add_to(Accumulator* to, int64_t row_stride) {
 }
 
 // Multiplies the strip of kRows rows at the beginning of `left` by the columns
-// of a right operand, over `depth` lanes, at most `longest` at a time.
+// of a right operand, over `depth` lanes one after the other.
+template <class Arithmetic, int kRows, class Left, class Store>
+void multiply_tiles(const Left& left,
+                    const RightPanels<typename Arithmetic::Lane>& right,
+                    int64_t depth, int64_t columns, const Store& store) {
+  constexpr int kColumns = kTileColumns<Arithmetic>;
+  const auto* panel = right.data;
+  int64_t column = 0;
+  for (; column + kColumns / 2 < columns; column += kColumns) {
+    cpu::detail::multiply_tile<Arithmetic, kRows, kTileVectors>(
+        depth, left, panel, right.step_stride, 0, column, kColumns, store);
+    panel += right.panel_stride;
+  }
+  if (column < columns) {
+    cpu::detail::multiply_tile<Arithmetic, kRows, 1>(
+        depth, left, panel, right.step_stride, 0, column, kColumns / 2, store);
+  }
+}
+
+// The same, at most `longest` lanes at a time.
 template <class Arithmetic, int kRows, class Left, class Store>
 void multiply_strip(Left left, RightPanels<typename Arithmetic::Lane> right,
                     int64_t depth, int64_t columns, Store store,
                     int64_t longest = kLongestSum) {
-  constexpr int kColumns = kTileColumns<Arithmetic>;
   for (;;) {
     const int64_t lanes = std::min(depth, longest);
-    const auto* panel = right.data;
-    int64_t column = 0;
-    for (; column + kColumns / 2 < columns; column += kColumns) {
-      cpu::detail::multiply_tile<Arithmetic, kRows, kTileVectors>(
-          lanes, left, panel, right.step_stride, 0, column, kColumns, store);
-      panel += right.panel_stride;
-    }
-    if (column < columns) {
-      cpu::detail::multiply_tile<Arithmetic, kRows, 1>(
-          lanes, left, panel, right.step_stride, 0, column, kColumns / 2,
-          store);
-    }
+    multiply_tiles<Arithmetic, kRows>(left, right, lanes, columns, store);
     depth -= lanes;
     if (depth == 0) {
       return;

@@ -107,6 +107,25 @@ def test_error_is_at_most_twice_that_of_the_math_backend(
         assert error <= limit, f"{result}: {error:.3g}, more than {limit:.3g}"
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("rise", [20, 300, -60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_output_where_scores_rise_or_fall_from_key_to_key(
+    device: torch.device, dtype: torch.dtype, rise: float, is_causal: bool
+) -> None:
+    """Blocks of keys whose largest score is much above, or below, that of all before them."""
+    query, key, value = tensors(130, 600)
+    query[..., 0] = 8
+    key[..., 0] = torch.linspace(0, rise, 600)
+    narrow = [tensor.to(device, dtype) for tensor in (query, key, value)]
+    wide = [tensor.double() for tensor in narrow]
+    ours = pkg.ops.scaled_dot_product_attention(*narrow, is_causal=is_causal)
+    with sdpa_kernel(SDPBackend.MATH):
+        math = scaled_dot_product_attention(*narrow, is_causal=is_causal)
+        exact = scaled_dot_product_attention(*wide, is_causal=is_causal)
+    assert (ours.double() - exact).norm() <= 2 * (math.double() - exact).norm()
+
+
 def ratio_of_weights(scores: Tensor, keys: int) -> Tensor:
     """The weight of a key with each score, divided by that of a key whose score is 0.
 

@@ -68,9 +68,15 @@ def masks(rows: int, keys: int, special: int) -> dict[str, Tensor | None]:
 
 
 def compare(
-    rows: int, keys: int, dtype: torch.dtype, where: str, special: float, kind: str
+    rows: int,
+    keys: int,
+    dtype: torch.dtype,
+    where: str,
+    special: float,
+    kind: str,
+    key_at: int | None = None,
 ) -> None:
-    key_at, row_at = keys // 4, rows // 2
+    key_at, row_at = keys // 4 if key_at is None else key_at, rows // 2
     mask = masks(rows, keys, key_at)[kind]
     if mask is not None and mask.is_floating_point():
         mask = mask.to(dtype)
@@ -129,3 +135,16 @@ def test_where_keys_are_hidden(rows: int, keys: int, where: str, kind: str) -> N
     for dtype in DTYPES[rows, keys]:
         for special in SPECIAL:
             compare(rows, keys, dtype, where, special, kind)
+
+
+@pytest.mark.parametrize(
+    ("where", "special"),
+    [
+        *((where, special) for where in ("query", "key") for special in (*SPECIAL, 1e30, -1e30)),
+        *(("value", special) for special in SPECIAL),
+    ],
+)
+def test_where_keys_of_a_later_block_have_it(where: str, special: float) -> None:
+    # Whole blocks of keys after the first: their weights are made in another way.
+    for dtype in (torch.float32, torch.bfloat16):
+        compare(30, 768, dtype, where, special, "none", key_at=500)
