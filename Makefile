@@ -30,7 +30,7 @@ WHEEL_TESTS ?= tests
 WHEEL_TORCH ?= $(or $(TORCH),torch)
 MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
 
-.PHONY: help demo test bench debug format lint clean wheel test-matrix
+.PHONY: help demo test bench debug format lint clean wheel test-matrix test-processors
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo 'make format  format and mend the sources;  make lint: check them'
 	@echo 'make wheel   build, repair, check, install and test a wheel for this platform, in dist/'
 	@echo 'make test-matrix   test that wheel with every PyTorch of MATRIX'
+	@echo 'make test-processors   test as processors of 2008 and 2013 (by qemu-user), and as this one'
 	@echo 'make clean   remove what was built'
 	@echo 'PYTHON=python3.12 TORCH="torch==2.13.0" VENV=.venv choose the environment'
 
@@ -77,6 +78,10 @@ wheel: dist/wheel
 
 test-matrix: dist/wheel
 	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS)
+
+# PROCESSORS="Nehalem Haswell native" for some of them; PROCESSORS_ARGUMENTS="--every 60" for less.
+test-processors: $(INSTALLED)
+	$(RUN) tools/test_processors.py $(PROCESSORS) $(PROCESSORS_ARGUMENTS)
 
 # By way of the source distribution, so that it is whole too.
 dist/wheel: $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)

@@ -3,15 +3,18 @@
 An isolated build starts in an environment of its own, where a requirement on
 torch means a download of gigabytes, of a version that may not be the one in
 use. This backend looks for the torch of the environment that asked for the
-build, and requires one only where there is none.
+build, and requires one only where there is none. And its source distributions
+are reproducible, which setuptools' are not.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import sys
 import sysconfig
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from typing import Any
 from setuptools import build_meta as _setuptools
 
 OLDEST_TORCH = (2, 10)
+# Of what a source distribution holds, where SOURCE_DATE_EPOCH names no other: zip knows none older.
+DATE = 315619200  # 1980-01-02
 REQUIREMENT = "torch>=" + ".".join(map(str, OLDEST_TORCH))
 
 
@@ -129,4 +134,25 @@ def build_editable(
 
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
     _use_torch_of_caller()
-    return _setuptools.build_sdist(sdist_directory, config_settings)
+    name = _setuptools.build_sdist(sdist_directory, config_settings)
+    _pack_again(Path(sdist_directory, name), int(os.environ.get("SOURCE_DATE_EPOCH", DATE)))
+    return name
+
+
+def _pack_again(archive: Path, date: int) -> None:
+    """Lets the same files give the same bytes, whoever packed them, when and in what order."""
+    packed = archive.with_name(f"{archive.name}.new")
+    with (
+        tarfile.open(archive) as old,
+        packed.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=date) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            member.mtime = date
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.pax_headers = {}
+            new.addfile(member, old.extractfile(member) if member.isfile() else None)
+    packed.replace(archive)

@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from .version import __version__
+
 OLDEST_TORCH = (2, 10)
 CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
 FOLDER = Path(__file__).parent
@@ -45,6 +47,7 @@ def load() -> ModuleType:
     """
     global cpu_capability, cpu_library, cuda_loaded
     _check_interpreter()
+    _check_name()
     _check_torch()
     if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
         from . import jit
@@ -97,6 +100,16 @@ def _check_interpreter() -> None:
         return
 
 
+def _check_name() -> None:
+    """Refuses another name, under which the compiled module would be looked for elsewhere."""
+    if __package__ != "pkg":
+        raise ImportError(
+            f"the package in {FOLDER} is named pkg and was imported as {__package__}: its compiled "
+            f"module and its operators have that name. Put {FOLDER.parent} on sys.path and import "
+            "pkg; for the operators under another name, pkg.jit.load(namespace=...) builds them"
+        )
+
+
 def _check_torch() -> None:
     needed = ".".join(map(str, OLDEST_TORCH))
     try:
@@ -135,6 +148,13 @@ def _import_binding() -> ModuleType:
             f"pkg in {first.parent}, and this one is in {FOLDER}; PyTorch allows one. Import only "
             "one of them, or build this one under another name: "
             'pkg.jit.load(namespace="another_name")'
+        )
+    built = module.build_info()["version"]
+    if built != __version__:
+        raise ImportError(
+            f"pkg's library {path} is of version {built} and its Python files are of "
+            f"{__version__}: a mixture of two installs. Reinstall: pip install --force-reinstall "
+            "pkg-kernels; in a source checkout: pip install -e . again"
         )
     return module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -16,6 +17,9 @@ TRACING = (
     *("autocast", "func", "jvp", "vmap"),
 )
 """The checks that do not depend on the instruction set; ``-m 'not tracing'`` leaves them out."""
+
+EVERY = int(os.environ.get("PKG_TEST_EVERY", "1"))
+"""Of how many samples one is taken, where a processor is emulated (tools/test_processors.py)."""
 
 
 class OperatorTests:
@@ -54,7 +58,8 @@ class OperatorTests:
             **self.options,
             **options,
         }
-        return check_op(self.op, arguments.pop("samples", None) or self.samples(), **arguments)
+        samples = arguments.pop("samples", None) or self.samples()[::EVERY]
+        return check_op(self.op, samples, **arguments)
 
     def test_check(self, device: torch.device, check: str) -> None:
         report = self.run(device, [check])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
@@ -63,3 +65,35 @@ def test_active_environment_is_a_candidate(
 ) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     assert any(folder.is_relative_to(tmp_path) for folder in backend._candidates())
+
+
+@pytest.mark.parametrize("date", [315619200, 1700000000])
+def test_source_distributions_of_the_same_files_are_the_same_bytes(
+    backend: ModuleType, tmp_path: Path, date: int
+) -> None:
+    contents = {"PKG-INFO": "Name: p", "setup.py": "pass", "tools/run": "#!/bin/sh"}
+    archives = []
+    for build, order in enumerate([sorted(contents), sorted(contents, reverse=True)]):
+        tree = tmp_path / str(build)
+        (tree / "tools").mkdir(parents=True)
+        for name in order:
+            (tree / name).write_text(contents[name])
+            (tree / name).chmod(0o640 + 0o100 * name.startswith("tools") + build)
+            os.utime(tree / name, (1e9 + build, 1e9 + build / 3))
+        archive = tmp_path / f"{build}.tar.gz"
+        with tarfile.open(archive, "w:gz") as file:
+            for name in order:
+                file.add(tree / name, f"p-1/{name}")
+        archives.append(archive)
+    before = [archive.read_bytes() for archive in archives]
+    assert before[0] != before[1]
+    for archive in archives:
+        backend._pack_again(archive, date)
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    with tarfile.open(archives[0]) as file:
+        read = {m.name: (file.extractfile(m).read().decode(), m.mode, m.mtime) for m in file}
+    assert read == {
+        f"p-1/{name}": (text, 0o755 if name == "tools/run" else 0o644, date)
+        for name, text in contents.items()
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "0.tar.gz", "1.tar.gz"}

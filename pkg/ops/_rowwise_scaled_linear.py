@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._inference import register_inference_only
-from ._registration import check_one_device
+from ._registration import check_one_device, register_fake
 
 
 def register(name: str, values_of_byte: int) -> None:
@@ -38,7 +38,7 @@ def register(name: str, values_of_byte: int) -> None:
         )
         return input_scale.new_empty((*input.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
-    torch.library.register_fake(f"pkg::{name}", fake)
+    register_fake(name)(fake)
     torch.library.register_vmap(f"pkg::{name}", _vmap_of(name))
     register_inference_only(name, "detach what requires it")
 

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from ._registration import batch_to_front, check_one_device, library, promoted_for_vmap
+from ._registration import (
+    batch_to_front,
+    check_one_device,
+    library,
+    promoted_for_vmap,
+    register_fake,
+)
 
 
 def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
@@ -34,7 +40,7 @@ def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     torch.ops.pkg.add_out.default(a, b, out=out)
 
 
-@torch.library.register_fake("pkg::add_out")
+@register_fake("add_out")
 def _fake(a: Tensor, b: Tensor, *, out: Tensor) -> None:
     check_one_device("add_out", a, b, out)
 

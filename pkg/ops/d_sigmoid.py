@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._registration import batch_to_front, fake_pointwise, register_gradients, short_call
+from ._registration import (
+    batch_to_front,
+    fake_pointwise,
+    register_fake,
+    register_gradients,
+    short_call,
+)
 from .mul import mul
 
 
@@ -48,12 +54,12 @@ def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
     return result
 
 
-@torch.library.register_fake("pkg::d_sigmoid")
+@register_fake("d_sigmoid")
 def _fake(z: Tensor) -> Tensor:
     return torch.sigmoid(z)
 
 
-@torch.library.register_fake("pkg::d_sigmoid_backward")
+@register_fake("d_sigmoid_backward")
 def _fake_backward(grad: Tensor, z: Tensor) -> Tensor:
     return fake_pointwise("d_sigmoid_backward", z, grad, z.dtype)
 

@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ._inference import register_inference_only
-from ._registration import check_one_device, register_lower_precision_autocast, short_call
+from ._registration import (
+    check_one_device,
+    register_fake,
+    register_lower_precision_autocast,
+    short_call,
+)
 from .scaled_dot_product_attention import _each_slice, _new_output
 
 
@@ -74,7 +79,7 @@ def decode_attention(
     return output
 
 
-@torch.library.register_fake("pkg::decode_attention")
+@register_fake("decode_attention")
 def _fake(
     query: Tensor,
     key_cache: Tensor,

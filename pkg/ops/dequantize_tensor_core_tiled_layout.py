@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._inference import register_inference_only
-from ._registration import check_one_device
+from ._registration import check_one_device, register_fake
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 
 
@@ -49,7 +49,7 @@ def dequantize_tensor_core_tiled_layout(
     return result
 
 
-@torch.library.register_fake("pkg::dequantize_tensor_core_tiled_layout")
+@register_fake("dequantize_tensor_core_tiled_layout")
 def _fake(
     packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
 ) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._registration import check_one_device, register_gradients, short_call
+from ._registration import check_one_device, register_fake, register_gradients, short_call
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 from .linear import result_shape
 from .matmul import matmul
@@ -67,7 +67,7 @@ def int4_linear(
     return result
 
 
-@torch.library.register_fake("pkg::int4_linear")
+@register_fake("int4_linear")
 def _fake(
     input: Tensor,
     packed_w: Tensor,

@@ -16,6 +16,7 @@ from ._registration import (
     check_one_device,
     fake_pointwise,
     library,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
 )
@@ -86,7 +87,7 @@ def result_shape(
     return [*input.shape[:-1], *([] if columns is None else [columns])]
 
 
-@torch.library.register_fake("pkg::linear")
+@register_fake("linear")
 def _fake(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
@@ -95,7 +96,7 @@ def _fake(
     return input.new_empty(result_shape("linear", input, columns, weight.shape[-1]))
 
 
-@torch.library.register_fake("pkg::linear_forward")
+@register_fake("linear_forward")
 def _fake_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
@@ -104,7 +105,7 @@ def _fake_forward(
     return output, torch.empty_like(output) if kept else output.new_empty(0)
 
 
-@torch.library.register_fake("pkg::linear_activation_backward")
+@register_fake("linear_activation_backward")
 def _fake_activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
     return fake_pointwise("linear_activation_backward", saved, grad, saved.dtype)
 

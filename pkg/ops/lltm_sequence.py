@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._registration import library, register_lower_precision_autocast
+from ._registration import library, register_fake, register_lower_precision_autocast
 from .lltm import _Two, autograd_through, call_or_record, fake_states, vmap_rule
 
 
@@ -48,7 +48,7 @@ def lltm_sequence(
     return result
 
 
-@torch.library.register_fake("pkg::lltm_sequence")
+@register_fake("lltm_sequence")
 def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
     shape = fake_states("lltm_sequence", 3, input, weights, bias, old_h, old_cell)
     return input.new_empty(shape), input.new_empty(shape)

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ._registration import (
     check_one_device,
     reduce_to,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
     short_call,
@@ -52,7 +53,7 @@ def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Ten
     return result
 
 
-@torch.library.register_fake("pkg::matmul")
+@register_fake("matmul")
 def _fake(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
     check_one_device("matmul", a, b)
     torch._check(a.dim() >= 1 and b.dim() >= 1, lambda: "matmul: an operand has no dimensions")

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from ._registration import (
     fake_pointwise,
     reduce_to,
+    register_fake,
     register_gradients,
     register_pointwise_vmap,
     short_call,
@@ -44,7 +45,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-@torch.library.register_fake("pkg::mul")
+@register_fake("mul")
 def _fake(a: Tensor, b: Tensor) -> Tensor:
     return fake_pointwise("mul", a, b, torch.result_type(a, b))
 

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from ._registration import (
     fake_pointwise,
     reduce_to,
+    register_fake,
     register_gradients,
     register_pointwise_vmap,
     short_call,
@@ -46,7 +47,7 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
     return result
 
 
-@torch.library.register_fake("pkg::muladd")
+@register_fake("muladd")
 def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
     dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:

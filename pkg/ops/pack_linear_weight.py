@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._inference import register_inference_only
+from ._registration import register_fake
 
 # csrc/packed_linear.h says why.
 _PACKED_ROWS = 64
@@ -49,7 +50,7 @@ def packed_shape(out_features: Any, in_features: Any) -> tuple[Any, Any]:
     return out_features + _PACKED_ROWS, in_features + _PACKED_COLUMNS
 
 
-@torch.library.register_fake("pkg::pack_linear_weight")
+@register_fake("pack_linear_weight")
 def _fake(weight: Tensor) -> Tensor:
     torch._check(weight.dim() == 2, lambda: "pack_linear_weight: weight is not a matrix")
     return weight.new_empty(packed_shape(*weight.shape))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._registration import short_call
+from ._registration import register_fake, short_call
 from ._tensor_core_tiled_layout import INNER_K_TILES
 
 
@@ -51,7 +51,7 @@ def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
     return result
 
 
-@torch.library.register_fake("pkg::pack_tensor_core_tiled_layout")
+@register_fake("pack_tensor_core_tiled_layout")
 def _fake(w: Tensor, inner_k_tiles: int) -> Tensor:
     name = "pack_tensor_core_tiled_layout"
     torch._check(inner_k_tiles in INNER_K_TILES, lambda: f"{name}: inner_k_tiles {inner_k_tiles}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._inference import register_inference_only
-from ._registration import check_one_device
+from ._registration import check_one_device, register_fake
 from .linear import result_shape
 from .pack_linear_weight import packed_shape
 
@@ -48,7 +48,7 @@ def packed_linear(
     return result
 
 
-@torch.library.register_fake("pkg::packed_linear")
+@register_fake("packed_linear")
 def _fake(
     input: Tensor,
     packed_weight: Tensor,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ._inference import register_inference_only
-from ._registration import short_call
+from ._registration import register_fake, short_call
 
 
 def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     return result
 
 
-@torch.library.register_fake("pkg::quantize_rowwise")
+@register_fake("quantize_rowwise")
 def _fake(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     torch._check(input.dim() > 0, lambda: "quantize_rowwise: input has no dimensions")
     *leading, inner = input.shape

@@ -14,6 +14,7 @@ from ._registration import (
     check_one_device,
     library,
     reduce_to,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
     short_call,
@@ -143,7 +144,7 @@ def _has_residual(query: Tensor, keeps_residual: bool) -> bool:
     return keeps_residual and query.dtype in (torch.float16, torch.bfloat16)
 
 
-@torch.library.register_fake("pkg::scaled_dot_product_attention_forward")
+@register_fake("scaled_dot_product_attention_forward")
 def _fake(
     query: Tensor,
     key: Tensor,
@@ -172,7 +173,7 @@ def _fake(
     )
 
 
-@torch.library.register_fake("pkg::scaled_dot_product_attention_backward")
+@register_fake("scaled_dot_product_attention_backward")
 def _fake_backward(
     grad_output: Tensor,
     query: Tensor,
@@ -206,7 +207,7 @@ def _fake_backward(
     )
 
 
-@torch.library.register_fake("pkg::attention_dropout_mask")
+@register_fake("attention_dropout_mask")
 def _fake_dropout_mask(
     seed: Tensor, batch: int, rows: int, columns: int, dropout_p: float
 ) -> Tensor:

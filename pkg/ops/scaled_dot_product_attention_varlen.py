@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from ._registration import (
     check_one_device,
     library,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
     short_call,
@@ -141,7 +142,7 @@ def _decomposed(
     return output
 
 
-@torch.library.register_fake("pkg::scaled_dot_product_attention_varlen_forward")
+@register_fake("scaled_dot_product_attention_varlen_forward")
 def _fake(
     query: Tensor,
     key: Tensor,
@@ -174,7 +175,7 @@ def _fake(
     )
 
 
-@torch.library.register_fake("pkg::scaled_dot_product_attention_varlen_backward")
+@register_fake("scaled_dot_product_attention_varlen_backward")
 def _fake_backward(
     grad_output: Tensor,
     query: Tensor,

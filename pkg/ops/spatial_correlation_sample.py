@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._registration import (
     check_one_device,
+    register_fake,
     register_gradients,
     register_lower_precision_autocast,
 )
@@ -91,7 +92,7 @@ def _output_shape(images: Tensor, options: Sequence[Sequence[int]]) -> list[int]
     return shape
 
 
-@torch.library.register_fake("pkg::spatial_correlation_sample")
+@register_fake("spatial_correlation_sample")
 def _fake(
     input1: Tensor,
     input2: Tensor,
@@ -111,7 +112,7 @@ def _fake(
     return input1.new_empty(_output_shape(input1, options))
 
 
-@torch.library.register_fake("pkg::spatial_correlation_sample_backward")
+@register_fake("spatial_correlation_sample_backward")
 def _fake_backward(grad: Tensor, other: Tensor, of_input2: bool, *options: Sequence[int]) -> Tensor:
     check_one_device("spatial_correlation_sample_backward", grad, other)
     torch._check(

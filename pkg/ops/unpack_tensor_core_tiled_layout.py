@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from ._registration import short_call
+from ._registration import register_fake, short_call
 from ._tensor_core_tiled_layout import weight_shape
 
 
@@ -42,7 +42,7 @@ def unpack_tensor_core_tiled_layout(packed_w: Tensor, inner_k_tiles: int) -> Ten
     return result
 
 
-@torch.library.register_fake("pkg::unpack_tensor_core_tiled_layout")
+@register_fake("unpack_tensor_core_tiled_layout")
 def _fake(packed_w: Tensor, inner_k_tiles: int) -> Tensor:
     return packed_w.new_empty(
         weight_shape("unpack_tensor_core_tiled_layout", packed_w, inner_k_tiles)
