@@ -60,13 +60,15 @@ class Place {
  public:
   Place(const DecodeAttentionPlan& plan, const Cache<Input>& keys,
         const Cache<Input>& values, const Indices* table, int64_t sequence,
-        int64_t head)
+        int64_t length, int64_t head, int64_t rows)
       : plan_(plan),
         keys_(keys),
         values_(values),
         table_(table),
         sequence_(sequence),
+        length_(length),
         head_(head),
+        finds_next_(table != nullptr || rows > 1),
         copies_keys_(!keys.reads_in_place(plan.head_size)),
         copies_values_(!values.reads_in_place(plan.value_size)) {
     if (copies_keys_ || copies_values_) {
@@ -76,18 +78,13 @@ class Place {
   }
 
   void operator()(int64_t column, KeyBlock<Input>& block) {
-    for (int64_t i = 0; i < block.count;) {
-      int64_t first = column + i;
-      int64_t count = block.count - i;
-      int64_t batch = sequence_;
-      if (table_ != nullptr) {
-        batch = table_->at(sequence_, first / plan_.page_size);
-        first %= plan_.page_size;
-        count = std::min(count, plan_.page_size - first);
-      }
-      set(block.keys + i, count, keys_, batch, first);
-      set(block.values + i, count, values_, batch, first);
-      i += count;
+    find(column, block.count, block.keys, block.values);
+    if (finds_next_) {
+      const int64_t next = column + block.count;
+      block.find_next(length_ - next, [&](int64_t count, const Input** keys,
+                                          const Input** values) {
+        find(next, count, keys, values);
+      });
     }
     if (copies_ != nullptr) {
       // One block is in use while the next one is placed.
@@ -101,6 +98,23 @@ class Place {
   }
 
  private:
+  void find(int64_t column, int64_t count, const Input** keys,
+            const Input** values) const {
+    for (int64_t i = 0; i < count;) {
+      int64_t first = column + i;
+      int64_t run = count - i;
+      int64_t batch = sequence_;
+      if (table_ != nullptr) {
+        batch = table_->at(sequence_, first / plan_.page_size);
+        first %= plan_.page_size;
+        run = std::min(run, plan_.page_size - first);
+      }
+      set(keys + i, run, keys_, batch, first);
+      set(values + i, run, values_, batch, first);
+      i += run;
+    }
+  }
+
   void set(const Input** to, int64_t count, const Cache<Input>& cache,
            int64_t batch, int64_t first) const {
     const CacheStrides& strides = cache.strides;
@@ -129,7 +143,9 @@ class Place {
   const Cache<Input>& values_;
   const Indices* table_;
   int64_t sequence_;
+  int64_t length_;
   int64_t head_;
+  bool finds_next_;
   bool copies_keys_;
   bool copies_values_;
   Input* copies_ = nullptr;
@@ -200,8 +216,13 @@ class CacheDecoding {
     const auto walk = [&](int64_t begin, int64_t end, int64_t from,
                           int64_t to) {
       Place<Input> place(plan_, keys_, values_, table_, sequence_of(head),
-                         head % plan_.key_heads);
-      rows.run(place, NoRules<Number>{}, from, to, begin, end);
+                         length, head % plan_.key_heads, end - begin);
+      if (table_ != nullptr) {
+        rows.template run<true>(place, NoRules<Number>{}, from, to, begin, end);
+      } else {
+        rows.template run<false>(place, NoRules<Number>{}, from, to, begin,
+                                 end);
+      }
     };
     walk(0, rows.rows(), column, common);
     for (int64_t i = 0; i < rows.rows(); ++i) {

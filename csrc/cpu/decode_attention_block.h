@@ -21,9 +21,10 @@
 //   19 / 28 / 32  the softmax of a block before the values of the last one
 //   25 / 34 / 34  blocks of a page, not of 64 keys: the processor fetches ahead
 //                 in the keys while the values are read, and in turn
-//   29 / - / -    float32 prefetches four lines ahead (prefetch_after)
-// Prefetching a block ahead, or only its beginning, lost throughout. Heads of
-// 128 float32 reach 16 to 21 GB/s: the least block is two pages. bfloat16 dot
+//   29 / - / -    float32 prefetches four lines ahead (ask)
+// With one row, prefetching a block ahead, or only its beginning, lost
+// throughout; with pages or several rows it doubles the speed. Heads of 128
+// float32 reach 16 to 21 GB/s: the least block is two pages. bfloat16 dot
 // products (VDPBF16PS) would save conversions that are not what it waits for,
 // and flush denormal numbers.
 #pragma once
@@ -114,35 +115,64 @@ struct Chunk {
   }
 };
 
-// Where the keys and values of a block lie; filled up with the last ones.
+// Where the keys and values of a block lie; filled up with the last ones. And
+// where those of the next block do, which may be asked for meanwhile.
 template <class Input>
 struct KeyBlock {
   int64_t count = 0;
   const Input* keys[kDecodeKeys];
   const Input* values[kDecodeKeys];
+  const Input* next_keys[kDecodeKeys];
+  const Input* next_values[kDecodeKeys];
 
   void fill_up() {
     std::fill(keys + count, keys + kDecodeKeys, keys[count - 1]);
     std::fill(values + count, values + kDecodeKeys, values[count - 1]);
   }
+
+  // Of `left` keys that come after this block: find(key, count, keys, values).
+  template <class Find>
+  void find_next(int64_t left, const Find& find) {
+    std::fill_n(next_keys, kDecodeKeys, keys[0]);
+    std::fill_n(next_values, kDecodeKeys, values[0]);
+    if (left > 0) {
+      find(std::min(count, left), next_keys, next_values);
+    }
+  }
 };
 
-// Four lines ahead: one row in single precision asks for memory faster than the
-// processor fetches ahead by itself (24 GB/s without, 29 with; eight lines are
-// too many), and several rows read several keys side by side (4 rows x 64,
-// float32: 15 GB/s without, 22 with). One row in half precision needs none.
-template <int kRows, class Input>
-[[gnu::always_inline]] inline void prefetch_after(const Input* from) {
-  if constexpr (kRows > 1 || sizeof(Input) >= 4) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + 4 * 64);
+// Asks for what is read after `now`.
+//
+// One row and a contiguous cache: four lines ahead in single precision, which
+// asks for memory faster than the processor fetches ahead by itself (24 GB/s
+// without, 29 with; eight lines are too many). Half precision needs none.
+//
+// Pages end before the processor has seen them coming, and several rows read
+// several keys side by side: the same place in the next block, into the L2
+// cache. GB/s before and with that, one row, pages of 16 keys: float32 x 64 8.9
+// and 17, x 128 10 and 18; bfloat16 6.9 and 17, 8.7 and 18; pages of 64 keys 9
+// to 15 and 17 to 20; into the L1 cache 9 to 11. One row and a contiguous cache
+// lose by it (21 to 17, 28 to 24): more instructions a key, so fewer keys are
+// under way. Several rows, contiguous: 32 heads on 8 x 128 8.8 and 20, in
+// bfloat16 9.5 and 15; 4 rows x 64 15 and 19, 14 and 15.
+template <bool kInPages, int kRows>
+inline constexpr bool kAsksForNextBlock = kInPages || kRows > 1;
+template <bool kInPages, int kRows, class Input>
+[[gnu::always_inline]] inline void ask(const Input* now, const Input* next) {
+  constexpr int kToL2 = 2;
+  if constexpr (kAsksForNextBlock<kInPages, kRows>) {
+    __builtin_prefetch(next, 0, kToL2);
+  } else if constexpr (sizeof(Input) >= 4) {
+    __builtin_prefetch(reinterpret_cast<const char*>(now) + 4 * 64);
   }
 }
 
 // Products of kRows queries with kKeys keys, lane by lane.
-template <int kRows, int kKeys, class Input, class Number>
+template <bool kInPages, int kRows, int kKeys, class Input, class Number>
 [[gnu::always_inline]] inline void multiply_keys(
     const Number* queries, int64_t query_stride, const Input* const* keys,
-    int64_t head_size, Vector<Number> (&sums)[kRows][kKeys]) {
+    const Input* const* next_keys, int64_t head_size,
+    Vector<Number> (&sums)[kRows][kKeys]) {
   using Elements = Chunk<Input>;
   constexpr int kLanes = simd::kLanes<Number>;
 #pragma GCC unroll 16
@@ -153,16 +183,18 @@ template <int kRows, int kKeys, class Input, class Number>
     }
   }
   const Input* rows[kKeys];
+  const Input* next[kKeys];
 #pragma GCC unroll 16
   for (int k = 0; k < kKeys; ++k) {
     rows[k] = keys[k];
+    next[k] = (kAsksForNextBlock<kInPages, kRows> ? next_keys : keys)[k];
   }
   const auto add = [&](int64_t e,
                        const auto& load) __attribute__((always_inline)) {
     Elements elements[kKeys];
 #pragma GCC unroll 16
     for (int k = 0; k < kKeys; ++k) {
-      prefetch_after<kRows>(rows[k] + e);
+      ask<kInPages, kRows>(rows[k] + e, next[k] + e);
       elements[k] = load(rows[k] + e);
     }
 #pragma GCC unroll 16
@@ -191,7 +223,7 @@ template <int kRows, int kKeys, class Input, class Number>
 }
 
 // Scores of kRows rows, kDecodeKeys apart; written in whole registers.
-template <int kRows, class Input, class Number>
+template <bool kInPages, int kRows, class Input, class Number>
 void score_keys(const Number* queries, int64_t query_stride,
                 const KeyBlock<Input>& block, int64_t head_size, Number scale,
                 Number* scores) {
@@ -207,8 +239,9 @@ void score_keys(const Number* queries, int64_t query_stride,
 #pragma GCC unroll 1
     for (int g = 0; g < kGroups; ++g) {
       Vector<Number> sums[kRows][kKeys];
-      multiply_keys(queries, query_stride, block.keys + key + g * kKeys,
-                    head_size, sums);
+      const int64_t first = key + g * kKeys;
+      multiply_keys<kInPages>(queries, query_stride, block.keys + first,
+                              block.next_keys + first, head_size, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         if constexpr (kKeys == 1) {
@@ -233,7 +266,8 @@ void score_keys(const Number* queries, int64_t query_stride,
 
 // sums = sums * correction + weights times values, kRows rows and kChunks
 // chunks of columns.
-template <int kRows, int kChunks, class Input, class Number, class Load>
+template <bool kInPages, int kRows, int kChunks, class Input, class Number,
+          class Load>
 [[gnu::always_inline]] inline void add_chunks(const Number* weights,
                                               const Number* corrections,
                                               const KeyBlock<Input>& block,
@@ -255,10 +289,14 @@ template <int kRows, int kChunks, class Input, class Number, class Load>
   }
   for (int64_t key = 0; key < block.count; ++key) {
     const Input* row = block.values[key] + column;
+    const Input* next = kAsksForNextBlock<kInPages, kRows>
+                            ? block.next_values[key] + column
+                            : row;
     Elements elements[kChunks];
 #pragma GCC unroll 16
     for (int c = 0; c < kChunks; ++c) {
-      prefetch_after<kRows>(row + c * Elements::kSize);
+      ask<kInPages, kRows>(row + c * Elements::kSize,
+                           next + c * Elements::kSize);
       elements[c] = load(row + c * Elements::kSize);
     }
 #pragma GCC unroll 16
@@ -284,24 +322,24 @@ template <int kRows, int kChunks, class Input, class Number, class Load>
   }
 }
 
-template <int kRows, int kChunks, class Input, class Number>
+template <bool kInPages, int kRows, int kChunks, class Input, class Number>
 void add_values(const Number* weights, const Number* corrections,
                 const KeyBlock<Input>& block, int64_t value_size,
                 int64_t column, Number* sums, int64_t sum_stride) {
   using Elements = Chunk<Input>;
   for (; column + kChunks * Elements::kSize <= value_size;
        column += kChunks * Elements::kSize) {
-    add_chunks<kRows, kChunks>(
+    add_chunks<kInPages, kRows, kChunks>(
         weights, corrections, block, column,
         [](const Input* from) { return Elements::load(from); }, sums,
         sum_stride);
   }
   if constexpr (kChunks > 1) {
-    add_values<kRows, kChunks / 2>(weights, corrections, block, value_size,
-                                   column, sums, sum_stride);
+    add_values<kInPages, kRows, kChunks / 2>(
+        weights, corrections, block, value_size, column, sums, sum_stride);
   } else if (column < value_size) {
     const int rest = static_cast<int>(value_size - column);
-    add_chunks<kRows, 1>(
+    add_chunks<kInPages, kRows, 1>(
         weights, corrections, block, column,
         [rest](const Input* from) {
           return Elements::load_partial(from, rest);
@@ -411,11 +449,12 @@ class DecodeRows {
 
   // The rows from `begin` to before `end` against the keys from `column` to
   // before `column_end`.
-  //   place(column, block)  sets block.keys and block.values of block.count
+  //   place(column, block)  sets block.keys and block.values of block.count;
+  //       and the next ones, where kInPages or there are several rows
   //   rules.mask(i, scores, column, count)  applies what holds for row i, and
   //       fills the scores up to a whole register with keys that take no part
   //   rules.drop(i, weights, column, count)
-  template <class Place, class Rules>
+  template <bool kInPages, class Place, class Rules>
   void run(Place& place, const Rules& rules, int64_t column, int64_t column_end,
            int64_t begin, int64_t end) {
     if (column >= column_end) {
@@ -423,15 +462,15 @@ class DecodeRows {
     }
     int current = 0;
     prepare(place, column, column_end, current);
-    weigh_block(begin, end, rules, column, current);
+    weigh_block<kInPages>(begin, end, rules, column, current);
     for (; column < column_end; column += keys_, current = 1 - current) {
       const KeyBlock<Input>& block = blocks_[current];
       if (column + keys_ < column_end) {
         prepare(place, column + keys_, column_end, 1 - current);
-        weigh_block(begin, end, rules, column + keys_, 1 - current);
+        weigh_block<kInPages>(begin, end, rules, column + keys_, 1 - current);
       }
       for_strips(begin, end, [&]<int kRows>(int64_t i) {
-        add_values<kRows, chunks_at_once(kRows)>(
+        add_values<kInPages, kRows, chunks_at_once(kRows)>(
             weights(current, i), corrections(current) + i, block, value_size_,
             0, values_ + i * value_stride_, value_stride_);
       });
@@ -497,13 +536,13 @@ class DecodeRows {
     block.fill_up();
   }
 
-  template <class Rules>
+  template <bool kInPages, class Rules>
   void weigh_block(int64_t begin, int64_t end, const Rules& rules,
                    int64_t column, int which) {
     const KeyBlock<Input>& block = blocks_[which];
     for_strips(begin, end, [&]<int kRows>(int64_t i) {
-      score_keys<kRows>(queries_ + i * query_stride_, query_stride_, block,
-                        head_size_, scale_, weights(which, i));
+      score_keys<kInPages, kRows>(queries_ + i * query_stride_, query_stride_,
+                                  block, head_size_, scale_, weights(which, i));
     });
     const int64_t padded = round_up(block.count, simd::kLanes<Number>);
     for (int64_t i = begin; i < end; ++i) {

@@ -61,12 +61,21 @@ class AttentionDecoding {
     const auto keys = problem_.key.at(problem_.shape, batch_of(head, 0));
     const auto values = problem_.value.at(problem_.shape, batch_of(head, 0));
     const auto place = [&](int64_t first, KeyBlock<Input>& block) {
-      for (int64_t i = 0; i < block.count; ++i) {
-        block.keys[i] = keys.at(first + i, 0);
-        block.values[i] = values.at(first + i, 0);
+      const auto find = [&](int64_t count, const Input** at_keys,
+                            const Input** at_values) {
+        for (int64_t i = 0; i < count; ++i) {
+          at_keys[i] = keys.at(first + i, 0);
+          at_values[i] = values.at(first + i, 0);
+        }
+        first += count;
+      };
+      find(block.count, block.keys, block.values);
+      if (rows.rows() > 1) {
+        block.find_next(problem_.shape.columns - first, find);
       }
     };
-    rows.run(place, Rules{*this, head}, column, column_end, 0, rows.rows());
+    rows.template run<false>(place, Rules{*this, head}, column, column_end, 0,
+                             rows.rows());
   }
 
   void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
