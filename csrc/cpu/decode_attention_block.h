@@ -130,7 +130,8 @@ struct KeyBlock {
     std::fill(values + count, values + kDecodeKeys, values[count - 1]);
   }
 
-  // Of `left` keys that come after this block: find(key, count, keys, values).
+  // `left` keys come after this block; find(count, keys, values) says where the
+  // first of them lie.
   template <class Find>
   void find_next(int64_t left, const Find& find) {
     std::fill_n(next_keys, kDecodeKeys, keys[0]);

@@ -24,9 +24,10 @@
 // unrolled, values read in place, masks fetched beforehand. Then weights of
 // scores that are still in registers, relative to the maxima so far, and
 // exponentials by a table: 96 to 99 GFLOP/s, and 98 to 100 in float16. (In base
-// 2, with log2(e) in the scale, it was 101, but small weights are many ulps
-// off. To ask for what is packed next brought nothing.) A few rows against many
-// keys (decoding) take another way, bound by memory:
+// 2, with log2(e) in the scale, it was 101; left out because one constant for
+// both should put small weights many ulps off, which was reckoned and not
+// measured. To ask for what is packed next brought nothing.) A few rows against
+// many keys (decoding) take another way, bound by memory:
 // scaled_dot_product_attention_decode.h.
 #include <tuple>
 
