@@ -74,10 +74,10 @@ lint: $(INSTALLED)
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 
 wheel: dist/wheel
-	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS)
+	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'
 
 test-matrix: dist/wheel
-	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS)
+	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'
 
 # PROCESSORS="Nehalem Haswell native" for some of them; PROCESSORS_ARGUMENTS="--every 60" for less.
 test-processors: $(INSTALLED)
