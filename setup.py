@@ -34,6 +34,17 @@ FLAGS = SimpleNamespace(**runpy.run_path(str(ROOT / "pkg" / "_build_flags.py")))
 VERSION = runpy.run_path(str(ROOT / "pkg" / "version.py"))["__version__"]
 
 
+def compiler_command() -> list[str]:
+    """The C++ compiler that PyTorch's build takes: CXX, or c++."""
+    command = (os.environ.get("CXX") or "c++").split()
+    if shutil.which(command[0]) is None:
+        sys.exit(
+            f"pkg needs a C++ compiler to build and '{command[0]}' is not there. "
+            "Debian, Ubuntu: apt-get install g++. Or set CXX to one."
+        )
+    return command
+
+
 def cxx_flags() -> list[str]:
     """The package's flags, PyTorch's headers as system headers, and the caller's wishes.
 
@@ -193,10 +204,11 @@ class Build(BuildExtension):
             self.use_clang_cl()
         else:
             self.check_compiler()
-        # Targets run side by side, each with a ninja of its own: share the cores out.
+        # Targets run side by side, each with a ninja of its own: share the cores out, and let the
+        # last target have one more than its share, so that none idles at the end.
         cores = os.cpu_count() or 1
         self.parallel = min(len(self.extensions), cores)
-        os.environ.setdefault("MAX_JOBS", str(max(1, cores // self.parallel)))
+        os.environ.setdefault("MAX_JOBS", str(cores // self.parallel + 1))
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
@@ -224,18 +236,9 @@ class Build(BuildExtension):
             self.compiler.initialize()
         self.compiler.cc = clang
 
-    def compiler_command(self) -> list[str]:
-        """The C++ compiler: CXX, or what Python was built with."""
-        return (os.environ.get("CXX") or self.compiler.compiler_cxx[0]).split()
-
     def check_compiler(self) -> None:
         """Refuses a compiler without C++20 before it fills the screen with errors."""
-        command = self.compiler_command()
-        if shutil.which(command[0]) is None:
-            sys.exit(
-                f"pkg needs a C++ compiler to build and '{command[0]}' is not there. "
-                "Debian, Ubuntu: apt-get install g++. Or set CXX to one."
-            )
+        command = compiler_command()
         source = "#include <span>\n#include <bit>\nint main() { return std::bit_cast<int>(0U); }"
         result = subprocess.run(
             [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"],
@@ -257,7 +260,7 @@ class Build(BuildExtension):
         Reading them is half of what a small source takes. For GCC, which passes over a compiled
         header that does not fit the flags, but not over one that is older than its sources.
         """
-        compiler = self.compiler_command()
+        compiler = compiler_command()
         version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
         if FLAGS.WINDOWS or "Free Software Foundation" not in version:
             return []
@@ -290,7 +293,7 @@ class Build(BuildExtension):
         stub.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             [
-                *self.compiler_command(),
+                *compiler_command(),
                 *("-shared", f"-Wl,-soname,{stub.name}", "-o", str(stub)),
                 *("-x", "c", os.devnull),
             ],
@@ -299,15 +302,36 @@ class Build(BuildExtension):
         return str(stub.parent)
 
 
+def native_level() -> str:
+    """The best CPU library that this processor runs, by what the compiler says of it.
+
+    A processor runs a library when ``-march=native`` defines every macro that the library's own
+    flags do; csrc/cpu_features.cpp asks the processor itself, once it is compiled.
+    """
+
+    def defined(*flags: str) -> set[str]:
+        command = [*compiler_command(), *flags, "-dM", "-E", "-x", "c++", os.devnull]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return {line.split()[1] for line in text.splitlines()}
+
+    if FLAGS.WINDOWS:
+        sys.exit("PKG_CPU_LEVELS=native is not known on Windows: name a library, or unset it")
+    levels = FLAGS.cpu_levels()
+    native = defined("-march=native") if len(levels) > 1 else set()
+    plain = defined()
+    return [name for name, flags in levels.items() if defined(*flags) - plain <= native][-1]
+
+
 def levels_to_build() -> list[str]:
     """The CPU libraries to build: all of this system, or those that PKG_CPU_LEVELS names."""
     levels = list(FLAGS.cpu_levels())
     asked = os.environ.get("PKG_CPU_LEVELS", "").replace(",", " ").split()
+    asked = [native_level() if level == "native" else level for level in asked]
     unknown = [level for level in asked if level not in levels]
     if unknown:
         sys.exit(
-            f"PKG_CPU_LEVELS names {', '.join(unknown)}; here there are {', '.join(levels)}. "
-            "Unset it to build all of them"
+            f"PKG_CPU_LEVELS names {', '.join(unknown)}; here there are {', '.join(levels)}, and "
+            "native for the best that this processor runs. Unset it to build all of them"
         )
     return [level for level in levels if not asked or level in asked]
 

@@ -37,14 +37,19 @@ def wheel(folder: Path, names: list[str], name: str = NAME, size: int = 1) -> Pa
 
 def test_a_whole_wheel_has_no_faults(tmp_path: Path) -> None:
     assert faults_of(wheel(tmp_path, WHOLE), False) == []
-    assert faults_of(wheel(tmp_path, [*WHOLE, CUDA]), True) == []
+    for needs_cuda in (False, True):
+        assert faults_of(wheel(tmp_path, [*WHOLE, CUDA]), needs_cuda) == []
+
+
+def test_the_cuda_library_is_missed_where_it_must_be(tmp_path: Path) -> None:
+    assert any("_cuda" in text for text in faults_of(wheel(tmp_path, WHOLE), True))
 
 
 @pytest.mark.parametrize(
     ("names", "fault"),
     [
         (WHOLE[1:], "holds the libraries"),
-        ([*WHOLE, CUDA], "holds the libraries"),
+        ([*WHOLE, CUDA.replace("_cuda", "_rocm")], "holds the libraries"),
         ([*WHOLE, "pkg_kernels.libs/libgomp-a34b3233.so.1.0.0"], "vendors"),
         ([*WHOLE, "pkg/libtorch_cpu.so"], "vendors"),
         ([*WHOLE, "pkg/cudart64_13.dll"], "vendors"),

@@ -1,6 +1,6 @@
 """Checks what a wheel holds, by its file alone.
 
-    python tools/check_wheel.py WHEEL [--with-cuda]
+    python tools/check_wheel.py WHEEL [--needs-cuda]
 
 Every library of the platform and nothing of PyTorch, licence and bill of materials, the sizes.
 """
@@ -20,15 +20,15 @@ LARGEST_WITHOUT_CUDA = 10 * MIB
 FOREIGN = re.compile(r"(lib)?(torch|c10|gomp|iomp|omp|cudart|cuda)[^/]*\.(so|dylib|dll)(\.\d+)*")
 
 
-def libraries_expected(wheel: str, with_cuda: bool) -> set[str]:
-    """Names of the libraries that a wheel of this platform holds."""
+def libraries_expected(wheel: str) -> set[str]:
+    """Names of the libraries that every wheel of this platform holds."""
     levels = ["baseline"]
     if wheel.endswith(("x86_64.whl", "amd64.whl")):
         levels += ["avx2", "avx512", "avx512_bf16"]
-    return {"_C", *(f"_cpu_{level}" for level in levels), *(["_cuda"] if with_cuda else [])}
+    return {"_C", *(f"_cpu_{level}" for level in levels)}
 
 
-def faults_of(wheel: Path, with_cuda: bool) -> list[str]:
+def faults_of(wheel: Path, needs_cuda: bool) -> list[str]:
     """What is wrong, in words; an empty list where nothing is."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -38,7 +38,8 @@ def faults_of(wheel: Path, with_cuda: bool) -> list[str]:
         for name in names
         if re.fullmatch(r"pkg/_[^/]*\.(so|pyd)", name)
     }
-    expected = libraries_expected(wheel.name, with_cuda)
+    has_cuda = "_cuda" in libraries
+    expected = libraries_expected(wheel.name) | ({"_cuda"} if has_cuda or needs_cuda else set())
     faults = []
     if libraries != expected:
         faults.append(f"it holds the libraries {sorted(libraries)}, not {sorted(expected)}")
@@ -54,7 +55,7 @@ def faults_of(wheel: Path, with_cuda: bool) -> list[str]:
     if "-linux_" in wheel.name:
         faults.append("it has no manylinux tag: auditwheel has not repaired it")
     size = wheel.stat().st_size
-    limit = LARGEST if with_cuda else LARGEST_WITHOUT_CUDA
+    limit = LARGEST if has_cuda else LARGEST_WITHOUT_CUDA
     if size > limit:
         faults.append(f"it is {size / MIB:.1f} MiB, more than {limit / MIB:.0f}")
     print(f"{wheel.name}: {size / MIB:.2f} MiB, {len(names)} files; the largest, compressed:")
@@ -69,9 +70,9 @@ def main() -> None:
     """Reports faults on stderr and by the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--with-cuda", action="store_true")
+    parser.add_argument("--needs-cuda", action="store_true", help="the CUDA library must be there")
     arguments = parser.parse_args()
-    faults = faults_of(arguments.wheel, arguments.with_cuda)
+    faults = faults_of(arguments.wheel, arguments.needs_cuda)
     for fault in faults:
         print(f"{arguments.wheel.name}: {fault}", file=sys.stderr)
     sys.exit(bool(faults))

@@ -48,7 +48,7 @@ Vector<uint32_t> widen(const void* from) {
     std::memcpy(&values, from, sizeof(values));
     return simd::detail::widen(values);
   } else {
-    constexpr bool kSigned = std::is_signed_v<Narrow>;
+    [[maybe_unused]] constexpr bool kSigned = std::is_signed_v<Narrow>;
 #if defined(__AVX512F__)
     const __m128i values = _mm_loadu_si128(static_cast<const __m128i*>(from));
     return std::bit_cast<Vector<uint32_t>>(
