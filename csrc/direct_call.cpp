@@ -11,8 +11,6 @@
 //   no profiler, and no autocast where the operator has a rule for it.
 #include "direct_call.h"
 
-#include <pybind11/stl.h>
-
 #include <array>
 #include <optional>
 #include <string>

@@ -1,7 +1,7 @@
 // Calls of CPU kernels from Python without PyTorch's dispatcher.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "pybind_headers.h"
 
 namespace pkg::python {
 

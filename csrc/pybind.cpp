@@ -1,8 +1,6 @@
 // The module pkg._C: facts about the build and the processor, and every
 // operator as a plain function on tensors that goes through PyTorch's
 // dispatcher, so that autograd, autocast and the rest apply.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 #include <torch/headeronly/version.h>
 
 #include <array>
@@ -31,6 +29,7 @@
 #include "muladd.h"
 #include "namespace.h"
 #include "packed_linear.h"
+#include "pybind_headers.h"
 #include "quantize_rowwise.h"
 #include "rowwise_scaled_linear.h"
 #include "scaled_dot_product_attention.h"

@@ -6,12 +6,12 @@
 // in capsules.
 #pragma once
 
-#include <pybind11/pybind11.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
 #include <optional>
 
+#include "pybind_headers.h"
 #include "symbol_lookup.h"
 #include "tensor.h"
 

@@ -126,6 +126,7 @@ def test_every_command_is_run_somewhere() -> None:
     assert sorted(commands()) == sorted([*run, *IN_CI])
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize("command", sorted(IN_CI))
 def test_the_long_commands_are_in_the_ci_script(command: str) -> None:
     script = ROOT / ".ci" / "run"
@@ -134,6 +135,7 @@ def test_the_long_commands_are_in_the_ci_script(command: str) -> None:
     assert any(whole.search(line) for line in lines if not line.startswith("#"))
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize("command", HERE)
 def test_command(command: str, checkout: Path) -> None:
     if command == "make debug" and shutil.which("make") is None:
@@ -157,6 +159,7 @@ def test_the_prerequisites_are_packages() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.checkout
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`(make[^`]*)`", README))))
 def test_make_knows_the_commands_in_the_text(command: str) -> None:
@@ -201,6 +204,7 @@ def test_the_table_of_import_errors_was_found() -> None:
     assert len(import_errors()) >= 5
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize("pieces", import_errors(), ids=lambda pieces: pieces[0])
 def test_import_errors_say_what_the_table_says(pieces: list[str]) -> None:
     # The version is put into the message from a constant.
@@ -208,6 +212,7 @@ def test_import_errors_say_what_the_table_says(pieces: list[str]) -> None:
     assert any(pattern.search(message) for message in messages())
 
 
+@pytest.mark.checkout
 def test_environment_variables_are_in_the_sources() -> None:
     table = README.partition("## Environment variables")[2].partition("\n## ")[0]
     names = re.findall(r"`([A-Z_]{3,})`", table)
@@ -256,6 +261,7 @@ def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.checkout
 def test_an_operator_added_by_the_steps_passes_its_tests(with_new_operator: Path) -> None:
     # With a build folder of its own: it is compiled from other sources than the user's.
     built = {"TORCH_EXTENSIONS_DIR": str(with_new_operator / "build")}
@@ -272,6 +278,7 @@ def test_an_operator_added_by_the_steps_passes_its_tests(with_new_operator: Path
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.checkout
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_the_cuda_kernel_of_the_steps_compiles(with_new_operator: Path) -> None:
     includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
@@ -281,6 +288,7 @@ def test_the_cuda_kernel_of_the_steps_compiles(with_new_operator: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.checkout
 @pytest.mark.skipif(
     not (shutil.which("ruff") and shutil.which("clang-format")), reason="no ruff or clang-format"
 )

@@ -9,7 +9,9 @@
 //   dV += (M P)^T dO,  dK += scale dS^T Q,  dQ += scale dS K
 //
 // In half precision O is the output and what rounding took off it together:
-// dO V^T and D are often much larger than their differences.
+// dO V^T and D are often much larger than their differences. Where dS is
+// rounded to be multiplied, dQ is put right at the end:
+// scaled_dot_product_attention_balance.h.
 //
 // Five products, without atomic additions: a task owns blocks of keys and sums
 // their dK and dV over all rows (and all the query heads of a group) in its own

@@ -12,7 +12,7 @@
 //
 // Tiles: the micro-kernel's (scaled_dot_product_attention_tile.h); 192 keys,
 // at most 192 rows (ForwardPlan). bfloat16 keeps weights as bfloat16 pairs for
-// the dot product instructions where there are some.
+// the dot product instructions where there are some, and sums them as rounded.
 //
 // Operations: 2 L S (E + Ev) and L S exponentials for each head, half if
 // causal. Bytes, at the least: (L + S)(E + Ev) elements; extra memory

@@ -262,11 +262,6 @@ class ForwardBlock {
   bool weigh_as_before(int64_t row_of_all, int64_t row,
                        const RightPanels<Lane>& keys, int64_t first,
                        int64_t count) {
-    // A largest weight of 1 is what keeps rows with one key that counts exact
-    // where weights are rounded, while their sum is not.
-    if constexpr (!std::is_same_v<Weight<Arithmetic>, Number>) {
-      return false;
-    }
     const auto states = states_.from(row);
     if (problem_.dropout || !(problem_.shape.scale > 0.0) ||
         packing_.key_depth > problem_.longest_sum ||

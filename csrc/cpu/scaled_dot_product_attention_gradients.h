@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "scaled_dot_product_attention_backward.h"
+#include "scaled_dot_product_attention_balance.h"
 #include "scaled_dot_product_attention_grad_mask.h"
 
 namespace pkg::cpu::attention {
@@ -61,6 +63,34 @@ struct PackedHead {
   }
 };
 
+// Sums for the gradient of the queries of one head, and behind them, where
+// weights are rounded, what a pair of rows is balanced by.
+template <class Input>
+struct QuerySums {
+  using Number = simd::Compute<Input>;
+  using Balance = PairBalance<typename ArithmeticOf<Input>::type>;
+  int64_t stride;      // numbers of a row
+  int64_t balance_at;  // the first number that is not a sum
+  int64_t size;
+
+  QuerySums(const AttentionShape& shape, const PackedHead<Input>& packing)
+      : stride(packing.key_stride),
+        balance_at(padded_rows(shape.rows) * stride),
+        size(balance_at) {
+    if constexpr (kRoundsWeights<typename ArithmeticOf<Input>::type>) {
+      size += padded_rows(shape.rows) / 2 * int64_t{sizeof(Balance)} /
+              int64_t{sizeof(Number)};
+    }
+  }
+  void reset(Number* sums) const {
+    std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Number));
+  }
+  Number* row(Number* sums, int64_t row) const { return sums + row * stride; }
+  Balance& balance(Number* sums, int64_t row) const {
+    return reinterpret_cast<Balance*>(sums + balance_at)[row / 2];
+  }
+};
+
 // A block of keys of one head against all rows of all the heads it serves.
 template <class Input>
 class GradientBlock {
@@ -79,6 +109,7 @@ class GradientBlock {
         lane_(lane),
         split_(split),
         keys_(problem.shape()),
+        sums_(problem.shape(), packing),
         memory_(Workspace::of_this_thread<3>().request<std::byte>(
             BlockGradients<Arithmetic>::bytes() + key_operands().size() +
             key_columns().size() + key_sums().size() + value_sums().size())),
@@ -114,7 +145,7 @@ class GradientBlock {
         run_rows(batch + g, row, finite_keys && *finite,
                  packed + g * packing_.size +
                      row / kGradientRows * packing_.block_size,
-                 query_sums + g * query_sums_size + row * packing_.key_stride);
+                 query_sums + g * query_sums_size);
       }
     }
     for (int64_t i = 0; i < count_; ++i) {
@@ -156,8 +187,7 @@ class GradientBlock {
                   std::max(active.end, seen.end)};
         run_strip<height()>({batch, mask_offset_, row + strip, used,
                              column_ + seen.begin, seen.end - seen.begin},
-                            strip, rows, packed,
-                            query_sums + strip * packing_.key_stride);
+                            strip, rows, packed, query_sums);
         return;
       }
       add_to_mask(batch, row + strip, used, strip, {0, 0});
@@ -214,13 +244,21 @@ class GradientBlock {
                 {first, first + place.count});
     fill_strip<kRows>(strip, {first, first + place.count});
     block_.finish_strip(strip, kRows, padded_count());
+    if constexpr (kRoundsWeights<Arithmetic>) {
+      for (int i = 0; i < kRows; i += 2) {
+        sums_.balance(query_sums, place.row + i)
+            .add(block_.weights_transposed(strip + i, first),
+                 block_.gradients_transposed(strip + i, first), place.column,
+                 round_up(place.count, simd::kLanes<Number>));
+      }
+    }
     multiply_strip<Arithmetic, kRows>(
         LeftByRows<Lane, kScoreStride / kDepth>{
             block_.gradients_by_rows(strip) + first / kDepth},
         packed_panels<Arithmetic>(key_columns_, depth_of<Arithmetic>(count_),
                                   first / kDepth),
         depth_of<Arithmetic>(place.count), problem_.shape().head_size,
-        add_to(query_sums, packing_.key_stride));
+        add_to(sums_.row(query_sums, place.row), sums_.stride));
   }
 
   // Of the keys that any of the rows sees.
@@ -255,6 +293,7 @@ class GradientBlock {
   int64_t lane_;
   int64_t split_;
   PackedKeys<Input> keys_;
+  QuerySums<Input> sums_;
   std::byte* memory_;
   BlockGradients<Arithmetic> block_;
   Lane* key_operands_;
@@ -306,20 +345,34 @@ struct BackwardPlan {
 
 // Adds up the parts of the gradients of the queries from `batch` on.
 template <class Input, class Number>
-void store_grad_query(const AttentionShape& shape, int64_t batch, int64_t heads,
-                      int64_t splits, int64_t stride, int64_t part_size,
-                      Number* sums, const GradientTarget<Input>& grad_query) {
-  const int64_t grain = std::max<int64_t>(1, 16384 / (stride * splits + 1));
+void store_grad_query(const BackwardProblem<Input>& problem,
+                      const QuerySums<Input>& part, int64_t batch,
+                      int64_t heads, int64_t splits, Number* sums,
+                      const GradientTarget<Input>& grad_query) {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  const AttentionShape& shape = problem.shape();
+  const int64_t grain =
+      std::max<int64_t>(1, 16384 / (part.stride * splits + 1));
   parallel_for(heads * shape.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t flat = begin; flat < end; ++flat) {
       const int64_t head = flat / shape.rows;
       const int64_t row = flat % shape.rows;
-      Number* first = sums + head * splits * part_size + row * stride;
+      Number* of_head = sums + head * splits * part.size;
+      Number* first = part.row(of_head, row);
       for (int64_t s = 1; s < splits; ++s) {
-        const Number* part = first + s * part_size;
-        for (int64_t i = 0; i < stride; ++i) {
-          first[i] += part[i];
+        const Number* other = first + s * part.size;
+        for (int64_t i = 0; i < part.stride; ++i) {
+          first[i] += other[i];
         }
+      }
+      if constexpr (kRoundsWeights<Arithmetic>) {
+        auto balance = part.balance(of_head, row);
+        for (int64_t split = 1; split < splits; ++split) {
+          balance.merge(part.balance(of_head + split * part.size, row));
+        }
+        take_off_balance(balance, row % 2,
+                         problem.forward.key.at(shape, batch + head),
+                         shape.columns, shape.head_size, first);
       }
       grad_query.store(shape, batch + head, row, first, shape.head_size,
                        static_cast<Number>(shape.scale));
@@ -344,12 +397,12 @@ void attention_gradients(const BackwardProblem<Input>& problem,
     mask_sums->allocate(plan.splits);
   }
   const int64_t row_blocks = (shape.rows + kGradientRows - 1) / kGradientRows;
-  const int64_t part_size = padded_rows(shape.rows) * packing.key_stride;
+  const QuerySums<Input> part(shape, packing);
 
   Lane* packed = Workspace::of_this_thread<4>().request<Lane>(
       plan.heads_at_once * shape.group * packing.size);
   Number* query_sums = Workspace::of_this_thread<5>().request<Number>(
-      plan.heads_at_once * shape.group * plan.splits * part_size);
+      plan.heads_at_once * shape.group * plan.splits * part.size);
   bool* finite = Workspace::of_this_thread<6>().request<bool>(
       plan.heads_at_once * shape.group * row_blocks);
   for (int64_t first = 0; first < key_heads; first += plan.heads_at_once) {
@@ -373,10 +426,10 @@ void attention_gradients(const BackwardProblem<Input>& problem,
            head < (lane + 1) * heads / lanes; ++head) {
         // Of each matrix the parts lie side by side.
         Number* sums =
-            query_sums + (head * shape.group * plan.splits + split) * part_size;
-        const int64_t sums_size = plan.splits * part_size;
+            query_sums + (head * shape.group * plan.splits + split) * part.size;
+        const int64_t sums_size = plan.splits * part.size;
         for (int64_t g = 0; g < shape.group; ++g) {
-          std::fill_n(sums + g * sums_size, part_size, Number{0});
+          part.reset(sums + g * sums_size);
         }
         const int64_t end = std::min(plan.column(split + 1), shape.columns);
         for (int64_t column = plan.column(split); column < end;
@@ -388,8 +441,8 @@ void attention_gradients(const BackwardProblem<Input>& problem,
         }
       }
     });
-    store_grad_query(shape, first_batch, batch, plan.splits, packing.key_stride,
-                     part_size, query_sums, grad_query);
+    store_grad_query(problem, part, first_batch, batch, plan.splits, query_sums,
+                     grad_query);
   }
   Workspace::of_this_thread<4>().release_excess();
   Workspace::of_this_thread<5>().release_excess();

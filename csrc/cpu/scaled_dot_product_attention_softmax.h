@@ -17,20 +17,30 @@ namespace pkg::cpu::attention {
 
 // How weights are held to be the left operand of a product: as the numbers that
 // they are, in place of the scores, or as pairs of bfloat16 of the same row.
+// Rounded ones are summed as such: the output of values that have a mean would
+// not have it otherwise, nor D of the backward pass, where it is most of D.
 template <class Arithmetic>
 struct WeightsOf {
   using Element = typename Arithmetic::Accumulator;
-  static void store(Element* to, Vector<Element> weights) {
+  // Returns the sum of what is stored and what is there.
+  static Vector<Element> store(Element* to, Vector<Element> weights,
+                               Vector<Element> sum = Vector<Element>{}) {
     simd::store(to, weights);
+    return sum + weights;
   }
 };
 #if defined(__AVX512BF16__)
 template <>
 struct WeightsOf<Bfloat16Dot> {
   using Element = uint16_t;
-  static void store(uint16_t* to, Vector<float> weights) {
-    const __m256bh bits = _mm512_cvtneps_pbh(std::bit_cast<__m512>(weights));
+  static Vector<float> store(uint16_t* to, Vector<float> weights,
+                             Vector<float> sum = Vector<float>{}) {
+    const auto bits = std::bit_cast<simd::detail::Bits16>(
+        _mm512_cvtneps_pbh(std::bit_cast<__m512>(weights)));
     std::memcpy(to, &bits, sizeof(bits));
+    constexpr uint32_t kOne = 0x3F80;  // and 0 in the other half
+    return Bfloat16Dot::multiply_add(simd::detail::widen(bits),
+                                     simd::broadcast(kOne), sum);
   }
 };
 #endif
@@ -119,11 +129,14 @@ template <class Arithmetic, bool kPrecise, class Number>
     }
     simd::exp_of_nonpositive<kPrecise>(weight);
     for (int i = 0; i < registers(); ++i) {
-      sum += weight[i];
-      if (factors != nullptr) {
-        weight[i] *= simd::load(factors + from + i * kLanes);
+      Weight<Arithmetic>* to = weights + from + i * kLanes;
+      if (factors == nullptr) {
+        sum = WeightsOf<Arithmetic>::store(to, weight[i], sum);
+      } else {
+        sum += weight[i];
+        WeightsOf<Arithmetic>::store(
+            to, weight[i] * simd::load(factors + from + i * kLanes));
       }
-      WeightsOf<Arithmetic>::store(weights + from + i * kLanes, weight[i]);
     }
   };
   int64_t i = 0;
@@ -226,10 +239,10 @@ struct WeighTile {
 #pragma GCC unroll 4
       for (int i = 0; i < kPair * kVectors; ++i) {
         const int64_t r = row + first + i / kVectors;
-        sums[r] += weight[i];
-        WeightsOf<Arithmetic>::store(weights + r * kStride + column +
-                                         i % kVectors * simd::kLanes<Number>,
-                                     weight[i]);
+        sums[r] = WeightsOf<Arithmetic>::store(
+            weights + r * kStride + column +
+                i % kVectors * simd::kLanes<Number>,
+            weight[i], sums[r]);
       }
     }
   }
