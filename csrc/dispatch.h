@@ -86,17 +86,12 @@ Result dispatch(const char* name, const char* overload,
   return detail::ResultOf<Result>::take(stack.data());
 }
 
-// Dispatches an operator whose checks are known. They run beforehand where the
-// message of a failure would be lost, and otherwise only after one, for an
-// error in the operator's own words without what PyTorch adds to them on the
-// way.
+// Dispatches an operator whose checks are known: they run after a failure, for
+// an error in the operator's own words, without what PyTorch adds to them on
+// the way.
 template <class Result, class Check, class... Arguments>
-Result checked_dispatch(const Check& check, const char* name,
-                        const Arguments&... arguments) {
-  if (!dispatch_errors_have_messages()) {
-    check();
-    return dispatch<Result>(name, "", arguments...);
-  }
+Result explained_dispatch(const Check& check, const char* name,
+                          const Arguments&... arguments) {
   try {
     return dispatch<Result>(name, "", arguments...);
   } catch (const std::runtime_error&) {
@@ -109,6 +104,19 @@ Result checked_dispatch(const Check& check, const char* name,
     }
     throw;
   }
+}
+
+// The same for tensors that have memory. Where PyTorch would print the message
+// of a failure, the checks run beforehand; sizes that are symbols would become
+// numbers by that.
+template <class Result, class Check, class... Arguments>
+Result checked_dispatch(const Check& check, const char* name,
+                        const Arguments&... arguments) {
+  if (!dispatch_errors_have_messages()) {
+    check();
+    return dispatch<Result>(name, "", arguments...);
+  }
+  return explained_dispatch<Result>(check, name, arguments...);
 }
 
 }  // namespace pkg

@@ -31,7 +31,7 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
                                     bool enable_gqa) {
   const std::optional<Tensor> seed =
       dropout_p > 0.0 ? std::optional(draw_seed(query)) : std::nullopt;
-  return std::get<0>(checked_dispatch<std::tuple<Tensor, Tensor, Tensor>>(
+  return std::get<0>(explained_dispatch<std::tuple<Tensor, Tensor, Tensor>>(
       [&] {
         check_scaled_dot_product_attention(query, key, value, attn_mask,
                                            dropout_p, is_causal, enable_gqa);

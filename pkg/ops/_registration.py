@@ -17,6 +17,11 @@ from torch.autograd.function import _SingleLevelFunction
 
 from ._call import direct_call, in_order
 
+# Before 2.13 PyTorch refuses to register what it has on a list. Where this copy was imported before
+# and forgotten, it is meant to be replaced.
+_registered: set[str] = getattr(torch.library, "_impls", set())
+_registered -= {key for key in _registered if key.startswith("pkg/")}
+
 library = torch.library.Library("pkg", "IMPL")
 
 # By operator: what computes a result and records its gradient, with the dispatcher left out.
