@@ -294,14 +294,18 @@ class ForwardBlock {
   void weigh(const ForwardTask& task, int64_t row, int used,
              const RightPanels<Lane>& keys, int64_t first, int64_t count) {
     const AttentionShape& shape = problem_.shape;
+    // A positive scale is left to the softmax, which has it for nothing; unless
+    // sums are made of parts, each of which the backward pass scales.
+    const int64_t padded = round_up(count, simd::kLanes<Number>);
+    const bool in_parts = packing_.key_depth > problem_.longest_sum;
+    Number scale = static_cast<Number>(shape.scale);
     multiply_strip<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
-        store_to(scores_, kScoreStride,
-                 problem_.mask.fetched(mask_offset_, task.row + row, first)),
+        store_scaled(
+            scores_, kScoreStride, in_parts ? scale : Number{1},
+            problem_.mask.fetched(mask_offset_, task.row + row, first)),
         problem_.longest_sum);
-    // A positive scale is left to the softmax, which has it for nothing.
-    const int64_t padded = round_up(count, simd::kLanes<Number>);
-    Number scale = static_cast<Number>(shape.scale);
+    scale = in_parts ? Number{1} : scale;
     if (!(scale > Number{0}) ||
         problem_.masks_strip(task.row + row, first, count)) {
       problem_.mask_strip(scores_, kScoreStride, scale, mask_offset_,

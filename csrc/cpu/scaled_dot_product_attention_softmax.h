@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "gemm_arithmetic.h"
@@ -54,6 +55,16 @@ struct SoftmaxState {
   Number sum = 0;
 };
 
+// Scores that are scaled in the same instruction that subtracts the maximum are
+// not rounded as the maximum was. Up to this the difference is at most an
+// eighth; beyond, all have to be scaled before.
+template <class Number>
+inline bool compares_with_products(Number maximum) {
+  constexpr Number kLargest =
+      Number{1} / (4 * std::numeric_limits<Number>::epsilon());
+  return std::abs(maximum) <= kLargest;
+}
+
 // The states of a block's rows, of which the sums are held lane by lane, to be
 // added up at the end.
 template <class Number>
@@ -67,11 +78,10 @@ struct SoftmaxStates {
   }
   SoftmaxStates from(int64_t row) const { return {maxima + row, sums + row}; }
 
-  // Whether each of the first rows has seen a key.
+  // Whether each of the first rows has a maximum that products may be compared
+  // with: it has seen a key.
   bool are_known(int rows) const {
-    return std::none_of(maxima, maxima + rows, [](Number maximum) {
-      return maximum == -kInfinity<Number>;
-    });
+    return std::all_of(maxima, maxima + rows, &compares_with_products<Number>);
   }
   SoftmaxState<Number> at(int64_t row) const {
     return {maxima[row], simd::reduce_add(sums[row])};
@@ -93,6 +103,13 @@ inline T origin_of(T maximum) {
   } else {
     using Number = std::remove_cvref_t<decltype(maximum[0])>;
     return maximum == -kInfinity<Number> ? T{} : maximum;
+  }
+}
+
+template <class Number>
+void scale_row(Number* row, int64_t count, Number factor) {
+  for (int64_t i = 0; i < count; i += simd::kLanes<Number>) {
+    simd::store(row + i, simd::load(row + i) * factor);
   }
 }
 
@@ -160,7 +177,7 @@ template <class Arithmetic, bool kPrecise, class Number>
 // never to the sum.
 template <class Arithmetic, bool kPrecise, int kRows, int64_t kStride,
           class Number, class FactorsOf>
-bool softmax_strip(const Number* scores, int64_t count, Number scale,
+bool softmax_strip(Number* scores, int64_t count, Number scale,
                    const SoftmaxStates<Number>& states,
                    const FactorsOf& factors_of, Weight<Arithmetic>* weights,
                    Number (&corrections)[kRows]) {
@@ -184,6 +201,12 @@ bool softmax_strip(const Number* scores, int64_t count, Number scale,
     simd::store_partial(states.maxima + first, maximum, rows);
     simd::store_partial(origins + first, origin, rows);
     simd::store_partial(corrections + first, correction[0], rows);
+  }
+  if (!std::all_of(origins, origins + kRows, &compares_with_products<Number>)) {
+    for (int i = 0; i < kRows; ++i) {
+      scale_row(scores + i * kStride, count, scale);
+    }
+    scale = Number{1};
   }
   bool corrects = false;
   for (int i = 0; i < kRows; ++i) {
@@ -247,13 +270,6 @@ struct WeighTile {
     }
   }
 };
-
-template <class Number>
-void scale_row(Number* row, int64_t count, Number factor) {
-  for (int64_t i = 0; i < count; i += simd::kLanes<Number>) {
-    simd::store(row + i, simd::load(row + i) * factor);
-  }
-}
 
 // Writes `count` elements of a row, converted and multiplied by `factor`.
 template <class Output, class Number>

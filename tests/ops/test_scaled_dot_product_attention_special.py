@@ -148,3 +148,59 @@ def test_where_keys_of_a_later_block_have_it(where: str, special: float) -> None
     # Whole blocks of keys after the first: their weights are made in another way.
     for dtype in (torch.float32, torch.bfloat16):
         compare(30, 768, dtype, where, special, "none", key_at=500)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("size", [12, 16, 128])
+@pytest.mark.parametrize(("rows", "keys"), [*SHAPES, (30, 768)])
+def test_large_scores(rows: int, keys: int, size: int, dtype: torch.dtype) -> None:
+    # Beyond the digits of their number, where the scale has no short one: 1 / sqrt(12).
+    for magnitude in (1e3, 1e4) if dtype == torch.float16 else (1e3, 1e5, 1e6, 1e15):
+        query, key, value = (
+            normal(1, 2, length, size, seed=seed).to(dtype) * (magnitude if seed < 2 else 1)
+            for seed, length in enumerate((rows, keys, keys))
+        )
+        exact = (query.double() @ key.double().mT * size**-0.5).softmax(-1) @ value.double()
+        for causal in (False, True):
+            leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+            output = pkg.ops.scaled_dot_product_attention(*leaves, is_causal=causal)
+            assert output.isfinite().all()
+            # In half precision, few rows sum their scores in another order than the gradients do.
+            if rows > 8 or causal or dtype in (torch.float32, torch.float64):
+                for gradient in torch.autograd.grad(output.sum(), leaves):
+                    assert gradient.isfinite().all()
+            if not causal:
+                # One key has all the weight, seldom another one as much.
+                close = torch.isclose(output.double(), exact, rtol=0, atol=0.05)
+                assert close.double().mean() > 0.98
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize(("rows", "keys"), [*SHAPES, (1, 4096)])
+def test_lowest_number_in_place_of_infinity(
+    rows: int, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype
+) -> None:
+    # It swallows the scores: weights are equal where it hides every key of a row, as in batches
+    # that are padded.
+    query, key, value = (
+        normal(1, 2, length, SIZE, seed=seed).to(dtype)
+        for seed, length in enumerate((rows, keys, keys))
+    )
+    lowest = torch.finfo(mask_dtype).min
+    mask = torch.zeros(rows, keys, dtype=mask_dtype)
+    mask[: (rows + 1) // 2] = lowest
+    mask[:, keys // 2 :] = lowest
+    output = pkg.ops.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    seen = value.double()[..., : keys // 2, :]
+    weights = (query.double() @ key.double()[..., : keys // 2, :].mT * SIZE**-0.5).softmax(-1)
+    expected = weights @ seen
+    expected[..., : (rows + 1) // 2, :] = value.double().mean(-2, keepdim=True)
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=8 * torch.finfo(dtype).eps)
