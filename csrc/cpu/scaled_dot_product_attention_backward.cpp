@@ -9,8 +9,8 @@
 //   dV += (M P)^T dO,  dK += scale dS^T Q,  dQ += scale dS K
 //
 // In half precision O is the output and what rounding took off it together:
-// dO V^T and D are often much larger than their differences. Where dS is
-// rounded to be multiplied, dQ is put right at the end:
+// dO V^T and D are often much larger than their differences. What rounding
+// makes of the sum of a row's dS is taken off dQ at the end:
 // scaled_dot_product_attention_balance.h.
 //
 // Five products, without atomic additions: a task owns blocks of keys and sums
@@ -24,7 +24,7 @@
 // packed once for all blocks of keys.
 //
 // Operations: 2 L S (3 E + 2 Ev) and L S exponentials for each head, half if
-// causal. Extra memory 2 L (E + Ev) packed and L E for each part of dQ: O(L),
+// causal. Extra memory 2 L (E + Ev) packed and 2 L E for each part of dQ: O(L),
 // never L S. Bound by the multiply-add units.
 #include "scaled_dot_product_attention_backward.h"
 

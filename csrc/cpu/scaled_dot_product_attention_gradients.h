@@ -63,31 +63,39 @@ struct PackedHead {
   }
 };
 
-// Sums for the gradient of the queries of one head, and behind them, where
-// weights are rounded, what a pair of rows is balanced by.
+// Sums for the gradient of the queries of one head, and behind them what its
+// rows are balanced by.
 template <class Input>
 struct QuerySums {
   using Number = simd::Compute<Input>;
-  using Balance = PairBalance<typename ArithmeticOf<Input>::type>;
-  int64_t stride;      // numbers of a row
-  int64_t balance_at;  // the first number that is not a sum
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  int64_t stride;    // numbers of a row
+  int64_t rows;      // of whole strips
+  int64_t sums_end;  // the first number that is not a sum
   int64_t size;
 
   QuerySums(const AttentionShape& shape, const PackedHead<Input>& packing)
       : stride(packing.key_stride),
-        balance_at(padded_rows(shape.rows) * stride),
-        size(balance_at) {
-    if constexpr (kRoundsWeights<typename ArithmeticOf<Input>::type>) {
-      size += padded_rows(shape.rows) / 2 * int64_t{sizeof(Balance)} /
-              int64_t{sizeof(Number)};
+        rows(padded_rows(shape.rows)),
+        sums_end(rows * stride) {
+    if constexpr (kRoundsWeights<Arithmetic>) {
+      size = sums_end + rows / 2 * int64_t{sizeof(PairBalance<Arithmetic>)} /
+                            int64_t{sizeof(Number)};
+    } else {
+      size = sums_end + rows * (simd::kLanes<Number> + stride);
     }
   }
   void reset(Number* sums) const {
     std::memset(sums, 0, static_cast<size_t>(size) * sizeof(Number));
   }
   Number* row(Number* sums, int64_t row) const { return sums + row * stride; }
-  Balance& balance(Number* sums, int64_t row) const {
-    return reinterpret_cast<Balance*>(sums + balance_at)[row / 2];
+  PairBalance<Arithmetic>& pair_balance(Number* sums, int64_t row) const {
+    return reinterpret_cast<PairBalance<Arithmetic>*>(sums + sums_end)[row / 2];
+  }
+  RowBalance<Arithmetic> row_balance(Number* sums, int64_t row) const {
+    Number* lanes = sums + sums_end;
+    return {lanes + row * simd::kLanes<Number>,
+            lanes + rows * simd::kLanes<Number> + row * stride};
   }
 };
 
@@ -112,10 +120,12 @@ class GradientBlock {
         sums_(problem.shape(), packing),
         memory_(Workspace::of_this_thread<3>().request<std::byte>(
             BlockGradients<Arithmetic>::bytes() + key_operands().size() +
-            key_columns().size() + key_sums().size() + value_sums().size())),
+            key_columns().size() + key_means().size() + key_sums().size() +
+            value_sums().size())),
         block_(memory_),
         key_operands_(key_operands().take(memory_)),
         key_columns_(key_columns().take(memory_)),
+        key_means_(key_means().take(memory_)),
         key_sums_(key_sums().take(memory_)),
         value_sums_(value_sums().take(memory_)) {}
 
@@ -134,6 +144,10 @@ class GradientBlock {
     pack_columns<Arithmetic>(
         problem_.forward.key.at(shape, batch).from(column, 0), shape.head_size,
         count_, key_columns_);
+    if constexpr (!kRoundsWeights<Arithmetic>) {
+      KeyPieces<Arithmetic>::find_common(key_columns_, count_,
+                                         packing_.key_stride, key_means_);
+    }
     const bool finite_keys =
         problem_.forward.hides_keys() && keys_.finite(key_operands_, count_);
     std::fill_n(key_sums_, key_sums().count, Number{0});
@@ -165,6 +179,9 @@ class GradientBlock {
   Part<Lane> key_operands() const { return {keys_.size()}; }
   Part<Lane> key_columns() const {
     return {packing_.key_stride * depth_of<Arithmetic>(kKeyBlock)};
+  }
+  Part<Number> key_means() const {
+    return {KeyPieces<Arithmetic>::kCount * packing_.key_stride};
   }
   Part<Number> key_sums() const { return {kKeyBlock * packing_.key_stride}; }
   Part<Number> value_sums() const {
@@ -246,10 +263,17 @@ class GradientBlock {
     block_.finish_strip(strip, kRows, padded_count());
     if constexpr (kRoundsWeights<Arithmetic>) {
       for (int i = 0; i < kRows; i += 2) {
-        sums_.balance(query_sums, place.row + i)
+        sums_.pair_balance(query_sums, place.row + i)
             .add(block_.weights_transposed(strip + i, first),
                  block_.gradients_transposed(strip + i, first), place.column,
                  round_up(place.count, simd::kLanes<Number>));
+      }
+    } else {
+      for (int i = 0; i < place.used; ++i) {
+        sums_.row_balance(query_sums, place.row + i)
+            .add(block_.strip_weights(strip) + i * kScoreStride,
+                 block_.strip_gradients(strip) + i * kScoreStride,
+                 padded_count(), key_means_, sums_.stride);
       }
     }
     multiply_strip<Arithmetic, kRows>(
@@ -298,6 +322,7 @@ class GradientBlock {
   BlockGradients<Arithmetic> block_;
   Lane* key_operands_;
   Lane* key_columns_;
+  Number* key_means_;
   Number* key_sums_;
   Number* value_sums_;
   int64_t column_ = 0;
@@ -366,13 +391,20 @@ void store_grad_query(const BackwardProblem<Input>& problem,
         }
       }
       if constexpr (kRoundsWeights<Arithmetic>) {
-        auto balance = part.balance(of_head, row);
+        auto balance = part.pair_balance(of_head, row);
         for (int64_t split = 1; split < splits; ++split) {
-          balance.merge(part.balance(of_head + split * part.size, row));
+          balance.merge(part.pair_balance(of_head + split * part.size, row));
         }
         take_off_balance(balance, row % 2,
                          problem.forward.key.at(shape, batch + head),
                          shape.columns, shape.head_size, first);
+      } else {
+        const auto balance = part.row_balance(of_head, row);
+        for (int64_t split = 1; split < splits; ++split) {
+          balance.merge(part.row_balance(of_head + split * part.size, row),
+                        part.stride);
+        }
+        balance.take_off(part.stride, first);
       }
       grad_query.store(shape, batch + head, row, first, shape.head_size,
                        static_cast<Number>(shape.scale));
