@@ -16,12 +16,13 @@ compile and use the sources, gradients and all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -73,11 +74,15 @@ def best_capability() -> str:
 
 
 def can_build_cuda() -> bool:
-    """Whether PyTorch is a CUDA build and nvcc is there."""
+    """Whether PyTorch is a CUDA build and nvcc is there, and ``PKG_BUILD_CUDA`` is not 0."""
     import torch
     from torch.utils import cpp_extension
 
-    return torch.version.cuda is not None and cpp_extension.CUDA_HOME is not None
+    return (
+        torch.version.cuda is not None
+        and cpp_extension.CUDA_HOME is not None
+        and os.environ.get("PKG_BUILD_CUDA", "1") != "0"
+    )
 
 
 def load(
@@ -104,7 +109,10 @@ def load(
         sources: A folder laid out like the project's ``csrc``; the package's own
             by default.
         with_cuda: Whether to compile the CUDA kernels too; by default where
-            PyTorch is a CUDA build and nvcc is there.
+            PyTorch is a CUDA build and nvcc is there, unless ``PKG_BUILD_CUDA``
+            is 0. They are compiled for ``PKG_CUDA_ARCH_LIST`` or
+            ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there, and
+            without any for those that a build from source is for.
         capability: The CPU instruction set, ``baseline`` to ``avx512_bf16``; by
             default the best that runs here.
         extra_cflags: Further flags for the C++ compiler.
@@ -141,8 +149,10 @@ def load(
     cuda = can_build_cuda() if with_cuda is None else with_cuda
     if cuda and not can_build_cuda():
         raise RuntimeError(
-            "pkg.jit: with_cuda=True needs nvcc (CUDA_HOME) and a CUDA build of PyTorch; this is "
-            f"PyTorch {torch.__version__} with CUDA_HOME={cpp_extension.CUDA_HOME}"
+            "pkg.jit: with_cuda=True needs nvcc (CUDA_HOME) and a CUDA build of PyTorch, and "
+            f"PKG_BUILD_CUDA not 0; this is PyTorch {torch.__version__} with "
+            f"CUDA_HOME={cpp_extension.CUDA_HOME}, "
+            f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
         )
     files = sorted([*folder.glob("*.cpp"), *(folder / "cpu").glob("*.cpp")])
     if cuda:
@@ -165,20 +175,22 @@ def load(
 
     directory = Path(build_directory or Path(cpp_extension.get_default_build_root(), namespace))
     directory.mkdir(parents=True, exist_ok=True)
-    _wait_for_lock(directory / "lock")
+    if hasattr(cpp_extension, "FileBaton"):
+        _wait_for_lock(directory / "lock")
     owner = directory / _OWNER_FILE
     owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
     try:
-        module: ModuleType = cpp_extension.load(
-            name=f"{namespace}_C",
-            sources=[str(path) for path in files],
-            extra_cflags=cflags,
-            extra_cuda_cflags=cuda_cflags,
-            extra_ldflags=list(extra_ldflags),
-            build_directory=str(directory),
-            with_cuda=cuda,
-            verbose=verbose,
-        )
+        with _cuda_architectures():
+            module: ModuleType = cpp_extension.load(
+                name=f"{namespace}_C",
+                sources=[str(path) for path in files],
+                extra_cflags=cflags,
+                extra_cuda_cflags=cuda_cflags,
+                extra_ldflags=list(extra_ldflags),
+                build_directory=str(directory),
+                with_cuda=cuda,
+                verbose=verbose,
+            )
     finally:
         owner.unlink(missing_ok=True)
     _loaded[namespace] = (fingerprint, module)
@@ -212,10 +224,35 @@ def _refuse_taken_namespace(namespace: str) -> None:
     )
 
 
+@contextlib.contextmanager
+def _cuda_architectures() -> Iterator[None]:
+    """Says what nvcc is to compile for where PyTorch would ask a GPU and there is none.
+
+    It fails then, with the index of an empty list.
+    """
+    import torch
+
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    chosen = os.environ.get("PKG_CUDA_ARCH_LIST") or asked
+    if not chosen and not torch.cuda.is_available():
+        chosen = _build_flags.DEFAULT_CUDA_ARCHITECTURES
+    if chosen:
+        os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = asked
+        else:
+            os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
+
+
 def _wait_for_lock(lock: Path, patience: float = 300.0) -> None:
     """Waits while another process builds; explains a lock that nobody holds any more.
 
-    PyTorch's own wait has no end: a build that was killed leaves its lock behind.
+    Up to PyTorch 2.13 the lock is a file that must not exist, and PyTorch's own wait for that has
+    no end: a build that was killed leaves it behind. Later the file stays, and the system knows
+    who has locked it.
     """
     started = time.monotonic()
     while lock.exists():

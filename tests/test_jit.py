@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import pkg
 
@@ -84,6 +85,9 @@ def test_new_process_compiles_nothing(module, sources: Path, build_folder: Path)
     assert objects == {path: path.stat().st_mtime_ns for path in build_folder.glob("*.o")}
 
 
+@pytest.mark.skipif(
+    not hasattr(cpp_extension, "FileBaton"), reason="this PyTorch's lock ends with its process"
+)
 def test_lock_of_a_dead_process_is_explained(sources: Path, tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -118,6 +122,26 @@ def test_cuda_on_a_cpu_build_is_refused() -> None:
         pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
 
 
+def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("PKG_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    with pkg.jit._cuda_architectures():
+        assert cpp_extension._get_cuda_arch_flags()
+    assert "TORCH_CUDA_ARCH_LIST" not in os.environ
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5")
+    monkeypatch.setenv("PKG_CUDA_ARCH_LIST", "8.6")
+    with pkg.jit._cuda_architectures():
+        flags = cpp_extension._get_cuda_arch_flags()
+    assert flags == ["-gencode=arch=compute_86,code=sm_86"]
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "7.5"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+    monkeypatch.delenv("PKG_CUDA_ARCH_LIST")
+    with pkg.jit._cuda_architectures():
+        assert "TORCH_CUDA_ARCH_LIST" not in os.environ, "PyTorch asks the GPU"
+
+
 def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
     # The Python files and the sources as a checkout has them, and no library.
     shutil.copytree(
@@ -138,6 +162,7 @@ def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
         | {
             "PYTHONPATH": str(tmp_path),
             "PKG_JIT": "1",
+            "PKG_BUILD_CUDA": "0",  # minutes, where nvcc and a CUDA build are there
             "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
         },
         capture_output=True,
