@@ -119,7 +119,8 @@ def load(
         extra_cuda_cflags: Further flags for nvcc.
         extra_ldflags: Further flags for the linker.
         build_directory: Where objects are kept; by default a folder of this
-            namespace under PyTorch's own for extensions.
+            PyTorch and this namespace under ``TORCH_EXTENSIONS_DIR`` or
+            PyTorch's own for extensions.
         verbose: Print the compiler's commands and what it says.
 
     Returns:
@@ -173,7 +174,7 @@ def load(
         return _loaded[namespace][1]
     _refuse_taken_namespace(namespace)
 
-    directory = Path(build_directory or Path(cpp_extension.get_default_build_root(), namespace))
+    directory = Path(build_directory) if build_directory else _default_folder(namespace)
     directory.mkdir(parents=True, exist_ok=True)
     if hasattr(cpp_extension, "FileBaton"):
         _wait_for_lock(directory / "lock")
@@ -204,6 +205,18 @@ def _fingerprint(folder: Path, flags: Sequence[str]) -> str:
             digest.update(str(path.relative_to(folder)).encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _default_folder(namespace: str) -> Path:
+    """Where a namespace is built unless ``build_directory`` says it.
+
+    Of each PyTorch its own: another one's objects do not fit, nor do its locks.
+    """
+    import torch
+    from torch.utils import cpp_extension
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root, f"torch-{torch.__version__}", namespace)
 
 
 def _refuse_taken_namespace(namespace: str) -> None:

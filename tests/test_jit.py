@@ -122,6 +122,14 @@ def test_cuda_on_a_cpu_build_is_refused() -> None:
         pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
 
 
+def test_each_pytorch_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = pkg.jit._default_folder("pkg_jit")
+    assert folder.is_relative_to(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert pkg.jit._default_folder("pkg_jit") not in {folder, *folder.parents}
+
+
 def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("PKG_CUDA_ARCH_LIST", raising=False)
@@ -171,3 +179,4 @@ def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert result.stdout == f"{tmp_path / 'pkg' / '__init__.py'} [2.0, 2.0]\n", result.stderr
+    assert any((tmp_path / "extensions").rglob("*.o"))
