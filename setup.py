@@ -103,11 +103,7 @@ def nvcc_version() -> str | None:
 
 def cuda_architectures() -> str:
     """Compute capabilities to build for, as TORCH_CUDA_ARCH_LIST writes them."""
-    return (
-        os.environ.get("PKG_CUDA_ARCH_LIST")
-        or os.environ.get("TORCH_CUDA_ARCH_LIST")
-        or FLAGS.DEFAULT_CUDA_ARCHITECTURES
-    )
+    return FLAGS.asked_cuda_architectures() or FLAGS.DEFAULT_CUDA_ARCHITECTURES
 
 
 def binding() -> Extension:
@@ -347,6 +343,6 @@ def targets() -> list[Extension]:
     return [*extensions, cuda_library()]
 
 
-CUDA_HOME = find_cuda_home() if os.environ.get("PKG_BUILD_CUDA", "1") != "0" else None
+CUDA_HOME = find_cuda_home() if FLAGS.builds_cuda() else None
 cpp_extension.CUDA_HOME = str(CUDA_HOME) if CUDA_HOME else None
 setup(ext_modules=targets(), cmdclass={"build_ext": Build})

@@ -5,6 +5,7 @@ Imports nothing of the package, since setup.py runs it before there is one.
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 
@@ -26,6 +27,16 @@ _CPU_LEVELS = {
 
 # PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
+
+
+def builds_cuda() -> bool:
+    """Whether CUDA kernels are to be built where that can be done."""
+    return os.environ.get("PKG_BUILD_CUDA", "1") != "0"
+
+
+def asked_cuda_architectures() -> str:
+    """Compute capabilities asked for, as TORCH_CUDA_ARCH_LIST writes them; or nothing."""
+    return os.environ.get("PKG_CUDA_ARCH_LIST") or os.environ.get("TORCH_CUDA_ARCH_LIST") or ""
 
 
 def _words(flags: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def can_build_cuda() -> bool:
     return (
         torch.version.cuda is not None
         and cpp_extension.CUDA_HOME is not None
-        and os.environ.get("PKG_BUILD_CUDA", "1") != "0"
+        and _build_flags.builds_cuda()
     )
 
 
@@ -245,8 +245,8 @@ def _cuda_architectures() -> Iterator[None]:
     """
     import torch
 
-    asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    chosen = os.environ.get("PKG_CUDA_ARCH_LIST") or asked
+    before = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    chosen = _build_flags.asked_cuda_architectures()
     if not chosen and not torch.cuda.is_available():
         chosen = _build_flags.DEFAULT_CUDA_ARCHITECTURES
     if chosen:
@@ -254,8 +254,8 @@ def _cuda_architectures() -> Iterator[None]:
     try:
         yield
     finally:
-        if asked is not None:
-            os.environ["TORCH_CUDA_ARCH_LIST"] = asked
+        if before is not None:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = before
         else:
             os.environ.pop("TORCH_CUDA_ARCH_LIST", None)
 
