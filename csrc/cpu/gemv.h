@@ -1,5 +1,6 @@
-// A row vector times a matrix, for matrices with contiguous rows or contiguous
-// columns: nothing is packed, since each element of the matrix is used once.
+// A row vector times a matrix. One with contiguous rows or contiguous columns
+// is read in place, since each of its elements is used once; of another a few
+// columns at a time are gathered.
 //
 // 2 K N operations on K N elements: bound by reading the matrix.
 #pragma once
@@ -43,6 +44,22 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
                       : simd::store_partial(to, block[v], tail);
     }
   }
+}
+
+// The columns that are gathered at a time.
+inline constexpr int64_t kGatheredColumns = 8;
+
+// Copies columns `first` to `last` to where each is contiguous.
+template <class T>
+MatrixView<T> gather_columns(const MatrixView<T>& matrix, int64_t first,
+                             int64_t last, int64_t inner, T* to) {
+  for (int64_t column = first; column < last; ++column) {
+    T* at = to + (column - first) * inner;
+    for (int64_t k = 0; k < inner; ++k) {
+      at[k] = *matrix.at(k, column);
+    }
+  }
+  return {to, 1, inner};
 }
 
 // The sums of columns `begin` to `end` go to `sums`: of a matrix with
@@ -101,21 +118,35 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
   for (int64_t k = 0; k < inner; ++k) {
     x[k] = static_cast<C>(vector[k * stride]);
   }
-  const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
+  const bool gathers = !gemv_reads_in_place(matrix, inner, columns);
+  const bool contiguous_rows =
+      !gathers && choose_contiguous_rows(matrix, inner, columns);
   parallel_for(
       columns, gemv_grain(columns, inner, threads),
       [&](int64_t begin, int64_t end) {
         alignas(64) C sums[detail::kRowsRun<C>];
-        const int64_t run =
-            contiguous_rows ? detail::kRowsRun<C> : detail::kColumnsRun;
+        const int64_t run = gathers           ? detail::kGatheredColumns
+                            : contiguous_rows ? detail::kRowsRun<C>
+                                              : detail::kColumnsRun;
+        T* gathered = gathers
+                          ? Workspace::of_this_thread<7>().template request<T>(
+                                run * inner)
+                          : nullptr;
         for (int64_t first = begin; first < end; first += run) {
           const int64_t last = std::min(first + run, end);
-          if (contiguous_rows) {
+          if (gathers) {
+            detail::dot_columns(
+                x, detail::gather_columns(matrix, first, last, inner, gathered),
+                0, last - first, inner, sums);
+          } else if (contiguous_rows) {
             detail::add_scaled_rows(x, matrix, first, last, inner, sums);
           } else {
             detail::dot_columns(x, matrix, first, last, inner, sums);
           }
           detail::store_finished(sums, first, last - first, output, epilogue);
+        }
+        if (gathers) {
+          Workspace::of_this_thread<7>().release_excess();
         }
       });
   Workspace::of_this_thread<0>().release_excess();

@@ -44,12 +44,15 @@ void matrix_product(const MatrixView<Input>& left,
                       epilogue);
     }
   };
-  if (rows == 1 && gemv_reads_in_place(right, inner, columns)) {
+  const auto reads = [&](const MatrixView<Input>& matrix, int64_t results) {
+    return !std::is_same_v<Input, int8_t> ||
+           gemv_reads_in_place(matrix, inner, results);
+  };
+  if (rows == 1 && reads(right, columns)) {
     return times_vector(left.data, left.column_stride, right, columns);
   }
   if constexpr (kPlain) {
-    if (columns == 1 && output_stride == 1 &&
-        gemv_reads_in_place(left.transposed(), inner, rows)) {
+    if (columns == 1 && output_stride == 1 && reads(left.transposed(), rows)) {
       return times_vector(right.data, right.row_stride, left.transposed(),
                           rows);
     }

@@ -64,6 +64,7 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
   using Number = simd::Compute<Input>;
   constexpr int kLanes = simd::kLanes<Number>;
   const AttentionShape& shape = problem.shape();
+  const int64_t longest = problem.forward.longest_sum;
   const int64_t blocks = (shape.rows + kLanes - 1) / kLanes;
   const int64_t grain = std::max<int64_t>(
       1, 16384 / (kLanes * std::max<int64_t>(shape.value_size, 1)));
@@ -96,9 +97,9 @@ void compute_statistics(const BackwardProblem<Input>& problem) {
       }
       Vector<Number> delta{};
       Vector<Number> excess{};  // NaN where a gradient is not finite, else 0
-      for (int64_t first = 0; first < shape.value_size; first += kLongestSum) {
+      for (int64_t first = 0; first < shape.value_size; first += longest) {
         Vector<Number> sum{};
-        const int64_t last = std::min(first + kLongestSum, shape.value_size);
+        const int64_t last = std::min(first + longest, shape.value_size);
         for (int64_t i = first * kLanes; i < last * kLanes; i += kLanes) {
           const Vector<Number> gradient = simd::load(gradients + i);
           sum = Floating<Number>::multiply_add(gradient,
@@ -311,7 +312,7 @@ void strip_gradients(const BackwardProblem<Input>& problem,
           packing.values(keys) + first * packing.value_depth,
           packing.value_depth),
       packing.value_depth, place.count,
-      store_to(gradients, kScoreStride, fetched));
+      store_to(gradients, kScoreStride, fetched), forward.longest_sum);
 
   const int64_t padded = round_up(place.count, simd::kLanes<Number>);
   const bool masks = forward.masks_strip(place.row, place.column, place.count);

@@ -10,6 +10,7 @@
 #include "scaled_dot_product_attention_problem.h"
 #include "scaled_dot_product_attention_softmax.h"
 #include "scaled_dot_product_attention_tile.h"
+#include "scaled_dot_product_attention_visible_keys.h"
 #include "workspace.h"
 
 namespace pkg::cpu::attention {
@@ -167,8 +168,9 @@ class ForwardBlock {
   using Number = simd::Compute<Input>;
 
   ForwardBlock(const Problem<Input>& problem,
+               const VisibleKeys<Input>& visible_keys,
                const PackedKeyValue<Input>& packing, int64_t block_rows)
-      : problem_(problem), packing_(packing) {
+      : problem_(problem), visible_keys_(visible_keys), packing_(packing) {
     const int64_t rows = padded_rows(block_rows);
     const Part<Lane> query{rows * packing.key_depth};
     const Part<Number> values{rows * packing.value_stride};
@@ -203,6 +205,8 @@ class ForwardBlock {
                 Number{0});
     states_.reset(padded_rows(task.rows));
     mask_offset_ = problem_.mask.offset(shape, task.batch);
+    const typename VisibleKeys<Input>::OfMatrix visible_keys(visible_keys_,
+                                                             task.batch);
 
     const bool finite_rows =
         problem_.hides_keys() &&
@@ -214,10 +218,12 @@ class ForwardBlock {
       const bool all_finite = finite_rows && finite[column / kKeyBlock];
       for_each_strip(task.rows, [&](int64_t row, int used, auto height) {
         const KeyRange seen =
-            problem_.keys_seen(mask_offset_, task.row + row, used, column,
-                               count, kTileColumns<Arithmetic>, all_finite);
+            all_finite
+                ? visible_keys.of_strip(task.row + row, used, column, count)
+                : KeyRange{0, count};
         if (seen.begin < seen.end) {
-          run_strip<height()>(task, packed, row, used, column, seen);
+          run_strip<height()>(task, packed, row, used, column, seen,
+                              all_finite);
         }
       });
     }
@@ -232,13 +238,15 @@ class ForwardBlock {
   // The keys that are seen of the block from `column`.
   template <int kRows>
   void run_strip(const ForwardTask& task, const Lane* packed, int64_t row,
-                 int used, int64_t column, const KeyRange& seen) {
+                 int used, int64_t column, const KeyRange& seen,
+                 bool all_finite) {
     const AttentionShape& shape = problem_.shape;
     constexpr int kDepth = Arithmetic::kDepth;
     const int64_t first = column + seen.begin;
     const int64_t count = seen.end - seen.begin;
     const auto keys = packing_.keys(packed, first);
-    if (!weigh_as_before<kRows>(task.row + row, row, keys, first, count)) {
+    if (!weigh_as_before<kRows>(task.row + row, row, used, keys, first, count,
+                                all_finite)) {
       weigh<kRows>(task, row, used, keys, first, count);
     }
     // Each addition to the sums of all keys rounds off more than one to those
@@ -257,24 +265,50 @@ class ForwardBlock {
   }
 
   // Makes weights of a strip's scores relative to the maxima so far, if they
-  // are known and nothing hides keys. Returns whether that is done.
+  // are known and what hides keys can be had tile by tile. Returns whether that
+  // is done.
   template <int kRows>
-  bool weigh_as_before(int64_t row_of_all, int64_t row,
+  bool weigh_as_before(int64_t row_of_all, int64_t row, int used,
                        const RightPanels<Lane>& keys, int64_t first,
-                       int64_t count) {
-    const auto states = states_.from(row);
+                       int64_t count, bool all_finite) {
     if (problem_.dropout || !(problem_.shape.scale > 0.0) ||
         packing_.key_depth > problem_.longest_sum ||
-        problem_.masks_strip(row_of_all, first, count) ||
-        !states.are_known(kRows)) {
+        problem_.hides_last_keys(row_of_all, first, count) ||
+        !states_.from(row).are_known(kRows)) {
       return false;
     }
+    const auto weigh = [&](const auto& mask) {
+      return weigh_with<kRows>(row, keys, count, mask);
+    };
+    const ScoreMask<Number>& mask = problem_.mask;
+    if (!mask) {
+      return weigh(NoMaskRows{});
+    }
+    if (used < kRows) {
+      return false;  // the mask ends
+    }
+    const int64_t stride = mask.layout().row_stride;
+    // A NaN among hidden scores has to stay.
+    if (const auto* hides =
+            mask.template rows_of<bool>(mask_offset_, row_of_all, first)) {
+      return all_finite && weigh(MaskRows<bool>{hides, stride});
+    }
+    const auto* adds =
+        mask.template rows_of<Input>(mask_offset_, row_of_all, first);
+    return adds != nullptr && weigh(MaskRows<Input>{adds, stride});
+  }
+
+  // The same with a mask of one kind.
+  template <int kRows, class Mask>
+  bool weigh_with(int64_t row, const RightPanels<Lane>& keys, int64_t count,
+                  const Mask& mask) {
+    const auto states = states_.from(row);
     Vector<Number> sums[kRows] = {};
     multiply_tiles<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
-        WeighTile<Arithmetic, kPreciseWeights<Input>, kScoreStride, Number>{
-            weights_, static_cast<Number>(problem_.shape.scale), states.maxima,
-            sums});
+        WeighTile<Arithmetic, kPreciseWeights<Input>, kScoreStride, Number,
+                  Mask>{weights_, static_cast<Number>(problem_.shape.scale),
+                        states.maxima, sums, mask});
     Vector<uint32_t> beyond{};
     for (const auto& sum : sums) {
       beyond |= std::bit_cast<Vector<uint32_t>>(
@@ -335,6 +369,7 @@ class ForwardBlock {
   }
 
   const Problem<Input>& problem_;
+  const VisibleKeys<Input>& visible_keys_;
   const PackedKeyValue<Input>& packing_;
   int64_t mask_offset_ = 0;
   Lane* query_;
@@ -390,6 +425,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
   using Number = simd::Compute<Input>;
   using Lane = typename PackedKeyValue<Input>::Lane;
   const AttentionShape& shape = problem.shape;
+  const VisibleKeys<Input> visible_keys(problem);
   const PackedKeyValue<Input> packing(shape);
   const int64_t key_heads = problem.key_heads();
   const int64_t key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
@@ -430,7 +466,7 @@ void attention_forward_tiled(const Problem<Input>& problem,
           std::min(plan.block_rows, shape.rows - row),
           split * plan.split_columns,
           std::min((split + 1) * plan.split_columns, shape.columns)};
-      ForwardBlock<Input> rows(problem, packing, plan.block_rows);
+      ForwardBlock<Input> rows(problem, visible_keys, packing, plan.block_rows);
       rows.run(work, packed + head * packing.size, finite + head * key_blocks);
       for (int64_t i = 0; i < work.rows; ++i) {
         if (plan.splits > 1) {

@@ -8,6 +8,7 @@
 #include "scaled_dot_product_attention_backward.h"
 #include "scaled_dot_product_attention_balance.h"
 #include "scaled_dot_product_attention_grad_mask.h"
+#include "scaled_dot_product_attention_visible_keys.h"
 
 namespace pkg::cpu::attention {
 
@@ -109,9 +110,11 @@ class GradientBlock {
 
   // `mask_sums`, if the mask has a gradient, for `lane` and `split`.
   GradientBlock(const BackwardProblem<Input>& problem,
+                const VisibleKeys<Input>& visible_keys,
                 const PackedHead<Input>& packing,
                 const MaskSums<Input>* mask_sums, int64_t lane, int64_t split)
       : problem_(problem),
+        visible_keys_(visible_keys),
         packing_(packing),
         mask_sums_(mask_sums),
         lane_(lane),
@@ -192,12 +195,14 @@ class GradientBlock {
                 Number* query_sums) {
     const AttentionShape& shape = problem_.shape();
     const int64_t rows = std::min(kGradientRows, shape.rows - row);
+    const typename VisibleKeys<Input>::OfMatrix visible_keys(visible_keys_,
+                                                             batch);
     int64_t first_active = rows;
     KeyRange active{count_, 0};
     for_each_strip(rows, [&](int64_t strip, int used, auto height) {
-      const KeyRange seen = problem_.forward.keys_seen(
-          mask_offset_, row + strip, used, column_, count_,
-          kTileColumns<Arithmetic>, all_finite);
+      const KeyRange seen =
+          all_finite ? visible_keys.of_strip(row + strip, used, column_, count_)
+                     : KeyRange{0, count_};
       if (seen.begin < seen.end) {
         first_active = std::min(first_active, strip);
         active = {std::min(active.begin, seen.begin),
@@ -312,6 +317,7 @@ class GradientBlock {
   }
 
   const BackwardProblem<Input>& problem_;
+  const VisibleKeys<Input>& visible_keys_;
   const PackedHead<Input>& packing_;
   const MaskSums<Input>* mask_sums_;
   int64_t lane_;
@@ -421,6 +427,7 @@ void attention_gradients(const BackwardProblem<Input>& problem,
   using Number = simd::Compute<Input>;
   using Lane = typename PackedHead<Input>::Lane;
   const AttentionShape& shape = problem.shape();
+  const VisibleKeys<Input> visible_keys(problem.forward);
   const PackedHead<Input> packing(shape);
   const int64_t threads = problem.forward.threads;
   const int64_t key_heads = problem.forward.key_heads();
@@ -453,7 +460,8 @@ void attention_gradients(const BackwardProblem<Input>& problem,
     for_each_task(lanes * plan.splits, threads, [&](int64_t task) {
       const int64_t lane = task / plan.splits;
       const int64_t split = task % plan.splits;
-      GradientBlock<Input> block(problem, packing, mask_sums, lane, split);
+      GradientBlock<Input> block(problem, visible_keys, packing, mask_sums,
+                                 lane, split);
       for (int64_t head = lane * heads / lanes;
            head < (lane + 1) * heads / lanes; ++head) {
         // Of each matrix the parts lie side by side.

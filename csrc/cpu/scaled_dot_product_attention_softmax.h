@@ -10,6 +10,7 @@
 
 #include "gemm_arithmetic.h"
 #include "scaled_dot_product_attention_problem.h"
+#include "scaled_dot_product_attention_tile.h"
 #include "simd.h"
 #include "simd_math.h"
 #include "transpose.h"
@@ -229,20 +230,44 @@ bool softmax_strip(Number* scores, int64_t count, Number scale,
 // overflow for it.
 inline constexpr int kLargestWeight = 1 << 16;
 
+// A mask's elements for the tiles of a strip. Booleans hide weights, numbers
+// are added to scores.
+template <class Element>
+struct MaskRows {
+  const Element* data;
+  int64_t stride;
+
+  const Element* at(int64_t row, int64_t column) const {
+    return data + row * stride + column;
+  }
+};
+struct NoMaskRows {};
+
 // Makes weights of the scores of a tile, times a positive scale, and adds them
 // to the rows' sums. Two rows go side by side, as exp_of_nonpositive
 // wants it.
-template <class Arithmetic, bool kPrecise, int64_t kStride, class Number>
+template <class Arithmetic, bool kPrecise, int64_t kStride, class Number,
+          class Mask>
 struct WeighTile {
   Weight<Arithmetic>* weights;
   Number scale;
   const Number* maxima;
   Vector<Number>* sums;
+  Mask mask;
 
   static constexpr bool kInOrder = true;
+  static constexpr bool kHides = std::is_same_v<Mask, MaskRows<bool>>;
+  static constexpr bool kAdds = !kHides && !std::is_same_v<Mask, NoMaskRows>;
 
   template <int kRows, int kVectors>
-  [[gnu::always_inline]] void prefetch(int64_t, int64_t) const {}
+  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
+    if constexpr (kHides || kAdds) {
+      constexpr int64_t kSize = sizeof(*mask.data);
+      FetchedRows{reinterpret_cast<const std::byte*>(mask.data),
+                  mask.stride * kSize, kSize}
+          .prefetch<kRows>(row, column, kVectors * simd::kLanes<Number>);
+    }
+  }
 
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void operator()(
@@ -250,6 +275,9 @@ struct WeighTile {
       int /*tail*/) const {
     constexpr int kPair = 2;
     static_assert(kRows % kPair == 0);
+    const auto column_of = [&](int i) {
+      return column + i % kVectors * simd::kLanes<Number>;
+    };
 #pragma GCC unroll 16
     for (int first = 0; first < kRows; first += kPair) {
       Vector<Number> weight[kPair * kVectors];
@@ -257,15 +285,24 @@ struct WeighTile {
       for (int i = 0; i < kPair * kVectors; ++i) {
         const int r = first + i / kVectors;
         weight[i] = scores[r][i % kVectors] * scale - maxima[row + r];
+        if constexpr (kAdds) {
+          weight[i] += simd::load(mask.at(row + r, column_of(i)));
+        }
       }
-      simd::exp_of_nonpositive<kPrecise, false>(weight);
+      simd::exp_of_nonpositive<kPrecise, kAdds ? simd::ExpRange::kAny
+                                               : simd::ExpRange::kFinite>(
+          weight);
 #pragma GCC unroll 4
       for (int i = 0; i < kPair * kVectors; ++i) {
         const int64_t r = row + first + i / kVectors;
-        sums[r] = WeightsOf<Arithmetic>::store(
-            weights + r * kStride + column +
-                i % kVectors * simd::kLanes<Number>,
-            weight[i], sums[r]);
+        const int64_t c = column_of(i);
+        if constexpr (kHides) {
+          weight[i] = detail::load_booleans<Number>(mask.at(r, c)) != 0
+                          ? weight[i]
+                          : Vector<Number>{};
+        }
+        sums[r] = WeightsOf<Arithmetic>::store(weights + r * kStride + c,
+                                               weight[i], sums[r]);
       }
     }
   }

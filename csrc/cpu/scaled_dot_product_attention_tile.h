@@ -117,6 +117,23 @@ struct FetchedRows {
   const std::byte* data = nullptr;
   int64_t row_bytes = 0;
   int64_t column_bytes = 0;
+
+  // Asks for kRows of them, `columns` wide, if there are any.
+  template <int kRows>
+  [[gnu::always_inline]] void prefetch(int64_t row, int64_t column,
+                                       int64_t columns) const {
+    constexpr int64_t kLine = 64;
+    if (data == nullptr) {
+      return;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const std::byte* from =
+          data + (row + r) * row_bytes + column * column_bytes;
+      for (int64_t i = 0; i < columns * column_bytes; i += kLine) {
+        __builtin_prefetch(from + i);
+      }
+    }
+  }
 };
 
 // What becomes of the sums of a tile: they are stored, or added to what is
@@ -134,19 +151,7 @@ struct StoreTile {
 
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
-    constexpr int64_t kLine = 64;
-    if (fetched.data == nullptr) {
-      return;
-    }
-    const int64_t bytes =
-        kVectors * simd::kLanes<Accumulator> * fetched.column_bytes;
-    for (int r = 0; r < kRows; ++r) {
-      const std::byte* from = fetched.data + (row + r) * fetched.row_bytes +
-                              column * fetched.column_bytes;
-      for (int64_t i = 0; i < bytes; i += kLine) {
-        __builtin_prefetch(from + i);
-      }
-    }
+    fetched.prefetch<kRows>(row, column, kVectors * simd::kLanes<Accumulator>);
   }
 
   // Unrolled, or else the compiler keeps the sums in memory.

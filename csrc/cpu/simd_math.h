@@ -33,6 +33,8 @@ struct ExpConstants<float> {
   // Beyond these exp is infinity, or rounds to zero.
   static constexpr float kLargest = 89.0F;
   static constexpr float kSmallest = -104.0F;
+  // Below this exp is negligible beside 1: 2^-99.
+  static constexpr float kNegligible = -69.0F;
   static constexpr int kDegree = 7;
 };
 
@@ -46,6 +48,7 @@ struct ExpConstants<double> {
   static constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
   static constexpr double kLargest = 710.0;
   static constexpr double kSmallest = -746.0;
+  static constexpr double kNegligible = -600.0;
   static constexpr int kDegree = 13;
 };
 
@@ -80,6 +83,17 @@ inline Vector<T> times_power_of_two(Vector<T> value, Vector<T> n) {
   };
   return value * power_of_two(half_n) * power_of_two(n_bits - half_n);
 #endif
+}
+
+// value * 2^n for n from -127 (-1023 of double), which makes 0, to the exponent
+// of infinity: a factor is made of n's lowest bits.
+template <class T>
+inline Vector<T> times_normal_power_of_two(Vector<T> value, Vector<T> n) {
+  using C = ExpConstants<T>;
+  using Bits = Vector<typename C::Bits>;
+  const Bits exponent =
+      std::bit_cast<Bits>(n + (C::kRound + T(C::kExponentBias)));
+  return value * std::bit_cast<Vector<T>>(exponent << C::kMantissaBits);
 }
 
 // Of exp(x + low), where low is what x lacks of an argument with more digits
@@ -131,6 +145,14 @@ inline V expm1_of_nonpositive(V x) {
   return tail * scale + (scale - T(1));
 }
 
+// Which x exp_of_nonpositive is called with. NaN stays NaN in each.
+enum class ExpRange {
+  kNonpositive,  // -inf too
+  kFinite,       // infinities become NaN; what is far beyond the range of
+                 // results may become NaN or infinity in place of 0 or infinity
+  kAny,          // -inf becomes 0; what is too large is not finite
+};
+
 namespace detail {
 
 // Minimax coefficients of exp(r) for |r| <= ln(2)/2 from the highest degree
@@ -163,7 +185,7 @@ alignas(64) inline constexpr std::array kPowersOfTwo{
     0x1.6a09e6p+0F, 0x1.7a1148p+0F, 0x1.8ace54p+0F, 0x1.9c4918p+0F,
     0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
 
-template <bool kPrecise, bool kBounded, size_t kCount>
+template <bool kPrecise, ExpRange kRange, size_t kCount>
 [[gnu::always_inline]] inline void exp_by_table(Vector<float> (&x)[kCount]) {
   using V = Vector<float>;
   using C = ExpConstants<float>;
@@ -178,12 +200,15 @@ template <bool kPrecise, bool kBounded, size_t kCount>
       body(i);
     }
   };
-  if constexpr (kBounded) {
-    // The comparison is false for NaN, which stays.
-    each([&](size_t i) {
-      x[i] = C::kSmallest > x[i] ? V{} + C::kSmallest : x[i];
-    });
-  }
+  // True for NaN, which stays.
+  __mmask16 counts[kCount];
+  each([&](size_t i) {
+    counts[i] =
+        kRange == ExpRange::kFinite
+            ? __mmask16{0xFFFF}
+            : _mm512_cmp_ps_mask(std::bit_cast<__m512>(x[i]),
+                                 _mm512_set1_ps(C::kNegligible), _CMP_NLT_UQ);
+  });
   each([&](size_t i) { n[i] = x[i] * 1.44269504F + kRoundToSixteenths; });
   each([&](size_t i) {
     // By the lowest four bits of each lane.
@@ -204,24 +229,30 @@ template <bool kPrecise, bool kBounded, size_t kCount>
   each([&](size_t i) { x[i] = x[i] * power[i]; });
   each([&](size_t i) { x[i] = p[i] * x[i] + power[i]; });
   // Powers of two are rounded down to whole ones.
-  each([&](size_t i) { x[i] = times_power_of_two<float>(x[i], n[i]); });
+  each([&](size_t i) {
+    x[i] = std::bit_cast<V>(_mm512_maskz_scalef_ps(
+        counts[i], std::bit_cast<__m512>(x[i]), std::bit_cast<__m512>(n[i])));
+  });
 }
 #endif
 
 }  // namespace detail
 
-// exp of x <= 0 or NaN, kCount registers side by side: a processor's scheduler
+// exp of x <= 0, kCount registers side by side: a processor's scheduler
 // holds about three chains of this length, so that what runs at the same time
 // must stand at the same place (1.4 times faster on Zen 4 with three than one
-// by one). Error under 1.5 ulp; a relative 2^-17 where not kPrecise. Where not
-// kBounded, infinities become NaN, and what is far beyond the range may become
-// NaN or an infinity in place of zero or infinity.
-template <bool kPrecise = true, bool kBounded = true, class V, size_t kCount>
+// by one). Error under 1.5 ulp; a relative 2^-17 where not kPrecise. What is
+// negligible is 0: a denormal number, be it the result, one that is rounded to
+// 0 at once, or the product of the result with what it weighs, takes Intel's
+// processors as long as twenty registers (a boolean mask took 3 times, ALiBi
+// twice as long for it). With another ExpRange x may be positive.
+template <bool kPrecise = true, ExpRange kRange = ExpRange::kNonpositive,
+          class V, size_t kCount>
 [[gnu::always_inline]] inline void exp_of_nonpositive(V (&x)[kCount]) {
   using T = detail::ElementOf<V>;
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) {
-    return detail::exp_by_table<kPrecise, kBounded>(x);
+    return detail::exp_by_table<kPrecise, kRange>(x);
   }
 #endif
   using C = detail::ExpConstants<T>;
@@ -235,10 +266,9 @@ template <bool kPrecise = true, bool kBounded = true, class V, size_t kCount>
     }
   };
   // The comparisons are false for NaN, which stays.
-  each([&](size_t i) {
-    x[i] = C::kSmallest > x[i] ? V{} + C::kSmallest : x[i];
-  });
-  if constexpr (!kBounded) {
+  constexpr T kZero = -T(0.693147180559945309) * C::kExponentBias;
+  each([&](size_t i) { x[i] = C::kNegligible > x[i] ? V{} + kZero : x[i]; });
+  if constexpr (kRange != ExpRange::kNonpositive) {
     each([&](size_t i) {
       x[i] = x[i] > C::kLargest ? V{} + C::kLargest : x[i];
     });
@@ -258,7 +288,9 @@ template <bool kPrecise = true, bool kBounded = true, class V, size_t kCount>
   }
   each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
   each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
-  each([&](size_t i) { x[i] = detail::times_power_of_two<T>(p[i], n[i]); });
+  each([&](size_t i) {
+    x[i] = detail::times_normal_power_of_two<T>(p[i], n[i]);
+  });
 }
 
 template <class V>

@@ -23,9 +23,10 @@ the plain error itself, which makes the factor three. (Where a float64 result co
 mixed dtypes, plain PyTorch's own error counts if it is larger.)
 
 A maximum over few elements says little: one dot product can be right by luck, and one that sums in
-another order be unlucky. Where the result has fewer than 1024 elements, the plain reference is
-evaluated on neighbouring inputs too (each element moved by at most one unit in the last place),
-until 1024 errors have been seen or 64 inputs tried.
+another order be unlucky. Many elements may be as few, where one that is larger than all others has
+the largest error. So before an operator fails, the plain reference is evaluated on neighbouring
+inputs too (each element moved by at most one unit in the last place): on 16, and where the result
+is small on more, until 1024 errors have been seen or 64 inputs tried.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Evaluate = Callable[[Sample], list[Tensor]]
 """Runs a reference on a sample and gives its results, outputs or gradients, as a list."""
 
 _ENOUGH_ERRORS = 1024
-_MOST_INPUTS = 64
+_LEAST_INPUTS, _MOST_INPUTS = 16, 64
 _FLOAT64_OVER_FLOAT32 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
@@ -151,7 +152,7 @@ def expect(evaluate: Evaluate, sample: Sample) -> list[Expected]:
         narrow = _largest_errors(evaluate, measured, inputs=1)
         errors = [max(e, n * s) for e, n, s in zip(errors, narrow, scales, strict=True)]
     elements = min((result.numel() for result in plain if result.numel()), default=_ENOUGH_ERRORS)
-    inputs = min(ceil(_ENOUGH_ERRORS / elements), _MOST_INPUTS)
+    inputs = min(max(ceil(_ENOUGH_ERRORS / elements), _LEAST_INPUTS), _MOST_INPUTS)
 
     @cache
     def nearby() -> list[float]:
