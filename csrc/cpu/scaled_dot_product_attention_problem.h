@@ -357,7 +357,8 @@ class Dropout {
 
 // Lanes of a score, or of another product over a head, that are summed one
 // after the other. Where a head is too large for one such sum, parts a sixth as
-// long cost 7 % more and halve the error, which is then as PyTorch's.
+// long cost up to 5 % and halve the gradients' error, which oneMKL's sums, lane
+// by lane, had been twice as good as.
 template <class Input>
 int64_t longest_sum_of(const AttentionShape& shape) {
   constexpr bool kNotices = std::is_same_v<Input, simd::Compute<Input>>;
