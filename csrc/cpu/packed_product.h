@@ -104,7 +104,9 @@ void multiply_packed_alone(const Product<Input, Output>& product,
   constexpr int kColumns = kTileColumns<Arithmetic>;
   const MatrixView<Input>& left = product.left;
   const int64_t step = even_block(
-      product.inner, kBlockDepth * Arithmetic::kDepth, Arithmetic::kDepth);
+      product.inner,
+      kBlockDepthOf<typename Arithmetic::Accumulator> * Arithmetic::kDepth,
+      Arithmetic::kDepth);
   const int64_t block =
       std::min(product.rows, even_block(product.rows, kBlockRows, kTileRows));
   const int64_t width = std::min(
