@@ -27,7 +27,7 @@
 
 namespace pkg::cpu {
 
-// kBlockRows packed rows of kBlockDepthOf lanes take 240 KiB of the L2 cache,
+// kBlockRows packed rows of kBlockValues take 240 KiB of the L2 cache,
 // kBlockColumns packed columns 2 MiB of a share of L3. A panel of columns, 64
 // KiB with 64-byte vectors, comes from L2 once for each strip of rows. A
 // half-precision result is summed in a buffer of kBufferedRows x kBlockColumns.
@@ -104,8 +104,7 @@ bool reads_left_in_place(const MatrixView<Input>& left, int64_t inner) {
   using Lane = typename Arithmetic::Lane;
   return sizeof(Input) * Arithmetic::kDepth == sizeof(Lane) &&
          left.column_stride == 1 && inner % Arithmetic::kDepth == 0 &&
-         inner <= kBlockDepthOf<typename Arithmetic::Accumulator> *
-                      Arithmetic::kDepth &&
+         inner <= kBlockValues<Arithmetic> &&
          !rows_collide(left.row_stride * static_cast<int64_t>(sizeof(Input)));
 }
 
@@ -144,10 +143,8 @@ void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
   const MatrixView<Input>& right = product.right;
   const int64_t rows = product.rows;
   const int64_t columns = product.columns;
-  const int64_t step = even_block(
-      product.inner,
-      kBlockDepthOf<typename Arithmetic::Accumulator> * Arithmetic::kDepth,
-      Arithmetic::kDepth);
+  const int64_t step =
+      even_block(product.inner, kBlockValues<Arithmetic>, Arithmetic::kDepth);
   const int64_t block = std::min(rows, even_block(rows, kBlockRows, kTileRows));
   const bool left_in_place =
       reads_left_in_place<Arithmetic>(left, product.inner);

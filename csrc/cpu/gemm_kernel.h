@@ -81,12 +81,14 @@ struct RightPanels {
   int64_t panel_stride;  // from one panel to the next
 };
 
-// Lanes of the inner dimension that a tile sums at the most. Of float64, which
-// is for results as exact as can be, half as many: that takes as many bytes.
+// Lanes of the inner dimension that a tile sums at the most, and the values in
+// them. Of float64, which is for results as exact as can be, half as many: that
+// takes as many bytes.
 inline constexpr int64_t kBlockDepth = 512;
-template <class Accumulator>
-inline constexpr int64_t kBlockDepthOf =
-    kBlockDepth * int64_t{sizeof(float)} / int64_t{sizeof(Accumulator)};
+template <class Arithmetic>
+inline constexpr int64_t kBlockValues =
+    kBlockDepth * Arithmetic::kDepth * int64_t{sizeof(float)} /
+    int64_t{sizeof(typename Arithmetic::Accumulator)};
 // Lanes that are summed one after the other; longer sums are made of such
 // parts, since the rounding error of a chain of additions grows with its
 // length, and twice as fast where the product is rounded too, for want of a

@@ -46,7 +46,7 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
   }
 }
 
-// The columns that are gathered at a time.
+// The columns that are gathered at a time: as many as dot_columns takes.
 inline constexpr int64_t kGatheredColumns = 8;
 
 // Copies columns `first` to `last` to where each is contiguous.
@@ -119,8 +119,7 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
     x[k] = static_cast<C>(vector[k * stride]);
   }
   const bool gathers = !gemv_reads_in_place(matrix, inner, columns);
-  const bool contiguous_rows =
-      !gathers && choose_contiguous_rows(matrix, inner, columns);
+  const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
   parallel_for(
       columns, gemv_grain(columns, inner, threads),
       [&](int64_t begin, int64_t end) {
@@ -134,14 +133,14 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                           : nullptr;
         for (int64_t first = begin; first < end; first += run) {
           const int64_t last = std::min(first + run, end);
-          if (gathers) {
-            detail::dot_columns(
-                x, detail::gather_columns(matrix, first, last, inner, gathered),
-                0, last - first, inner, sums);
-          } else if (contiguous_rows) {
+          if (contiguous_rows) {
             detail::add_scaled_rows(x, matrix, first, last, inner, sums);
           } else {
-            detail::dot_columns(x, matrix, first, last, inner, sums);
+            const MatrixView<T> dotted =
+                gathers ? detail::gather_columns(matrix, first, last, inner,
+                                                 gathered)
+                        : matrix.from(0, first);
+            detail::dot_columns(x, dotted, 0, last - first, inner, sums);
           }
           detail::store_finished(sums, first, last - first, output, epilogue);
         }

@@ -103,10 +103,8 @@ void multiply_packed_alone(const Product<Input, Output>& product,
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kColumns = kTileColumns<Arithmetic>;
   const MatrixView<Input>& left = product.left;
-  const int64_t step = even_block(
-      product.inner,
-      kBlockDepthOf<typename Arithmetic::Accumulator> * Arithmetic::kDepth,
-      Arithmetic::kDepth);
+  const int64_t step =
+      even_block(product.inner, kBlockValues<Arithmetic>, Arithmetic::kDepth);
   const int64_t block =
       std::min(product.rows, even_block(product.rows, kBlockRows, kTileRows));
   const int64_t width = std::min(

@@ -217,10 +217,8 @@ class ForwardBlock {
       const int64_t count = std::min(kKeyBlock, task.column_end - column);
       const bool all_finite = finite_rows && finite[column / kKeyBlock];
       for_each_strip(task.rows, [&](int64_t row, int used, auto height) {
-        const KeyRange seen =
-            all_finite
-                ? visible_keys.of_strip(task.row + row, used, column, count)
-                : KeyRange{0, count};
+        const KeyRange seen = visible_keys.of_strip(task.row + row, used,
+                                                    column, count, all_finite);
         if (seen.begin < seen.end) {
           run_strip<height()>(task, packed, row, used, column, seen,
                               all_finite);
@@ -277,10 +275,11 @@ class ForwardBlock {
         !states_.from(row).are_known(kRows)) {
       return false;
     }
-    const auto weigh = [&](const auto& mask) {
-      return weigh_with<kRows>(row, keys, count, mask);
-    };
     const ScoreMask<Number>& mask = problem_.mask;
+    const auto weigh = [&](const auto& mask_rows) {
+      return weigh_with<kRows>(row, keys, count, mask_rows,
+                               mask.fetched(mask_offset_, row_of_all, first));
+    };
     if (!mask) {
       return weigh(NoMaskRows{});
     }
@@ -301,14 +300,14 @@ class ForwardBlock {
   // The same with a mask of one kind.
   template <int kRows, class Mask>
   bool weigh_with(int64_t row, const RightPanels<Lane>& keys, int64_t count,
-                  const Mask& mask) {
+                  const Mask& mask, const FetchedRows& fetched) {
     const auto states = states_.from(row);
     Vector<Number> sums[kRows] = {};
     multiply_tiles<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
         WeighTile<Arithmetic, kPreciseWeights<Input>, kScoreStride, Number,
                   Mask>{weights_, static_cast<Number>(problem_.shape.scale),
-                        states.maxima, sums, mask});
+                        states.maxima, sums, mask, fetched});
     Vector<uint32_t> beyond{};
     for (const auto& sum : sums) {
       beyond |= std::bit_cast<Vector<uint32_t>>(

@@ -201,8 +201,7 @@ class GradientBlock {
     KeyRange active{count_, 0};
     for_each_strip(rows, [&](int64_t strip, int used, auto height) {
       const KeyRange seen =
-          all_finite ? visible_keys.of_strip(row + strip, used, column_, count_)
-                     : KeyRange{0, count_};
+          visible_keys.of_strip(row + strip, used, column_, count_, all_finite);
       if (seen.begin < seen.end) {
         first_active = std::min(first_active, strip);
         active = {std::min(active.begin, seen.begin),

@@ -254,6 +254,7 @@ struct WeighTile {
   const Number* maxima;
   Vector<Number>* sums;
   Mask mask;
+  FetchedRows fetched;
 
   static constexpr bool kInOrder = true;
   static constexpr bool kHides = std::is_same_v<Mask, MaskRows<bool>>;
@@ -262,10 +263,7 @@ struct WeighTile {
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void prefetch(int64_t row, int64_t column) const {
     if constexpr (kHides || kAdds) {
-      constexpr int64_t kSize = sizeof(*mask.data);
-      FetchedRows{reinterpret_cast<const std::byte*>(mask.data),
-                  mask.stride * kSize, kSize}
-          .prefetch<kRows>(row, column, kVectors * simd::kLanes<Number>);
+      fetched.prefetch<kRows>(row, column, kVectors * simd::kLanes<Number>);
     }
   }
 

@@ -58,10 +58,13 @@ class VisibleKeys {
 
     // Of `count` keys from `column` on, where a block begins, those that any of
     // the rows of a strip sees; the range begins at a multiple of a tile's.
-    // What is left out has a weight of 0: all that this would be multiplied
-    // with has to be finite.
-    KeyRange of_strip(int64_t row, int64_t rows, int64_t column,
-                      int64_t count) const {
+    // What is left out has a weight of 0, and nothing is unless all that this
+    // would be multiplied with is finite.
+    KeyRange of_strip(int64_t row, int64_t rows, int64_t column, int64_t count,
+                      bool all_finite) const {
+      if (!all_finite) {
+        return {0, count};
+      }
       if (!all_.problem_.mask) {
         return {0, all_.problem_.columns_seen(row + rows, column, count)};
       }
