@@ -10,14 +10,15 @@ namespace pkg {
 
 // The instruction sets that a library of the package may be compiled for, from
 // the least to the most demanding.
-enum class CpuCapability { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+enum class CpuCapability { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 inline constexpr CpuCapability kCpuCapabilities[] = {
     CpuCapability::kBaseline, CpuCapability::kAvx2, CpuCapability::kAvx512,
-    CpuCapability::kAvx512Bf16};
+    CpuCapability::kAvx512Bf16, CpuCapability::kAmx};
 
 // The features that the levels are told apart by: a bit of CPUID, and for the
-// wider registers also the operating system's promise to save them.
+// wider registers also the operating system's promise to save them. Linux has
+// to be asked for the tile registers, for the whole process.
 struct CpuFeatures {
   bool sse42 = false;
   bool popcnt = false;
@@ -36,8 +37,12 @@ struct CpuFeatures {
   bool avx512vl = false;
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
+  bool amx_tile = false;
+  bool amx_bf16 = false;
+  bool amx_int8 = false;
   bool os_saves_ymm = false;
   bool os_saves_zmm = false;
+  bool os_saves_tiles = false;
 };
 
 CpuFeatures detect_cpu_features();

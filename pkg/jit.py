@@ -70,7 +70,16 @@ def best_capability() -> str:
         for name in ("_is_avx512_bf16_supported", "_is_vnni_supported")
     ):
         level = "avx512_bf16"
+        if _can_use_tiles():
+            level = "amx"
     return level if level in levels else "baseline"
+
+
+def _can_use_tiles() -> bool:
+    """Whether the processor has tile registers and the system gives them to this process."""
+    import torch
+
+    return all(getattr(torch.cpu, name, bool)() for name in ("_is_amx_tile_supported", "_init_amx"))
 
 
 def can_build_cuda() -> bool:
@@ -113,7 +122,7 @@ def load(
             is 0. They are compiled for ``PKG_CUDA_ARCH_LIST`` or
             ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there, and
             without any for those that a build from source is for.
-        capability: The CPU instruction set, ``baseline`` to ``avx512_bf16``; by
+        capability: The CPU instruction set, ``baseline`` to ``amx``; by
             default the best that runs here.
         extra_cflags: Further flags for the C++ compiler.
         extra_cuda_cflags: Further flags for nvcc.
@@ -129,7 +138,8 @@ def load(
     Raises:
         RuntimeError: The namespace is taken, another build holds the lock of the
             build directory or left it behind, CUDA is asked for and cannot be
-            built, or the compiler refuses a source.
+            built, ``amx`` is and does not run here, or the compiler refuses a
+            source.
         FileNotFoundError: ``sources`` has no ``pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
     """
@@ -146,6 +156,11 @@ def load(
         raise ValueError(
             f"pkg.jit: capability is '{level}'; it must be one of "
             f"{', '.join(_build_flags.cpu_levels())}"
+        )
+    if level == "amx" and not _can_use_tiles():
+        raise RuntimeError(
+            "pkg.jit: capability is 'amx' and this processor, or the system it runs under, gives "
+            "no tile registers: leave the capability out for the best that runs here"
         )
     cuda = can_build_cuda() if with_cuda is None else with_cuda
     if cuda and not can_build_cuda():

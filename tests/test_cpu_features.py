@@ -24,6 +24,7 @@ KNIGHTS_LANDING = HASWELL | {"avx512f", "avx512cd", "os_saves_zmm"}
 SKYLAKE_X = KNIGHTS_LANDING | {"avx512bw", "avx512dq", "avx512vl"}
 CASCADE_LAKE = SKYLAKE_X | {"avx512_vnni"}
 COOPER_LAKE = CASCADE_LAKE | {"avx512_bf16"}  # Zen 4 and Zen 5 too
+SAPPHIRE_RAPIDS = COOPER_LAKE | {"amx_tile", "amx_bf16", "amx_int8", "os_saves_tiles"}
 
 PROCESSORS = {
     "Core 2 of 2006": (set(), "none"),
@@ -39,6 +40,11 @@ PROCESSORS = {
     "Cascade Lake": (CASCADE_LAKE, "avx512"),
     "BF16 without VNNI": (SKYLAKE_X | {"avx512_bf16"}, "avx512"),
     "Cooper Lake": (COOPER_LAKE, "avx512_bf16"),
+    "Sapphire Rapids": (SAPPHIRE_RAPIDS, "amx"),
+    "Sapphire Rapids whose system gives no tiles": (
+        SAPPHIRE_RAPIDS - {"os_saves_tiles"},
+        "avx512_bf16",
+    ),
 }
 
 
@@ -48,7 +54,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("features")
     header = (CSRC / "cpu_features.h").read_text()
     fields = re.findall(r"^  bool (\w+) = false;", header, re.MULTILINE)
-    assert set(fields) == COOPER_LAKE
+    assert set(fields) == SAPPHIRE_RAPIDS
     setters = "\n".join(f'    if (name == "{field}") features.{field} = true;' for field in fields)
     source = f"""
 #include <iostream>
@@ -80,14 +86,18 @@ def test_a_processor_gets_its_library(program: Path, name: str) -> None:
     assert level_of(program, features) == expected
 
 
-@pytest.mark.parametrize("missing", sorted(COOPER_LAKE))
+@pytest.mark.parametrize("missing", sorted(SAPPHIRE_RAPIDS))
 def test_every_feature_is_asked_for(program: Path, missing: str) -> None:
-    level = level_of(program, COOPER_LAKE - {missing})
+    level = level_of(program, SAPPHIRE_RAPIDS - {missing})
     expected = {
         "sse42": "none",
         "popcnt": "none",
         "avx512_vnni": "avx512",
         "avx512_bf16": "avx512",
+        "amx_tile": "avx512_bf16",
+        "amx_bf16": "avx512_bf16",
+        "amx_int8": "avx512_bf16",
+        "os_saves_tiles": "avx512_bf16",
     }
     default = "avx2" if missing.startswith("avx512") or missing == "os_saves_zmm" else "baseline"
     assert level == expected.get(missing, default)

@@ -41,6 +41,7 @@ ALLOWED = {
     "_cpu_avx2": _V3,
     "_cpu_avx512": _V4,
     "_cpu_avx512_bf16": _V4 | {"AVX512_VNNI", "AVX512_BF16"},
+    "_cpu_amx": _V4 | {"AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_BF16", "AMX_INT8"},
 }
 
 
@@ -85,9 +86,10 @@ def test_no_library_is_ahead_of_its_level(name: str) -> None:
 
 
 def test_each_level_uses_what_it_was_compiled_for() -> None:
-    # Else the test above would pass for four copies of one library.
+    # Else the test above would pass for five copies of one library.
     used = {name: instruction_sets_of(FOLDER / f"{name}{SUFFIX}").keys() for name in ALLOWED}
     assert "AVX2" in used["_cpu_avx2"]
     assert "FMA" in used["_cpu_avx2"]
     assert "AVX512F" in used["_cpu_avx512"]
     assert {"AVX512_VNNI", "AVX512_BF16"} <= used["_cpu_avx512_bf16"]
+    assert {"AMX_TILE", "AMX_BF16", "AMX_INT8"} <= used["_cpu_amx"]

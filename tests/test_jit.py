@@ -122,6 +122,15 @@ def test_cuda_on_a_cpu_build_is_refused() -> None:
         pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
 
 
+@pytest.mark.skipif("amx" not in pkg.jit._build_flags.cpu_levels(), reason="no such library here")
+def test_tile_registers_have_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(pkg.jit, "_can_use_tiles", lambda: False)
+    assert pkg.jit.best_capability() != "amx"
+    with pytest.raises(RuntimeError, match="tile registers"):
+        pkg.jit.load(namespace="pkg_jit_amx", capability="amx")
+
+
 def test_each_pytorch_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     folder = pkg.jit._default_folder("pkg_jit")

@@ -25,6 +25,8 @@ def libraries_expected(wheel: str) -> set[str]:
     levels = ["baseline"]
     if wheel.endswith(("x86_64.whl", "amd64.whl")):
         levels += ["avx2", "avx512", "avx512_bf16"]
+        if "linux" in wheel:
+            levels.append("amx")
     return {"_C", *(f"_cpu_{level}" for level in levels)}
 
 

@@ -104,6 +104,7 @@ def native() -> list[Processor]:
         "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"},
         "avx512": {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")},
         "avx512_bf16": {"avx512_vnni", "avx512_bf16"},
+        "amx": {"amx_tile", "amx_bf16", "amx_int8"},
     }
     runnable: list[str] = []
     for level, needed in levels.items():

@@ -143,8 +143,8 @@ void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
   const MatrixView<Input>& right = product.right;
   const int64_t rows = product.rows;
   const int64_t columns = product.columns;
-  const int64_t step =
-      even_block(product.inner, kBlockValues<Arithmetic>, Arithmetic::kDepth);
+  const int64_t step = even_block(product.inner, kBlockValues<Arithmetic>,
+                                  kBlockUnit<Arithmetic>);
   const int64_t block = std::min(rows, even_block(rows, kBlockRows, kTileRows));
   const bool left_in_place =
       reads_left_in_place<Arithmetic>(left, product.inner);
@@ -225,12 +225,12 @@ void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
         pack_rows<Arithmetic>(left.from(row, k), block_rows, values,
                               packed_left);
         if constexpr (Arithmetic::kCorrected) {
-          correct_strips<Arithmetic>(packed_left, block_rows, depth,
-                                     corrections);
+          correct_packed_rows<Arithmetic, Input>(packed_left, block_rows, depth,
+                                                 corrections);
         }
         multiply_panels<Arithmetic>(block_rows, columns, depth,
-                                    PackedStrips<Lane>{packed_left}, panels,
-                                    store);
+                                    packed_rows<Arithmetic>(packed_left, depth),
+                                    panels, store);
       }
     }
   }
@@ -295,8 +295,9 @@ inline int64_t useful_threads(int64_t rows, int64_t columns, int64_t inner,
 }
 
 // Calls body(row, rows, column, columns) for each rectangle of a grid that
-// divides the tiles of a rows x columns result among threads.
-template <class Body>
+// divides the tiles of a rows x columns result among threads. Tile registers
+// are ready for products of Arithmetic there; void is for no such products.
+template <class Arithmetic, class Body>
 void for_each_rectangle(int64_t rows, int64_t columns, int tile_rows,
                         int tile_columns, int64_t threads, const Body& body) {
   const int64_t row_tiles = (rows + tile_rows - 1) / tile_rows;
@@ -304,6 +305,7 @@ void for_each_rectangle(int64_t rows, int64_t columns, int tile_rows,
   const Grid grid =
       choose_grid(row_tiles, column_tiles, tile_rows, tile_columns, threads);
   parallel_for(grid.rows * grid.columns, 1, [&](int64_t begin, int64_t end) {
+    const TileRegisters<Arithmetic> registers;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task / grid.columns;
       const int64_t j = task % grid.columns;
@@ -331,10 +333,11 @@ void multiply(const Product<Input, Output>& product, int64_t threads,
   threads = detail::useful_threads(product.rows, product.columns, product.inner,
                                    threads);
   if (threads == 1) {
+    const TileRegisters<Arithmetic> registers;
     detail::multiply_alone<Arithmetic>(product, 0, 0, epilogue);
     return;
   }
-  detail::for_each_rectangle(
+  detail::for_each_rectangle<Arithmetic>(
       product.rows, product.columns, kTileRows, kTileColumns<Arithmetic>,
       threads, [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
         detail::multiply_alone<Arithmetic>(

@@ -1,10 +1,10 @@
 // Packing: a block of an operand with any strides becomes the panels that the
 // micro-kernel reads from front to back, converted to the arithmetic's lanes.
 //
-// Left operand: strips of rows (for_each_strip), a step's lanes side by side.
-// Right operand: panels of kTileColumns
-// columns, likewise, the last filled up with zeros. The inner dimension is
-// filled up with zeros to whole lanes.
+// Left operand: strips of rows (for_each_strip), a step's lanes side by side;
+// or for an arithmetic that uses tile registers row after row. Right operand:
+// panels of kTileColumns columns, a step's lanes side by side, the last filled
+// up with zeros. The inner dimension is filled up with zeros to whole lanes.
 //
 // Rows of the left and columns of the right operand are "lines" here. Where
 // lanes must change their direction, squares of registers are transposed (0.3
@@ -231,10 +231,61 @@ extern PKG_PACK_LINES(Int8Dot::Right, int8_t);
 extern PKG_PACK_LINES(Bfloat16Dot, BFloat16);
 #endif
 
+namespace detail {
+
+// A left operand row after row, for tile registers.
+template <class Arithmetic, class Source>
+void pack_by_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
+                  typename Arithmetic::Lane* packed) {
+  using Lane = typename Arithmetic::Lane;
+  constexpr int kLanes = simd::kLanes<Lane>;
+  constexpr int kDepth = Arithmetic::kDepth;
+  static_assert(sizeof(Source) * kDepth == sizeof(Lane));
+  const int64_t depth = depth_of<Arithmetic>(inner);
+  if (left.row_stride == 1 && rows > 1) {
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      const int lines = static_cast<int>(std::min<int64_t>(kLanes, rows - row));
+      for (int64_t step = 0; step < depth; step += kLanes) {
+        const int steps =
+            static_cast<int>(std::min<int64_t>(kLanes, depth - step));
+        Vector<Lane> square[kLanes] = {};
+        for (int i = 0; i < steps; ++i) {
+          const int64_t k = (step + i) * kDepth;
+          square[i] = load_step<Arithmetic>(left.at(row, k), left.column_stride,
+                                            lines, inner - k);
+        }
+        simd::transpose(square);
+        for (int i = 0; i < lines; ++i) {
+          simd::store_partial(packed + (row + i) * depth + step, square[i],
+                              steps);
+        }
+      }
+    }
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    Source* to = reinterpret_cast<Source*>(packed + row * depth);
+    if (left.column_stride == 1) {
+      std::memcpy(static_cast<void*>(to), left.at(row, 0),
+                  static_cast<size_t>(inner) * sizeof(Source));
+    } else {
+      for (int64_t k = 0; k < inner; ++k) {
+        to[k] = *left.at(row, k);
+      }
+    }
+    std::fill(to + inner, to + depth * kDepth, Source{});
+  }
+}
+
+}  // namespace detail
+
 // Packs a left operand of rows x inner.
 template <class Arithmetic, class Source>
 void pack_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
                typename Arithmetic::Lane* packed) {
+  if constexpr (kUsesTiles<Arithmetic>) {
+    return detail::pack_by_rows<Arithmetic>(left, rows, inner, packed);
+  }
   const int64_t depth = depth_of<Arithmetic>(inner);
   for_each_strip(rows, [&](int64_t row, int height) {
     pack_lines<Arithmetic>(left.at(row, 0), left.row_stride, left.column_stride,
@@ -273,11 +324,17 @@ void correct_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
   }
 }
 
-template <class Arithmetic>
-void correct_strips(const typename Arithmetic::Lane* packed, int64_t rows,
-                    int64_t depth,
-                    typename Arithmetic::Accumulator* corrections) {
+template <class Arithmetic, class Source>
+void correct_packed_rows(const typename Arithmetic::Lane* packed, int64_t rows,
+                         int64_t depth,
+                         typename Arithmetic::Accumulator* corrections) {
   using Accumulator = typename Arithmetic::Accumulator;
+  if constexpr (kUsesTiles<Arithmetic>) {
+    const int64_t values = depth * Arithmetic::kDepth;
+    return correct_rows<Arithmetic>(
+        MatrixView<Source>{reinterpret_cast<const Source*>(packed), values, 1},
+        rows, values, corrections);
+  }
   static_assert(kTileRows <= simd::kLanes<Accumulator>);
   for_each_strip(rows, [&](int64_t row, int height) {
     Vector<Accumulator> sum{};

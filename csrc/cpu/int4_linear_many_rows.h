@@ -179,6 +179,17 @@ struct StripsFrom {
   static constexpr int64_t kStep = kRows;
 };
 
+// What pack_rows made of a left operand of `depth` lanes, from `step` on.
+template <class Arithmetic>
+auto packed_rows_from(const typename Arithmetic::Lane* packed, int64_t depth,
+                      int64_t step) {
+  if constexpr (kUsesTiles<Arithmetic>) {
+    return packed_rows<Arithmetic>(packed + step, depth);
+  } else {
+    return StripsFrom<typename Arithmetic::Lane>{packed, depth, step};
+  }
+}
+
 // Adds the sums of a group to the totals, scaled, with the zeros' part.
 struct AddScaled {
   float* totals;
@@ -326,7 +337,8 @@ void multiply_rectangle(const MatrixView<T>& input, int64_t rows,
                   for (int64_t g = 0; g * group_depth < depth; ++g) {
                     multiply_tile<Arithmetic, strip(), kTileVectors>(
                         group_depth,
-                        StripsFrom<Lane>{packed_left, depth, g * group_depth},
+                        packed_rows_from<Arithmetic>(packed_left, depth,
+                                                     g * group_depth),
                         packed_right + j * depth + g * group_depth * kColumns,
                         kColumns, r, j, count,
                         AddScaled{of_block, padded, k == 0 && g == 0,
@@ -343,7 +355,8 @@ void multiply_rectangle(const MatrixView<T>& input, int64_t rows,
                 of_block, padded, k == 0, k + values == inner,
                 of_block, padded, kKeep};
             multiply_panels<Arithmetic>(
-                block_rows, columns, depth, PackedStrips<Lane>{packed_left},
+                block_rows, columns, depth,
+                packed_rows<Arithmetic>(packed_left, depth),
                 RightPanels<Lane>{packed_right, kColumns, kColumns * depth},
                 store);
           }
@@ -376,7 +389,7 @@ void multiply_rectangles(const MatrixView<T>& input, int64_t rows,
                          const simd::Compute<T>* bias, T* output,
                          int64_t threads) {
   using Arithmetic = typename Panels::Arithmetic;
-  for_each_rectangle(
+  for_each_rectangle<Arithmetic>(
       rows, weight.layout.rows, kTileRows, kTileColumns<Arithmetic>,
       useful_threads(rows, weight.layout.rows, weight.layout.columns, threads),
       [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {

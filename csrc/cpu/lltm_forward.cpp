@@ -116,7 +116,7 @@ class Forward {
 
   void run_cell() {
     const int64_t inner = plan_.inner();
-    detail::for_each_rectangle(
+    detail::for_each_rectangle<Arithmetic>(
         plan_.batch, blocks_ * kBlock, kTileRows, kBlock,
         detail::useful_threads(plan_.batch, plan_.gates(), inner, threads_),
         [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
@@ -321,7 +321,7 @@ class Forward {
   // share, the latter two of its blocks.
   template <class Body>
   void for_each_part(int64_t rows, int64_t inner, const Body& body) const {
-    detail::for_each_rectangle(
+    detail::for_each_rectangle<Arithmetic>(
         rows, blocks_ * kBlock, kTileRows, kBlock,
         detail::useful_threads(rows, plan_.gates(), inner, threads_),
         [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {

@@ -63,7 +63,14 @@ inline int64_t sequence_chain(int64_t rows) { return rows <= 512 ? 32 : 64; }
 template <class Arithmetic>
 int64_t inner_step(int64_t inner) {
   return detail::even_block(inner, kPanelDepth * Arithmetic::kDepth,
-                            Arithmetic::kDepth);
+                            kBlockUnit<Arithmetic>);
+}
+
+// The lanes of a step are summed in chains of so many at the most.
+template <class Arithmetic>
+int64_t chain_lanes(int64_t depth, int64_t chain) {
+  return detail::even_block(depth, chain,
+                            kBlockUnit<Arithmetic> / Arithmetic::kDepth);
 }
 
 // Calls body(k, values) for each step of the inner dimension.
@@ -196,8 +203,8 @@ class LeftOperand {
             keep};
         multiply_stored_tile<Arithmetic>(
             height, static_cast<int>(columns), count,
-            PackedStrips<Lane>{packed_ +
-                               rows_ * (depth_of<Arithmetic>(k) + lane)},
+            packed_rows<Arithmetic>(
+                packed_ + rows_ * (depth_of<Arithmetic>(k) + lane), count),
             panel + lane * kColumns, kColumns, row, 0, store);
       });
     });
@@ -208,7 +215,7 @@ class LeftOperand {
   template <class Body>
   void for_each_chain(int64_t values, const Body& body) const {
     const int64_t depth = depth_of<Arithmetic>(values);
-    const int64_t length = detail::even_block(depth, chain_, 1);
+    const int64_t length = chain_lanes<Arithmetic>(depth, chain_);
     for (int64_t lane = 0; lane < depth; lane += length) {
       body(lane, std::min(length, depth - lane));
     }
@@ -247,7 +254,7 @@ void multiply_in_place(const MatrixView<T>& left, int64_t rows, int64_t values,
   constexpr int64_t kColumns = kTileColumns<Arithmetic>;
   const KeepSums keep;
   const int64_t depth = depth_of<Arithmetic>(values);
-  const int64_t length = detail::even_block(depth, kChain, 1);
+  const int64_t length = chain_lanes<Arithmetic>(depth, kChain);
   for_each_strip(rows, [&](int64_t row, int height) {
     for (int64_t column = 0; column < columns; column += kColumns) {
       for (int64_t lane = 0; lane < depth; lane += length) {
@@ -306,7 +313,7 @@ void multiply_packed_panels(LeftOperand<T> left, int64_t rows, int64_t columns,
   if (columns == 0) {
     return;
   }
-  detail::for_each_rectangle(
+  detail::for_each_rectangle<Arithmetic>(
       rows, columns, kTileRows, kColumns,
       detail::useful_threads(rows, columns, inner, threads),
       [&](int64_t row, int64_t part_rows, int64_t column,
@@ -357,7 +364,7 @@ class PanelProduct {
     if (panels_ == 0) {
       return;
     }
-    detail::for_each_rectangle(
+    detail::for_each_rectangle<Arithmetic>(
         rows_, panels_ * kColumns, kTileRows, kColumns,
         detail::useful_threads(rows_, panels_ * kColumns, inner_, threads),
         [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {

@@ -22,6 +22,7 @@
 #include "../tensor.h"
 #include "parallel.h"
 #include "simd.h"
+#include "tile_registers.h"
 
 namespace pkg::cpu {
 namespace {
@@ -66,7 +67,7 @@ struct MultiplyAdd {
 };
 
 #if defined(__AVX512BF16__)
-struct Bfloat16Dot {
+struct Bfloat16Products {
   using Register = Vector<uint32_t>;
   static constexpr int kOperations = 4;
   static constexpr uint32_t kOperand = 0x3F003F00;  // a pair of 0.5
@@ -78,11 +79,17 @@ struct Bfloat16Dot {
   }
 };
 #else
-using Bfloat16Dot = MultiplyAdd<float>;  // converted
+using Bfloat16Products = MultiplyAdd<float>;  // converted
+#endif
+
+#if defined(PKG_HAS_TILES)
+// Tiles of 16 rows and 16 columns, 64 bytes deep.
+struct Bfloat16Tiles {};
+struct Int8Tiles {};
 #endif
 
 // Four products a lane where the processor has them, else two of int16.
-struct Int8Dot {
+struct Int8Products {
   using Register = Vector<uint32_t>;
   static constexpr uint32_t kOperand = 0x01020304;
 #if defined(__AVX512VNNI__)
@@ -137,6 +144,55 @@ template <class Arithmetic>
   }
 }
 
+template <class Arithmetic>
+constexpr double kStepOperations =
+    Arithmetic::kOperations * kChains *
+    double{sizeof(typename Arithmetic::Register)} /
+    double{sizeof(Arithmetic::kOperand)};
+
+#if defined(PKG_HAS_TILES)
+// Calls body() so many times with all tiles at their largest, and zero.
+template <class Body>
+void with_tiles(int64_t steps, const Body& body) {
+  detail::TileShapes shapes;
+  std::fill_n(shapes.rows, 8, uint8_t{16});
+  std::fill_n(shapes.row_bytes, 8, uint16_t{64});
+  detail::load_shapes(shapes);
+  for (int64_t step = 0; step < steps; ++step) {
+    body();
+  }
+  _tile_release();
+}
+template <>
+[[gnu::noinline]] void calculate<Bfloat16Tiles>(int64_t steps) {
+  with_tiles(steps, [] {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  });
+}
+template <>
+[[gnu::noinline]] void calculate<Int8Tiles>(int64_t steps) {
+  with_tiles(steps, [] {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  });
+}
+template <>
+constexpr double kStepOperations<Bfloat16Tiles> = 4 * 2.0 * 16 * 16 * 32;
+template <>
+constexpr double kStepOperations<Int8Tiles> = 4 * 2.0 * 16 * 16 * 64;
+
+using Bfloat16Limit = Bfloat16Tiles;
+using Int8Limit = Int8Tiles;
+#else
+using Bfloat16Limit = Bfloat16Products;
+using Int8Limit = Int8Products;
+#endif
+
 // From the first thread's start to the last one's end.
 template <class Body>
 double seconds_of(int64_t threads, const Body& body) {
@@ -175,10 +231,8 @@ double operations_a_second() {
   while (best_seconds(3, 1, body) < kLeastSeconds) {
     steps *= 2;
   }
-  constexpr double kLanes =
-      sizeof(typename Arithmetic::Register) / sizeof(Arithmetic::kOperand);
-  const double operations = Arithmetic::kOperations * kLanes * kChains *
-                            static_cast<double>(steps * threads);
+  const double operations =
+      kStepOperations<Arithmetic> * static_cast<double>(steps * threads);
   return operations / best_seconds(kRepetitions, threads, body);
 }
 
@@ -211,8 +265,8 @@ extern "C" PKG_EXPORT double pkg_arithmetic_limit(const char* dtype) {
   try {
     return name == "float64"    ? operations_a_second<MultiplyAdd<double>>()
            : name == "float32"  ? operations_a_second<MultiplyAdd<float>>()
-           : name == "bfloat16" ? operations_a_second<Bfloat16Dot>()
-           : name == "int8"     ? operations_a_second<Int8Dot>()
+           : name == "bfloat16" ? operations_a_second<Bfloat16Limit>()
+           : name == "int8"     ? operations_a_second<Int8Limit>()
                                 : 0.0;
   } catch (...) {
     return 0.0;

@@ -103,8 +103,8 @@ void multiply_packed_alone(const Product<Input, Output>& product,
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kColumns = kTileColumns<Arithmetic>;
   const MatrixView<Input>& left = product.left;
-  const int64_t step =
-      even_block(product.inner, kBlockValues<Arithmetic>, Arithmetic::kDepth);
+  const int64_t step = even_block(product.inner, kBlockValues<Arithmetic>,
+                                  kBlockUnit<Arithmetic>);
   const int64_t block =
       std::min(product.rows, even_block(product.rows, kBlockRows, kTileRows));
   const int64_t width = std::min(
@@ -153,9 +153,9 @@ void multiply_packed_alone(const Product<Input, Output>& product,
           }
         } else {
           pack_rows<Arithmetic>(left.from(row, k), rows, values, packed_left);
-          multiply_panels<Arithmetic>(rows, columns, depth,
-                                      PackedStrips<Lane>{packed_left}, panels,
-                                      store);
+          multiply_panels<Arithmetic>(
+              rows, columns, depth, packed_rows<Arithmetic>(packed_left, depth),
+              panels, store);
         }
       }
     }
@@ -188,7 +188,7 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
   threads = rows == 1
                 ? std::clamp<int64_t>(columns * inner / kGemvGrain, 1, threads)
                 : detail::useful_threads(rows, columns, inner, threads);
-  detail::for_each_rectangle(
+  detail::for_each_rectangle<Arithmetic>(
       rows, columns, kTileRows, kColumns, threads,
       [&](int64_t row, int64_t part_rows, int64_t column,
           int64_t part_columns) {

@@ -300,7 +300,7 @@ Tensor rowwise_scaled_linear(const char* op, RowValues values,
                                    num_threads()),
                detail::useful_threads(plan.rows, plan.columns, plan.inner,
                                       num_threads()));
-  detail::for_each_rectangle(
+  detail::for_each_rectangle<void>(
       plan.rows, plan.columns, kSideRows, kSideColumns, threads,
       [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
         multiply_rectangle(problem, row, rows, column, columns);

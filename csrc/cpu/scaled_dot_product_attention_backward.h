@@ -293,12 +293,11 @@ void strip_gradients(const BackwardProblem<Input>& problem,
                      simd::Compute<Input>* gradients,
                      const FetchedRows& fetched) {
   using Arithmetic = typename ArithmeticOf<Input>::type;
-  using Lane = typename Arithmetic::Lane;
   using Number = simd::Compute<Input>;
   const Problem<Input>& forward = problem.forward;
   const AttentionShape& shape = problem.shape();
   multiply_strip<Arithmetic, kRows>(
-      PackedStrips<Lane>{queries},
+      packed_rows<Arithmetic>(queries, packing.key_depth),
       packed_panels<Arithmetic>(packing.keys(keys) + first * packing.key_depth,
                                 packing.key_depth),
       packing.key_depth, place.count,
@@ -307,7 +306,7 @@ void strip_gradients(const BackwardProblem<Input>& problem,
           forward.mask.fetched(place.mask_offset, place.row, place.column)),
       forward.longest_sum);
   multiply_strip<Arithmetic, kRows>(
-      PackedStrips<Lane>{grad_outputs},
+      packed_rows<Arithmetic>(grad_outputs, packing.value_depth),
       packed_panels<Arithmetic>(
           packing.values(keys) + first * packing.value_depth,
           packing.value_depth),

@@ -197,6 +197,7 @@ class ForwardBlock {
   // Runs the task; the rows' states and values stay here until the next one.
   // `finite` says it of each block of keys.
   void run(const ForwardTask& task, const Lane* packed, const bool* finite) {
+    const TileRegisters<Arithmetic> registers;
     const AttentionShape& shape = problem_.shape;
     pack_strips<Arithmetic>(
         problem_.query.at(shape, task.batch).from(task.row, 0), task.rows,
@@ -258,8 +259,9 @@ class ForwardBlock {
         kKeyBlock);
   }
 
-  PackedStrips<Lane> queries(int64_t row) const {
-    return {query_ + row * packing_.key_depth};
+  auto queries(int64_t row) const {
+    return packed_rows<Arithmetic>(query_ + row * packing_.key_depth,
+                                   packing_.key_depth);
   }
 
   // Makes weights of a strip's scores relative to the maxima so far, if they

@@ -139,6 +139,7 @@ class GradientBlock {
            Number* query_sums, int64_t query_sums_size,
            const GradientTarget<Input>& grad_key,
            const GradientTarget<Input>& grad_value) {
+    const TileRegisters<Arithmetic> registers;
     const AttentionShape& shape = problem_.shape();
     column_ = column;
     count_ = std::min(kKeyBlock, shape.columns - column);
@@ -178,6 +179,7 @@ class GradientBlock {
  private:
   static constexpr int kDepth = Arithmetic::kDepth;
   static constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  static constexpr int64_t kLaneRows = kGradientRows / kDepth;
 
   Part<Lane> key_operands() const { return {keys_.size()}; }
   Part<Lane> key_columns() const {
@@ -297,17 +299,20 @@ class GradientBlock {
     const int64_t skipped = first_row / kDepth;
     for_each_strip(active.end - active.begin, [&](int64_t i, int, auto height) {
       const int64_t key = active.begin + i;
+      alignas(64) Lane memory[height() * kLaneRows];
+      const auto transposed = [&](const Lane* rows) {
+        return transposed_left<Arithmetic, height(), kScoreStride, kLaneRows>(
+            rows, depth - skipped, memory);
+      };
       multiply_strip<Arithmetic, height()>(
-          LeftTransposed<Lane, kScoreStride>{
-              block_.weights_transposed(first_row, key)},
+          transposed(block_.weights_transposed(first_row, key)),
           packed_panels<Arithmetic>(packing_.grad_output_columns(packed), depth,
                                     skipped),
           depth - skipped, shape.value_size,
           add_to(value_sums_ + key * packing_.value_stride,
                  packing_.value_stride));
       multiply_strip<Arithmetic, height()>(
-          LeftTransposed<Lane, kScoreStride>{
-              block_.gradients_transposed(first_row, key)},
+          transposed(block_.gradients_transposed(first_row, key)),
           packed_panels<Arithmetic>(packing_.query_columns(packed), depth,
                                     skipped),
           depth - skipped, shape.head_size,

@@ -18,6 +18,13 @@ namespace pkg::cpu::attention {
 template <class Arithmetic, class Source>
 void pack_strips(const MatrixView<Source>& left, int64_t rows, int64_t inner,
                  typename Arithmetic::Lane* packed) {
+  if constexpr (kUsesTiles<Arithmetic>) {
+    const int64_t depth = depth_of<Arithmetic>(inner);
+    pack_rows<Arithmetic>(left, rows, inner, packed);
+    std::fill(packed + rows * depth, packed + padded_rows(rows) * depth,
+              typename Arithmetic::Lane{0});
+    return;
+  }
   for_each_strip(rows, [&](int64_t row, int used, auto height) {
     pack_lines<Arithmetic>(left.at(row, 0), left.row_stride, left.column_stride,
                            used, height, inner,

@@ -17,6 +17,8 @@
 #include "gemm_kernel.h"
 #include "gemm_pack.h"
 #include "simd.h"
+#include "tile_registers.h"
+#include "transpose.h"
 
 namespace pkg::cpu::attention {
 
@@ -84,6 +86,7 @@ template <class Lane, int64_t kStride>
 struct LeftByRows {
   const Lane* data;
 
+  static constexpr int64_t row_bytes = kStride * int64_t{sizeof(Lane)};
   template <int kRows>
   const Lane* strip(int64_t row, int64_t /*depth*/) const {
     return data + row * kStride;
@@ -110,6 +113,36 @@ struct LeftTransposed {
   template <int kRows>
   static constexpr int64_t kStep = kStride;
 };
+
+// The transpose of kRows columns of `depth` rows of kStride lanes, kDepth at
+// the most, as left operand: in place, or for tile registers by rows in
+// `memory`.
+template <class Arithmetic, int kRows, int64_t kStride, int64_t kDepth>
+auto transposed_left(const typename Arithmetic::Lane* data,
+                     [[maybe_unused]] int64_t depth,
+                     [[maybe_unused]]
+                     typename Arithmetic::Lane (&memory)[kRows * kDepth]) {
+  using Lane = typename Arithmetic::Lane;
+  if constexpr (kUsesTiles<Arithmetic>) {
+    constexpr int kLanes = simd::kLanes<Lane>;
+    static_assert(kRows <= kLanes && kDepth % kLanes == 0);
+    for (int64_t step = 0; step < depth; step += kLanes) {
+      Vector<Lane> square[kLanes] = {};
+      for (int i = 0; i < kLanes; ++i) {
+        if (step + i < depth) {
+          square[i] = simd::load(data + (step + i) * kStride);
+        }
+      }
+      simd::transpose(square);
+      for (int i = 0; i < kRows; ++i) {
+        simd::store(memory + i * kDepth + step, square[i]);
+      }
+    }
+    return LeftByRows<Lane, kDepth>{memory};
+  } else {
+    return LeftTransposed<Lane, kStride>{data};
+  }
+}
 
 // Rows of memory that will be read next to a strip's sums. The processor's own
 // prefetcher does not see short pieces of many rows coming.
