@@ -24,9 +24,9 @@ _CPU_LEVELS = {
     "avx512": ["-march=x86-64-v4"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
-_CPU_LEVELS["amx"] = [*_CPU_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
-# Where processes are given tile registers: csrc/cpu_features.cpp asks Linux for them.
-_HAS_TILES = sys.platform == "linux"
+# Tile registers: csrc/cpu_features.cpp asks the system for them, and knows how on Linux alone.
+if sys.platform == "linux":
+    _CPU_LEVELS["amx"] = [*_CPU_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 
 # PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
@@ -51,9 +51,7 @@ def cpu_levels() -> dict[str, list[str]]:
     """Instruction sets of this system's processors, with their compiler flags."""
     if not X86_64:
         return {"baseline": []}
-    return {
-        level: _words(flags) for level, flags in _CPU_LEVELS.items() if level != "amx" or _HAS_TILES
-    }
+    return {level: _words(flags) for level, flags in _CPU_LEVELS.items()}
 
 
 def cxx_flags() -> list[str]:
