@@ -1,4 +1,4 @@
-"""A linear layer whose weight was packed beforehand, as pkg.nn.Linear does, beside PyTorch's."""
+"""A linear layer whose weight was packed beforehand (pkg.nn.Linear.pack_weight), and PyTorch's."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from . import _loader, jit
 try:
     _C = _loader.load()
     from . import nn, ops
+    from .packing import pack_weights_
     from .quantization import quantize_
 except BaseException:
     # Leave no half of the package behind: the next import starts afresh.
@@ -22,4 +23,4 @@ except BaseException:
     raise
 from .version import __version__
 
-__all__ = ["__version__", "jit", "nn", "ops", "quantize_"]
+__all__ = ["__version__", "jit", "nn", "ops", "pack_weights_", "quantize_"]

@@ -1,11 +1,13 @@
-"""The modules of pkg.nn: they are PyTorch's, and what they keep is never out of date."""
+"""pkg.nn.Linear: it is PyTorch's, sees every write of its weight, and packs it when asked to."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -24,11 +26,17 @@ ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 def layer(
     device: torch.device, activation: str | None = "gelu", dtype: torch.dtype = torch.float32
 ) -> pkg.nn.Linear:
-    """In evaluation mode, and called once, so that its weight is packed."""
+    """In evaluation mode, and called once, as whatever would keep something of the weight wants."""
     module = pkg.nn.Linear(20, 33, activation=activation, device=device, dtype=dtype).eval()
     with torch.no_grad():
         module(torch.ones(1, 20, device=device, dtype=dtype))
-    assert module._packed is not None
+    return module
+
+
+def packed_layer(device: torch.device) -> pkg.nn.Linear:
+    module = layer(device)
+    assert module.pack_weight() is module
+    assert module.is_packed
     return module
 
 
@@ -51,15 +59,38 @@ def test_inference_agrees_with_the_operator(
         module = pkg.nn.Linear(40, 70, bias, activation, device, dtype).eval()
         for shape in ((40,), (1, 40), (9, 40), (2, 0, 40), (3, 5, 40)):
             input = torch.randn(shape, device=device, dtype=dtype)
-            recorded = module(input)
+            recorded = module.pack_weight()(input)
             assert recorded.requires_grad
-            assert module._packed is None or len(shape) > 1
             with torch.no_grad():
                 packed = module(input)
             with torch.inference_mode():
                 assert torch.equal(module(input), packed)
-            assert module._packed is not None
             torch.testing.assert_close(packed, recorded)
+            with torch.no_grad():
+                torch.testing.assert_close(module.unpack_weight()(input), packed)
+
+
+def test_a_packed_weight_is_what_inference_multiplies_by(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Tensor] = []
+
+    def packed_linear(input: Tensor, packed_weight: Tensor, *rest: object) -> Tensor:
+        used.append(packed_weight)
+        return pkg.ops.packed_linear(input, packed_weight, *rest)
+
+    monkeypatch.setattr("pkg.nn.linear.packed_linear", packed_linear)
+    module, input = layer(device), torch.randn(5, 20, device=device)
+    with torch.no_grad():
+        module(input)
+        assert not used
+        module.pack_weight()(input)
+        module.bias.add_(1)
+        assert_up_to_date(module)
+    assert len(used) == 2
+    assert used[0] is used[1]
+    module(input)
+    assert len(used) == 2  # a gradient is recorded
 
 
 def test_parameters_and_state_are_those_of_pytorch(device: torch.device) -> None:
@@ -92,9 +123,34 @@ def test_an_unknown_activation_is_refused() -> None:
         pkg.nn.Linear(2, 3, activation="tanh")
 
 
-def optimizer_step(module: pkg.nn.Linear) -> None:
+def backward(module: pkg.nn.Linear) -> None:
     module(torch.randn(4, 20, device=module.weight.device)).sum().backward()
+
+
+def optimizer_step(module: pkg.nn.Linear) -> None:
+    backward(module)
     torch.optim.SGD(module.parameters(), 0.1).step()
+
+
+def fused_sgd(module: pkg.nn.Linear) -> None:
+    backward(module)
+    torch.optim.SGD(module.parameters(), 0.1, fused=True).step()
+
+
+def fused_adam(module: pkg.nn.Linear) -> None:
+    backward(module)
+    torch.optim.Adam(module.parameters(), 0.1, fused=True).step()
+
+
+def fused_adamw(module: pkg.nn.Linear) -> None:
+    backward(module)
+    torch.optim.AdamW(module.parameters(), 0.1, fused=True).step()
+
+
+def fused_adagrad(module: pkg.nn.Linear) -> None:
+    module.cpu()  # PyTorch has no other
+    backward(module)
+    torch.optim.Adagrad(module.parameters(), 0.1, fused=True).step()
 
 
 def in_place(module: pkg.nn.Linear) -> None:
@@ -107,6 +163,18 @@ def through_a_view(module: pkg.nn.Linear) -> None:
     view.mul_(3)
 
 
+def through_data(module: pkg.nn.Linear) -> None:
+    module.weight.data.mul_(2)
+
+
+def through_numpy(module: pkg.nn.Linear) -> None:
+    module.cpu().weight.detach().numpy()[2:5] *= 3
+
+
+def through_dlpack(module: pkg.nn.Linear) -> None:
+    torch.from_dlpack(module.weight.detach()).mul_(2)
+
+
 def new_parameter(module: pkg.nn.Linear) -> None:
     module.weight = torch.nn.Parameter(torch.randn_like(module.weight))
 
@@ -117,81 +185,197 @@ def new_data(module: pkg.nn.Linear) -> None:
     module.weight.data = torch.randn_like(module.weight)
 
 
-def forgotten(module: pkg.nn.Linear) -> None:
-    module.weight.data.mul_(2)
-    module.forget_packed_weight()
-
-
-def trained(module: pkg.nn.Linear) -> None:
-    module.train()
-    assert module._packed is None
-    module.weight.data.mul_(2)
-    module.eval()
-
-
 def other_strides(module: pkg.nn.Linear) -> None:
     module.weight.data = torch.randn(20, 33, device=module.weight.device).mT
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        optimizer_step,
-        in_place,
-        through_a_view,
-        new_parameter,
-        new_data,
-        forgotten,
-        trained,
-        other_strides,
-    ],
-)
-def test_a_change_of_the_weight_is_seen(
-    device: torch.device, change: Callable[[pkg.nn.Linear], None]
+SEEN = [optimizer_step, in_place, through_a_view, new_data, other_strides]
+UNSEEN = [
+    fused_sgd,
+    fused_adam,
+    fused_adamw,
+    fused_adagrad,
+    through_data,
+    through_numpy,
+    through_dlpack,
+]
+
+
+@pytest.mark.parametrize("write", [*SEEN, *UNSEEN, new_parameter])
+def test_every_write_of_the_weight_is_seen(
+    device: torch.device, write: Callable[[pkg.nn.Linear], None]
 ) -> None:
     module = layer(device)
     for _ in range(3):
-        change(module)
+        before = module.weight.detach().clone()
+        write(module)
+        assert not torch.equal(module.weight.cpu(), before.cpu())
         assert_up_to_date(module)
 
 
-def test_is_not_packed_again_without_a_change(device: torch.device) -> None:
-    module = layer(device)
-    packed = module._packed
-    with torch.no_grad():
-        module(torch.ones(5, 20, device=device))
-        module.bias.add_(1)
-    assert_up_to_date(module)
-    assert module._packed is packed
-
-
-def test_the_packed_weight_goes_with_a_move(device: torch.device) -> None:
-    for dtype in (torch.float64, torch.bfloat16):
-        module = layer(device).to(dtype)
-        assert module._packed is None
+@pytest.mark.parametrize("write", SEEN)
+def test_a_packed_module_raises_where_a_write_is_seen(
+    device: torch.device, write: Callable[[pkg.nn.Linear], None]
+) -> None:
+    module = packed_layer(device)
+    for _ in range(3):
+        write(module)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="weight has been written"):
+            module(torch.ones(5, 20, device=device))
+        # Where a gradient is recorded, the weight itself is used.
+        assert module(torch.ones(5, 20, device=device)).requires_grad
+        module.pack_weight()
         assert_up_to_date(module)
-    assert layer(device).to("meta")._packed is None
 
 
-@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
-def test_the_packed_weight_is_not_copied(device: torch.device, way: str) -> None:
-    module = layer(device)
-    twin = pickle.loads(pickle.dumps(module)) if way == "pickle" else copy.deepcopy(module)
-    assert twin._packed is None
-    assert module._packed is not None
-    assert_up_to_date(twin)
+def test_a_packed_module_uses_a_parameter_that_is_assigned(device: torch.device) -> None:
+    module = packed_layer(device)
+    new_parameter(module)
+    assert_up_to_date(module)
+    parameters = {name: 2 * each.detach() for name, each in module.named_parameters()}
+    input = torch.randn(7, 20, device=device)
     with torch.no_grad():
-        twin.weight.zero_()
+        result = torch.func.functional_call(module.pack_weight(), parameters, input)
+        wanted = references.linear(input, parameters["weight"], parameters["bias"], "gelu")
+    torch.testing.assert_close(result, wanted)
     assert_up_to_date(module)
 
 
-def test_the_memory_is_given_back(device: torch.device) -> None:
-    module = layer(device)
-    assert module._packed is not None
-    packed = weakref.ref(module._packed.tensor)
-    module.forget_packed_weight()
+def load(module: pkg.nn.Linear, **options: bool) -> None:
+    state = {name: 2 * value for name, value in module.state_dict().items()}
+    module.load_state_dict(state, **options)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pkg.nn.Linear.unpack_weight,
+        pkg.nn.Linear.train,
+        pkg.nn.Linear.double,
+        pkg.nn.Linear.cpu,
+        pkg.nn.Linear.share_memory,
+        load,
+        lambda module: load(module, assign=True),
+        lambda module: module.to("meta"),
+    ],
+)
+def test_what_ends_the_packing(
+    device: torch.device, end: Callable[[pkg.nn.Linear], object]
+) -> None:
+    module = packed_layer(device)
+    copy_of_it = weakref.ref(module._packed.tensor)
+    end(module)
+    assert not module.is_packed
     gc.collect()
-    assert packed() is None
+    assert copy_of_it() is None  # the memory is given back
+    if not module.weight.is_meta:
+        through_data(module)
+        assert_up_to_date(module.eval())
+
+
+def test_modes_that_keep_the_packing(device: torch.device) -> None:
+    module = packed_layer(device)
+    assert module.eval().requires_grad_(False).is_packed
+    assert_up_to_date(module)
+
+
+def saved_and_loaded(module: pkg.nn.Linear) -> pkg.nn.Linear:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "twin_of",
+    [
+        lambda module: pickle.loads(pickle.dumps(module)),
+        saved_and_loaded,
+        copy.deepcopy,
+        copy.copy,
+    ],
+    ids=["pickle", "torch.save", "deepcopy", "copy"],
+)
+def test_the_packed_weight_is_not_copied(
+    device: torch.device, twin_of: Callable[[pkg.nn.Linear], pkg.nn.Linear]
+) -> None:
+    module = packed_layer(device)
+    size = len(pickle.dumps(layer(device)))
+    assert len(pickle.dumps(module)) == size
+    twin = twin_of(module)
+    assert not twin.is_packed
+    assert module.is_packed
+    assert_up_to_date(module)
+    through_data(twin)
+    assert_up_to_date(twin)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (pkg.nn.Linear.train, "in training mode; call eval"),
+        (
+            lambda module: parametrize.register_parametrization(module, "weight", Doubled()),
+            "weight is a Tensor; it must be a plain torch.nn.Parameter",
+        ),
+        (lambda module: module.to("meta"), "weight is on meta; it must be on the CPU or"),
+        (
+            lambda module: module.to(torch.complex64),
+            "weight is torch.complex64; it must be float16, bfloat16, float32 or float64",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_what_cannot_be_packed_is_refused_in_words(
+    change: Callable[[pkg.nn.Linear], object], words: str
+) -> None:
+    module = layer(torch.device("cpu"))
+    change(module)
+    with pytest.raises(RuntimeError, match=rf"Linear\.pack_weight: .*{words}"):
+        module.pack_weight()
+    assert not module.is_packed
+    if not module.training:
+        model = torch.nn.Sequential(module, torch.nn.ReLU(), layer(torch.device("cpu"))).eval()
+        with pytest.warns(UserWarning, match=f"not packed: 0: .*{words}"):
+            pkg.pack_weights_(model)
+        assert [each.is_packed for each in (model[0], model[2])] == [False, True]
+
+
+def test_a_model_is_packed(device: torch.device) -> None:
+    shared = layer(device)
+    parts = [torch.nn.ModuleList([layer(device), shared]), shared, torch.nn.Linear(3, 3)]
+    model = torch.nn.ModuleList(parts).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pkg.pack_weights_(model) is model
+        single = layer(device)
+        assert pkg.pack_weights_(single) is single
+    assert single.is_packed
+    assert parts[0][0].is_packed
+    assert shared.is_packed
+    assert_up_to_date(shared)
+    model.train().eval()
+    assert not parts[0][0].is_packed
+    assert not shared.is_packed
+
+
+def test_a_model_that_cannot_be_packed_is_refused_in_words() -> None:
+    with pytest.raises(RuntimeError, match="pack_weights_: the model is in training mode"):
+        pkg.pack_weights_(torch.nn.Sequential(pkg.nn.Linear(2, 3)))
+    with pytest.warns(UserWarning, match=r"nothing was packed: the model has no pkg\.nn\.Linear"):
+        pkg.pack_weights_(torch.nn.Linear(2, 3).eval())
+    with pytest.raises(TypeError, match=r"model is None; it must be a torch\.nn\.Module"):
+        pkg.pack_weights_(None)
+
+
+def test_what_is_no_tensor_or_module_is_refused_in_words(device: torch.device) -> None:
+    for module in (layer(device), packed_layer(device), layer(device).train()):
+        with pytest.raises(TypeError, match="Linear: input is None; it must be a tensor"):
+            module(None)
+    with pytest.raises(TypeError, match=r"module is None; it must be a torch\.nn\.Linear"):
+        pkg.nn.Linear.from_linear(None)
+    with pytest.raises(TypeError, match="module is of type ReLU; it must be"):
+        pkg.nn.Linear.from_linear(torch.nn.ReLU())
 
 
 def test_training_gives_pytorchs_gradients(device: torch.device) -> None:
@@ -204,43 +388,56 @@ def test_training_gives_pytorchs_gradients(device: torch.device) -> None:
         assert module.weight.grad is not None
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
     torch.testing.assert_close(ours.bias.grad, theirs.bias.grad)
-    assert ours._packed is None
 
 
 def test_frozen_weights_pass_gradients_to_the_input(device: torch.device) -> None:
-    module = layer(device).requires_grad_(False)
+    module = packed_layer(device).requires_grad_(False)
     input = torch.randn(6, 20, device=device, requires_grad=True)
     module(input).sum().backward()
     assert input.grad is not None
     assert not module(input.detach()).requires_grad
 
 
-def test_a_parametrised_weight_is_never_packed(device: torch.device) -> None:
-    class Doubled(torch.nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return 2 * weight
+class Doubled(torch.nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
 
-    module = layer(device)
+
+def test_a_weight_that_is_parametrised_later_is_used(device: torch.device) -> None:
+    module = packed_layer(device)
     parametrize.register_parametrization(module, "weight", Doubled())
-    module.forget_packed_weight()
     for _ in range(3):
         with torch.no_grad():
             module.parametrizations.weight.original.mul_(1.5)
         assert_up_to_date(module)
-    assert module._packed is None
 
 
-def test_a_weight_of_inference_mode_is_never_packed(device: torch.device) -> None:
+def test_a_weight_of_inference_mode(device: torch.device) -> None:
     with torch.inference_mode():
         module = pkg.nn.Linear(20, 33, activation="gelu", device=device).eval()
         for _ in range(3):
             module.weight.mul_(2)
             assert_up_to_date(module)
+        assert_up_to_date(module.pack_weight())
+    with torch.no_grad():
+        assert_up_to_date(module)
+
+
+def test_a_weight_that_is_packed_in_inference_mode(device: torch.device) -> None:
+    module = layer(device)
+    with torch.inference_mode():
+        module.pack_weight()
+        assert_up_to_date(module)
+    assert_up_to_date(module)
+    with torch.inference_mode():
+        module.weight.mul_(2)
+        with pytest.raises(RuntimeError, match="weight has been written"):
+            module(torch.ones(5, 20, device=device))
 
 
 @pytest.mark.tracing
 def test_compile_and_export_use_the_operator(device: torch.device) -> None:
-    module = layer(device)
+    module = packed_layer(device)
     input = torch.randn(6, 20, device=device)
     with torch.no_grad():
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -253,7 +450,7 @@ def test_compile_and_export_use_the_operator(device: torch.device) -> None:
 
 
 def test_autocast_and_transforms_use_the_operator(device: torch.device) -> None:
-    module = layer(device)
+    module = packed_layer(device)
     input = torch.randn(6, 20, device=device)
     with torch.no_grad():
         with torch.autocast(device.type, torch.bfloat16):
@@ -269,7 +466,7 @@ def test_autocast_and_transforms_use_the_operator(device: torch.device) -> None:
 
 
 def test_threads_share_one_module(device: torch.device) -> None:
-    module = layer(device)
+    module = packed_layer(device)
     input = torch.randn(6, 20, device=device)
     wanted = expected(module, input).detach()
     failures: list[BaseException] = []
@@ -279,7 +476,7 @@ def test_threads_share_one_module(device: torch.device) -> None:
             for _ in range(50):
                 with torch.no_grad():
                     torch.testing.assert_close(module(input), wanted)
-                module.forget_packed_weight()
+                module.unpack_weight().pack_weight()
         except BaseException as error:
             failures.append(error)
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,12 +59,73 @@ def test_public_functions_are_pickled_by_name(name: str) -> None:
 
 
 def test_a_module_is_pickled_with_its_parameters() -> None:
-    layer = pkg.nn.Linear(7, 5, activation="gelu").eval()
+    layer = pkg.nn.Linear(7, 5, activation="gelu").eval().pack_weight()
     input = torch.randn(3, 7)
     with torch.no_grad():
-        expected = layer(input)  # packs the weight, which is not pickled
         copy = pickle.loads(pickle.dumps(layer))
-        assert torch.equal(copy(input), expected)
+        assert not copy.is_packed
+        assert torch.equal(copy(input), layer.unpack_weight()(input))
+
+
+def triple(tensor: torch.Tensor) -> None:
+    """In a process that shares the tensor's memory."""
+    tensor.mul_(3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_sees_what_another_process_writes(method: str) -> None:
+    layer = pkg.nn.Linear(7, 5, bias=False).eval()
+    layer.share_memory()
+    input = torch.randn(3, 7)
+    with torch.no_grad():
+        before = layer(input)
+        process = torch.multiprocessing.get_context(method).Process(
+            target=triple, args=(layer.weight.detach(),)
+        )
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0
+        torch.testing.assert_close(layer(input), 3 * before)
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this PyTorch has no gloo",
+)
+def test_a_layer_sees_what_a_broadcast_writes(tmp_path: Path) -> None:
+    # The second process receives the first one's weight, after a call with its own.
+    code = """
+        import sys
+        import torch
+        from torch import distributed
+        import pkg
+        rank, file = int(sys.argv[1]), sys.argv[2]
+        store = distributed.FileStore(file, 2)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        layer = pkg.nn.Linear(7, 5, bias=False).eval()
+        torch.nn.init.constant_(layer.weight, rank + 1.0)
+        input = torch.ones(3, 7)
+        with torch.no_grad():
+            assert (layer(input) == 7 * (rank + 1)).all()
+            distributed.broadcast(layer.weight.detach(), 0)
+            assert (layer.weight == 1).all()
+            assert (layer(input) == 7).all(), layer(input)
+        distributed.destroy_process_group()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            errors = process.communicate(timeout=120)[1]
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

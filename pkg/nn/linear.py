@@ -1,8 +1,7 @@
-"""``Linear``: PyTorch's module with an activation, and a packed weight for inference."""
+"""``Linear``: PyTorch's module with an activation, and a packed weight where it is asked for."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..ops._arguments import check_instance, check_tensor
 from ..ops.linear import ACTIVATIONS, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
@@ -18,41 +18,51 @@ from ..ops.packed_linear import packed_linear
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True)
 class _Packed:
-    """A packed weight, and how to tell whether it still is that of the parameter."""
+    """A packed weight, and what can be told of whether its parameter is still the same."""
 
     tensor: Tensor
+    parameter: Tensor
     # Keeps the memory alive: its address would else come back with another weight in it.
     source: Tensor
-    version: int
+    # None for a parameter that was made in inference mode.
+    version: int | None
 
-    def is_of(self, weight: Tensor) -> bool:
-        return (
-            weight._version == self.version
-            and weight.data_ptr() == self.source.data_ptr()
-            and weight.dtype == self.source.dtype
-            and weight.device == self.source.device
-            and weight.shape == self.source.shape
-            and weight.stride() == self.source.stride()
-        )
+    @classmethod
+    def of(cls, parameter: Tensor) -> _Packed:
+        # The version before the values: a write meanwhile is then seen.
+        source, version = parameter.detach(), _version(parameter)
+        return cls(pack_linear_weight(source), parameter, source, version)
+
+    def check(self) -> None:
+        """Raises if the parameter's values have changed, as far as that can be seen."""
+        parameter, source = self.parameter, self.source
+        if not (
+            _version(parameter) == self.version
+            and parameter.data_ptr() == source.data_ptr()
+            and parameter.dtype == source.dtype
+            and parameter.device == source.device
+            and parameter.shape == source.shape
+            and parameter.stride() == source.stride()
+        ):
+            raise RuntimeError(
+                "Linear: weight has been written or replaced since pack_weight(), which forbids "
+                "that; call pack_weight() again, or unpack_weight() before the next write"
+            )
 
 
 class Linear(torch.nn.Linear):
     """:class:`torch.nn.Linear` and an activation, in one operator: :func:`pkg.ops.linear`.
 
     Parameters and state are those of :class:`torch.nn.Linear`, so each loads what the other
-    saved. In evaluation mode (after :meth:`eval`), where no gradient is recorded, the module
-    multiplies with a packed copy of its weight: as much memory again as the weight takes. The
-    copy is made at the first such call, made anew when the weight has changed, and given up by
-    :meth:`train`, by a move to another device or dtype, and by :meth:`forget_packed_weight`;
-    it is never saved, pickled or copied. Changes are seen by the weight's version counter, which
-    PyTorch does not advance for a write through ``weight.data``: call
-    :meth:`forget_packed_weight` after one.
-
-    ``torch.compile``, ``torch.export``, autocast, ``torch.func`` and tensor subclasses get the
-    operator on the weight itself. Several threads may call one module.
+    saved. Every call multiplies by the weight as it is then, whoever wrote it and how. For
+    inference on weights that are frozen, :meth:`pack_weight` is the faster way; it says what it
+    forbids. :func:`pkg.pack_weights_` takes it for a whole model. Several threads may call one
+    module.
 
     Args:
         in_features: Elements in a row of the input.
@@ -66,12 +76,13 @@ class Linear(torch.nn.Linear):
         ValueError: There is no such activation.
 
     Example:
-        >>> layer = Linear(3, 2, activation="relu").eval()
-        >>> with torch.no_grad():
-        ...     output = layer(torch.ones(5, 3))
-        >>> output.shape
+        >>> layer = Linear(3, 2, activation="relu")
+        >>> layer(torch.ones(5, 3)).shape
         torch.Size([5, 2])
     """
+
+    # The class's own, so that a module without one in its state (a copy) has none.
+    _packed: _Packed | None = None
 
     activation: str | None
 
@@ -88,8 +99,6 @@ class Linear(torch.nn.Linear):
             raise ValueError(f"activation is {activation!r}; supported are {ACTIVATIONS}")
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.activation = activation
-        self._packed: _Packed | None = None
-        self._packing = threading.Lock()
 
     @classmethod
     def from_linear(cls, module: torch.nn.Linear, activation: str | None = None) -> Self:
@@ -99,37 +108,99 @@ class Linear(torch.nn.Linear):
             module: Is not changed.
             activation: As for the constructor.
 
+        Raises:
+            TypeError: ``module`` is no :class:`torch.nn.Linear`.
+            ValueError: There is no such activation.
+
         Example:
             >>> layer = Linear.from_linear(torch.nn.Linear(3, 2), "gelu")
             >>> layer.out_features
             2
         """
+        check_instance("Linear.from_linear", "module", module, torch.nn.Linear, "a torch.nn.Linear")
         # No memory for parameters that are replaced at once.
         new = cls(module.in_features, module.out_features, False, activation, device="meta")
         new.weight, new.bias = module.weight, module.bias
         return new.train(module.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Computes the activation of ``input @ weight.T + bias``; see :func:`pkg.ops.linear`."""
+        """Computes the activation of ``input @ weight.T + bias``; see :func:`pkg.ops.linear`.
+
+        Raises:
+            RuntimeError: What that function's does; or the weight has been written since
+                :meth:`pack_weight`, where that is seen.
+            TypeError: ``input`` is no tensor.
+        """
+        check_tensor("Linear", "input", input, "a tensor of shape (..., in_features)")
         weight, bias = self.weight, self.bias
+        packed = None if torch.compiler.is_compiling() else self._packed
         if (
-            self.training
-            or torch.compiler.is_compiling()
+            packed is None
+            # Another parameter was assigned, or torch.func.functional_call gives one.
+            or weight is not packed.parameter
             or not _is_plain_inference(input, weight, bias)
         ):
             return linear(input, weight, bias, self.activation)
-        return packed_linear(
-            input, self._packed_weight(weight), self.out_features, bias, self.activation
-        )
+        packed.check()
+        return packed_linear(input, packed.tensor, self.out_features, bias, self.activation)
 
-    def forget_packed_weight(self) -> None:
-        """Gives the packed copy of the weight up; the next call that wants one makes it."""
+    def pack_weight(self) -> Self:
+        """Packs the weight for inference: calls multiply by the copy that is made here and now.
+
+        The copy lies in the order in which the product reads it, and takes as much memory again as
+        the weight. It is used where no gradient is recorded; ``torch.compile``, ``torch.export``,
+        autocast, ``torch.func``, tensor subclasses and a weight that is assigned anew get the
+        weight itself. The bias is not copied: it may change.
+
+        **Until the module is unpacked, nobody may write the weight**: no optimiser, no collective
+        operation, no other process that shares its memory, no view, NumPy array or
+        ``weight.data``. The calls after such a write would multiply by the old weight. What
+        PyTorch's version counter or the address of the weight betrays makes the next call raise;
+        fused optimisers and the others of this list are not betrayed. After a write, pack again.
+
+        :meth:`unpack_weight` ends it, and so do :meth:`train`, ``load_state_dict``, and every move
+        (``to``, ``half``, ``cuda``, ``to_empty``, ``share_memory``, also where nothing moves). The
+        copy is never saved, pickled or copied with the module.
+
+        Returns:
+            The module.
+
+        Raises:
+            RuntimeError: The module is in training mode, or its weight is no plain
+                :class:`torch.nn.Parameter` (a parametrization computes it, or it is of a
+                subclass), of no supported dtype, or neither on the CPU nor on a CUDA device.
+
+        Example:
+            >>> layer = Linear(3, 2, activation="relu").eval().pack_weight()
+            >>> with torch.inference_mode():
+            ...     output = layer(torch.ones(5, 3))
+            >>> layer.is_packed, layer.train().is_packed
+            (True, False)
+        """
+        problem = why_not_packed(self)
+        if problem is not None:
+            raise RuntimeError(f"Linear.pack_weight: {problem}")
+        self._packed = _Packed.of(self.weight)
+        return self
+
+    def unpack_weight(self) -> Self:
+        """Gives the packed weight up, if there is one: calls multiply by the weight itself.
+
+        Returns:
+            The module.
+        """
         self._packed = None
+        return self
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether :meth:`pack_weight` was called, and nothing has ended it since."""
+        return self._packed is not None
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; training mode gives the packed weight up."""
         if mode:
-            self.forget_packed_weight()
+            self.unpack_weight()
         return super().train(mode)
 
     def extra_repr(self) -> str:
@@ -137,46 +208,51 @@ class Linear(torch.nn.Linear):
         text = super().extra_repr()
         return text if self.activation is None else f"{text}, activation={self.activation!r}"
 
-    def _packed_weight(self, weight: Tensor) -> Tensor:
-        packed = self._packed
-        if packed is None or not packed.is_of(weight):
-            with self._packing:
-                packed = self._packed
-                if packed is None or not packed.is_of(weight):
-                    source, version = weight.detach(), weight._version
-                    packed = _Packed(pack_linear_weight(source), source, version)
-                    self._packed = packed
-        return packed.tensor
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.forget_packed_weight()
+        self.unpack_weight()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unpack_weight()
+        super()._load_from_state_dict(*args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        state["_packed"] = None
-        del state["_packing"]
+        state.pop("_packed", None)
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._packing = threading.Lock()
+
+def why_not_packed(module: Linear) -> str | None:
+    """What keeps the weight of a module from being packed, in words."""
+    if module.training:
+        return "the module is in training mode; call eval() first"
+    weight = module.weight
+    if type(weight) is not torch.nn.Parameter:
+        return (
+            f"weight is a {type(weight).__name__}; it must be a plain torch.nn.Parameter, neither "
+            "parametrised nor of a subclass"
+        )
+    if weight.dtype not in _FLOATING:
+        return f"weight is {weight.dtype}; it must be float16, bfloat16, float32 or float64"
+    if weight.device.type not in ("cpu", "cuda"):
+        return f"weight is on {weight.device}; it must be on the CPU or on a CUDA device"
+    return None
+
+
+def _version(parameter: Tensor) -> int | None:
+    return None if parameter.is_inference() else parameter._version
 
 
 def _is_plain_inference(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a call is one of plain tensors that nobody traces, transforms or differentiates."""
+    if type(input) not in (Tensor, torch.nn.Parameter) or input.device != weight.device:
+        return False
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     return (
-        type(input) in (Tensor, torch.nn.Parameter)
-        # A parametrised weight is another tensor at each access, and one that was made in
-        # inference mode has no version.
-        and type(weight) is torch.nn.Parameter
-        and not weight.is_inference()
-        and weight.device.type in ("cpu", "cuda")
-        and forward_ad._current_level < 0
+        forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
         and not torch.is_autocast_enabled(input.device.type)
         and torch._C._len_torch_dispatch_stack() == 0

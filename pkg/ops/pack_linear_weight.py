@@ -22,7 +22,7 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
     The result belongs to the processor and the library that made it: another level of
     ``PKG_CPU_CAPABILITY``, another version or another device orders it in another way. So it
     is never saved, and packed again from ``weight`` where that is moved or changed.
-    :class:`pkg.nn.Linear` does so by itself.
+    :meth:`pkg.nn.Linear.pack_weight` holds it beside the weight and gives it up in time.
 
     Args:
         weight: Shape (out_features, in_features); float16, bfloat16, float32 or float64, any

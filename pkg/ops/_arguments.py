@@ -1,0 +1,42 @@
+"""Checks of arguments that reach Python before they reach an operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def check_tensor(name: str, argument: str, value: Any, must_be: str) -> None:
+    """Refuses what is no tensor.
+
+    Args:
+        name: The function or module that was called.
+        argument: The argument's name.
+        value: The argument.
+        must_be: What it has to be, in words.
+
+    Raises:
+        TypeError: It is no tensor.
+    """
+    check_instance(name, argument, value, Tensor, must_be)
+
+
+def check_instance(
+    name: str, argument: str, value: Any, types: type | tuple[type, ...], must_be: str
+) -> None:
+    """Refuses what is of another type.
+
+    Args:
+        name: The function or module that was called.
+        argument: The argument's name.
+        value: The argument.
+        types: What it may be.
+        must_be: The same in words.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, types):
+        given = "None" if value is None else f"of type {type(value).__qualname__}"
+        raise TypeError(f"{name}: {argument} is {given}; it must be {must_be}")
