@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .nn.int4_linear import Int4Linear, why_not_int4
+from .nn.int4_linear import Int4Linear, is_finite, why_not_int4
+from .ops._arguments import check_instance
 
 Filter = Callable[[torch.nn.Module, str], bool]
 
@@ -34,6 +35,9 @@ def quantize_(
         torch.save(pkg.quantize_(model).state_dict(), file)
         pkg.quantize_(new_model).load_state_dict(torch.load(file))
 
+    The new model may be on the meta device, where it takes no memory and no time to quantise; load
+    with ``assign=True`` then.
+
     Args:
         model: Any module; best in evaluation mode. If it is itself a layer to be replaced, its
             replacement is returned.
@@ -47,6 +51,7 @@ def quantize_(
         The model.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: ``group_size`` is another number.
 
     Example:
@@ -58,6 +63,7 @@ def quantize_(
           (1): ReLU()
         )
     """
+    check_instance("quantize_", "model", model, torch.nn.Module, "a torch.nn.Module")
     problem = why_not_int4(group_size, 8, group_size)
     if problem is not None:
         raise ValueError(problem)
@@ -99,6 +105,6 @@ def _why_not(module: torch.nn.Module, group_size: int, owners: dict[Tensor, int]
     if owners.get(weight, 1) > 1:
         return "its weight is another module's too"
     reason = why_not_int4(weight.shape[1], weight.shape[0], group_size)
-    if reason is None and not bool(weight.isfinite().all()):
+    if reason is None and not is_finite(weight):
         return "its weight has values that are infinite or NaN"
     return reason

@@ -148,7 +148,8 @@ def fused_adamw(module: pkg.nn.Linear) -> None:
 
 
 def fused_adagrad(module: pkg.nn.Linear) -> None:
-    module.cpu()  # PyTorch has no other
+    if module.weight.device.type != "cpu":
+        pytest.skip("PyTorch's fused Adagrad is for the CPU alone")
     backward(module)
     torch.optim.Adagrad(module.parameters(), 0.1, fused=True).step()
 
@@ -168,7 +169,9 @@ def through_data(module: pkg.nn.Linear) -> None:
 
 
 def through_numpy(module: pkg.nn.Linear) -> None:
-    module.cpu().weight.detach().numpy()[2:5] *= 3
+    if module.weight.device.type != "cpu":
+        pytest.skip("NumPy knows the CPU alone")
+    module.weight.detach().numpy()[2:5] *= 3
 
 
 def through_dlpack(module: pkg.nn.Linear) -> None:
@@ -209,7 +212,7 @@ def test_every_write_of_the_weight_is_seen(
     for _ in range(3):
         before = module.weight.detach().clone()
         write(module)
-        assert not torch.equal(module.weight.cpu(), before.cpu())
+        assert not torch.equal(module.weight, before)
         assert_up_to_date(module)
 
 

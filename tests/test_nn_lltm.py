@@ -78,3 +78,17 @@ def test_wrong_ranks_are_refused(device: torch.device) -> None:
     for shape in ((7,), (1, 1, 4, 7)):
         with pytest.raises(RuntimeError, match="input has shape"):
             module(torch.randn(shape, device=device), state)
+
+
+def test_what_is_no_tensor_is_refused_in_words() -> None:
+    module, input, state = pkg.nn.LLTM(7, 5), torch.ones(4, 7), torch.ones(4, 5)
+    for arguments, words in (
+        ((None, (state, state)), r"input is None; it must be a tensor of shape \(B, F\) or"),
+        ((input, None), "state is None; it must be a pair of tensors"),
+        ((input, (None, state)), r"old_h is None; it must be a tensor of shape \(B, H\)"),
+        ((input, (state, 3)), "old_cell is of type int; it must be"),
+    ):
+        with pytest.raises(TypeError, match=f"LLTM: {words}"):
+            module(*arguments)
+    with pytest.raises(ValueError, match="state has 3 elements; it must be a pair"):
+        module(input, (state, state, state))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples import FLOATING
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pkg
 
@@ -125,3 +126,42 @@ def test_refuses_in_words() -> None:
     )
     with pytest.raises(RuntimeError, match="do not match: a row of input has 6 values"):
         module(torch.randn(2, 6))
+    with pytest.raises(
+        TypeError, match="RowwiseScaledLinear: input is None; it must be a floating"
+    ):
+        module(None)
+    for wrong, words in ((None, "None"), (torch.nn.ReLU(), "of type ReLU")):
+        with pytest.raises(TypeError, match=rf"module is {words}; it must be a torch\.nn\.Linear"):
+            pkg.nn.RowwiseScaledLinear.from_linear(wrong)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_layer_on_the_meta_device(device: torch.device, bits: int) -> None:
+    layer = pkg.nn.RowwiseScaledLinear.from_linear(torch.nn.Linear(20, 33, device=device), bits)
+    with torch.device("meta"):
+        empty = pkg.nn.RowwiseScaledLinear(20, 33, activation_bits=bits)
+        converted = pkg.nn.RowwiseScaledLinear.from_linear(torch.nn.Linear(20, 33), bits)
+    inputs = torch.randn(2, 3, 20, device="meta", dtype=torch.bfloat16)
+    for module in (empty, converted, copy.deepcopy(layer).to("meta")):
+        result = module(inputs)
+        assert result.shape == (2, 3, 33)
+        assert result.is_meta
+        assert result.dtype == torch.bfloat16
+        assert module.half().weight.dtype == torch.int8
+    input = torch.randn(5, 20, device=device)
+    filled = empty.float().to_empty(device=device)
+    filled.load_state_dict(layer.state_dict())
+    converted.load_state_dict(layer.state_dict(), assign=True)
+    for module in (filled, converted):
+        assert torch.equal(module(input), layer(input))
+    with pytest.raises(RuntimeError, match="rowwise_scaled_linear_s.s4: the tensors are on"):
+        layer(inputs)
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        layer = pkg.nn.RowwiseScaledLinear.from_linear(torch.nn.Linear(20, 33))
+        result = layer(torch.ones(3, 20, dtype=torch.float16))
+    assert isinstance(result, FakeTensor)
+    assert result.shape == (3, 33)
+    assert result.dtype == torch.float16

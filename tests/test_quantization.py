@@ -13,6 +13,7 @@ import torch
 from quantised_samples import GROUP_SIZES, error_bound
 from samples import FLOATING
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pkg
 
@@ -238,3 +239,73 @@ def test_a_quantised_model_compiles_and_exports() -> None:
         torch.testing.assert_close(compiled(input), expected)
         exported = torch.export.export(model, (input,)).module()
         torch.testing.assert_close(exported(input), expected)
+
+
+def test_a_layer_on_the_meta_device(device: torch.device) -> None:
+    layer = quantised()[1].to(device)
+    with torch.device("meta"):
+        empty = pkg.nn.Int4Linear(256, 24, group_size=32)
+    inputs = torch.randn(2, 3, 256, device="meta", dtype=torch.bfloat16)
+    for module in (empty, copy.deepcopy(layer).to("meta"), quantised_on_meta(layer.bias)):
+        for _ in range(2):
+            result = module(inputs)
+            assert result.shape == (2, 3, 24)
+            assert result.is_meta
+            assert result.dtype == torch.bfloat16
+            module.half()
+        assert module.scales_and_zeros.dtype == torch.bfloat16
+    input = torch.randn(5, 256, device=device)
+    filled = empty.float().to_empty(device=device)
+    filled.load_state_dict(layer.state_dict())
+    assert torch.equal(filled(input), layer(input))
+    assigned = quantised_on_meta(layer.bias)
+    assigned.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(assigned(input), layer(input))
+    with pytest.raises(RuntimeError, match="int4_linear: the tensors are on cpu, meta"):
+        pkg.nn.Int4Linear(256, 24, group_size=32, device="meta")(torch.ones(256))
+
+
+def quantised_on_meta(bias: Tensor) -> pkg.nn.Int4Linear:
+    module = pkg.nn.Int4Linear.from_linear(nn.Linear(256, 24, device="meta"), 32)
+    assert {each.device.type for each in module.state_dict().values()} == {"meta"}
+    assert module.bias.shape == bias.shape
+    return module
+
+
+def test_a_model_on_the_meta_device_loads_what_was_saved(device: torch.device) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+
+    model = pkg.quantize_(make().to(device), group_size=32)
+    with torch.device("meta"):
+        new = pkg.quantize_(make(), group_size=32)
+    input = torch.randn(2, 64, device=device)
+    assert new(input.to("meta")).shape == (2, 64)
+    new.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(new(input), model(input))
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        linear = nn.Linear(64, 128)
+        for layer in (
+            pkg.nn.Int4Linear(64, 128, group_size=32),
+            pkg.quantize_(nn.Sequential(linear), group_size=32)[0],
+        ):
+            result = layer(torch.ones(3, 64, dtype=torch.float16))
+            assert isinstance(result, FakeTensor)
+            assert result.shape == (3, 128)
+            assert result.dtype == torch.float16
+
+
+def test_what_is_no_tensor_or_module_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match="Int4Linear: input is None; it must be a floating tensor"):
+        quantised()[1](None)
+    with pytest.raises(TypeError, match=r"module is None; it must be a torch\.nn\.Module"):
+        pkg.nn.Int4Linear.from_linear(None)
+    with pytest.raises(
+        TypeError, match=r"quantize_: model is None; it must be a torch\.nn\.Module"
+    ):
+        pkg.quantize_(None)
+    with pytest.raises(ValueError, match="is not a matrix"):
+        pkg.nn.Int4Linear.from_linear(nn.ReLU())

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from ..ops._arguments import check_instance, check_tensor
 from ..ops._tensor_core_tiled_layout import GROUP_SIZES, INNER_K_TILES
 from ..ops.int4_linear import int4_linear
 from ..ops.pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
+from ._autocast import dtype_under_autocast
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,10 +101,13 @@ class Int4Linear(torch.nn.Module):
 
         Args:
             module: A :class:`torch.nn.Linear`, or another module with a floating ``weight``
-                (out_features, in_features) and, if any, a ``bias``. It is not changed.
+                (out_features, in_features) and, if any, a ``bias``. It is not changed. Of one on
+                the meta device comes one on the meta device, to be filled by
+                ``load_state_dict(..., assign=True)``.
             group_size: 32, 64, 128 or 256.
 
         Raises:
+            TypeError: ``module`` is no module.
             ValueError: The weight's sizes do not divide, or it has values that are not finite.
 
         Example:
@@ -110,7 +116,10 @@ class Int4Linear(torch.nn.Module):
             >>> Int4Linear.from_linear(linear, 32)(torch.ones(1, 32))[0, 0].item()
             16.0
         """
-        weight = module.weight
+        check_instance(
+            "Int4Linear.from_linear", "module", module, torch.nn.Module, "a torch.nn.Module"
+        )
+        weight = getattr(module, "weight", None)
         bias = getattr(module, "bias", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:
             raise ValueError("the module's weight is not a matrix (out_features, in_features)")
@@ -125,9 +134,8 @@ class Int4Linear(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Computes ``input @ weight.T + bias``; see :func:`pkg.ops.int4_linear`."""
-        device = input.device.type
-        if input.dtype != torch.float64 and torch.is_autocast_enabled(device):
-            input = input.to(torch.get_autocast_dtype(device))
+        check_tensor("Int4Linear", "input", input, "a floating tensor")
+        input = input.to(dtype_under_autocast(input))
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:
             bias = bias.to(input.dtype)  # type: ignore[assignment]
@@ -172,6 +180,13 @@ def why_not_int4(in_features: int, out_features: int, group_size: int) -> str | 
     return None
 
 
+def is_finite(weight: Tensor) -> bool:
+    """Whether a weight has no infinite value and no NaN; one without values has none."""
+    if weight.is_meta or isinstance(weight, FakeTensor):
+        return True
+    return bool(weight.isfinite().all())
+
+
 def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Values of four bits for a weight, rounded to nearest, with scales and zeros.
 
@@ -186,7 +201,7 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: A value is infinite or NaN.
     """
-    if not bool(weight.isfinite().all()):
+    if not is_finite(weight):
         raise ValueError("the weight has values that are infinite or NaN")
     groups = weight.float().unflatten(-1, (weight.shape[-1] // group_size, group_size))
     least, most = groups.amin(-1), groups.amax(-1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_instance, check_tensor
 from ..ops.lltm import lltm
 from ..ops.lltm_sequence import lltm_sequence
 
@@ -71,8 +72,20 @@ class LLTM(torch.nn.Module):
         Returns:
             For a step the new state and the new cell. For a sequence the states after all
             steps, of shape (T, B, H), and the last state and cell as a pair.
+
+        Raises:
+            RuntimeError: What the operators' do.
+            TypeError: ``input`` is no tensor, or ``state`` no pair of tensors.
+            ValueError: ``state`` has another number of elements than two.
         """
+        check_tensor("LLTM", "input", input, "a tensor of shape (B, F) or (T, B, F)")
+        must_be = "a pair of tensors, (old_h, old_cell)"
+        check_instance("LLTM", "state", state, (tuple, list, Tensor), must_be)
+        if len(state) != 2:
+            raise ValueError(f"LLTM: state has {len(state)} elements; it must be {must_be}")
         old_h, old_cell = state
+        check_tensor("LLTM", "old_h", old_h, "a tensor of shape (B, H)")
+        check_tensor("LLTM", "old_cell", old_cell, "a tensor of shape (B, H)")
         if input.dim() != 3:
             return lltm(input, self.weights, self.bias, old_h, old_cell)
         hidden, cells = lltm_sequence(input, self.weights, self.bias, old_h, old_cell)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_instance, check_tensor
 from ..ops.quantize_rowwise import quantize_rowwise
 from ..ops.rowwise_scaled_linear_s4s4 import rowwise_scaled_linear_s4s4
 from ..ops.rowwise_scaled_linear_s8s4 import rowwise_scaled_linear_s8s4
+from ._autocast import dtype_under_autocast
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,6 +85,7 @@ class RowwiseScaledLinear(torch.nn.Module):
             activation_bits: As for the constructor.
 
         Raises:
+            TypeError: ``module`` is no :class:`torch.nn.Linear`.
             ValueError: As the constructor's.
 
         Example:
@@ -91,6 +94,13 @@ class RowwiseScaledLinear(torch.nn.Module):
             >>> RowwiseScaledLinear.from_linear(linear)(torch.tensor([127.0, 0.0]))
             tensor([889.])
         """
+        check_instance(
+            "RowwiseScaledLinear.from_linear",
+            "module",
+            module,
+            torch.nn.Linear,
+            "a torch.nn.Linear",
+        )
         weight, bias = module.weight.detach(), module.bias
         # No memory for buffers that are replaced at once.
         new = cls(
@@ -108,15 +118,17 @@ class RowwiseScaledLinear(torch.nn.Module):
 
         Returns:
             Shape (..., out_features).
+
+        Raises:
+            RuntimeError: ``input`` is not floating, or its rows have another length.
+            TypeError: ``input`` is no tensor.
         """
-        kind = input.device.type
-        dtype = input.dtype
-        if torch.is_autocast_enabled(kind) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(kind)
+        check_tensor("RowwiseScaledLinear", "input", input, "a floating tensor")
         values, scale = quantize_rowwise(input, self.activation_bits)
         product = (
             rowwise_scaled_linear_s8s4 if self.activation_bits == 8 else rowwise_scaled_linear_s4s4
         )
+        dtype = dtype_under_autocast(input)
         return product(values, scale, self.weight, self.weight_scale, self.bias, dtype)
 
     def extra_repr(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_tensor
 from ..ops.spatial_correlation_sample import spatial_correlation_sample
 
 if TYPE_CHECKING:
@@ -51,7 +52,13 @@ class SpatialCorrelationSampler(torch.nn.Module):
         self.dilation_patch = dilation_patch
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
-        """The correlation, of shape (B, patch height, patch width, oH, oW)."""
+        """The correlation, of shape (B, patch height, patch width, oH, oW).
+
+        Raises:
+            RuntimeError: As :func:`pkg.ops.spatial_correlation_sample`.
+            TypeError: An image is no tensor.
+        """
+        self._check(input1, input2)
         return spatial_correlation_sample(
             input1,
             input2,
@@ -62,6 +69,11 @@ class SpatialCorrelationSampler(torch.nn.Module):
             self.dilation,
             self.dilation_patch,
         )
+
+    def _check(self, input1: Tensor, input2: Tensor) -> None:
+        must_be = "a floating tensor of shape (B, C, H, W)"
+        check_tensor(type(self).__name__, "input1", input1, must_be)
+        check_tensor(type(self).__name__, "input2", input2, must_be)
 
     def extra_repr(self) -> str:
         """The parameters."""
@@ -145,12 +157,55 @@ class FlattenedCorrelation(SpatialCorrelationSampler):
         )
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
-        """The mean correlation, of shape (B, patch height * patch width, oH, oW)."""
+        """The mean correlation, of shape (B, patch height * patch width, oH, oW).
+
+        Raises:
+            RuntimeError: As :func:`pkg.ops.spatial_correlation_sample`.
+            TypeError: An image is no tensor.
+        """
+        self._check(input1, input2)
+        if input1.dim() != 4:
+            return super().forward(input1, input2)  # which refuses it in words
         kernel = self.kernel_size
         window = kernel * kernel if isinstance(kernel, int) else kernel[0] * kernel[1]
-        terms = max(1, input1.shape[1] * window)
-        # Both images a little smaller, by a power of two and so exactly: a sum that float16 could
-        # not hold, though it holds the mean, does not overflow on the way.
-        scale = 0.5 ** ((terms.bit_length() - 1) // 2)
+        scale, divisor = _scaling(input1.shape[1], window)
         sums = super().forward(input1 * scale, input2 * scale)
-        return sums.flatten(1, 2) / (terms * scale * scale)
+        mean: Tensor = sums.flatten(1, 2) / divisor
+        return mean
+
+
+def _scaling(channels: Any, window: int) -> tuple[Any, Any]:
+    """What both images are multiplied by, and what the sum is then divided by for the mean.
+
+    The factor makes the images a little smaller, by a power of two and so exactly: a sum that
+    float16 could not hold, though it holds the mean, does not overflow on the way.
+
+    Args:
+        channels: Of the images: a number; or, where the program is to take any, a symbol of
+            ``torch.export`` or the tensor that ``torch.jit.trace`` gives for a size.
+        window: Pixels of the kernel.
+
+    Returns:
+        Two numbers, or two tensors without dimensions on the CPU.
+    """
+    if _is_number(channels):
+        terms = max(1, channels * window)
+        scale = 0.5 ** ((terms.bit_length() - 1) // 2)
+        return scale, terms * scale * scale
+    if isinstance(channels, Tensor):
+        wide = channels.to(torch.float64)
+    else:
+        wide = torch.full((), channels, dtype=torch.float64, device="cpu")
+    wide = (wide * window).clamp(min=1)
+    bits = torch.frexp(wide).exponent
+    inverse = (torch.ones_like(bits) << (bits - 1) // 2).to(torch.float64)
+    return 1 / inverse, wide / (inverse * inverse)
+
+
+def _is_number(size: Any) -> bool:
+    if torch.compiler.is_compiling():
+        # Slow to import, and there already where anything is compiled.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return has_static_value(size)
+    return isinstance(size, int)

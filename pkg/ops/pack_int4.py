@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ._arguments import check_tensor
+
+_LEAST, _MOST = -8, 7
 
 
 def pack_int4(values: Tensor) -> Tensor:
     """Packs integers from -8 to 7 two to a byte, in two's complement.
 
-    Plain PyTorch, for weights that are packed once.
+    Plain PyTorch, for weights that are packed once. ``torch.compile`` and ``torch.export`` take the
+    check of the values with them: the program refuses them when it runs, on a CUDA device by an
+    assertion in the device's code.
 
     Args:
         values: Shape (..., K) with an even K, of any integer dtype.
@@ -21,11 +28,13 @@ def pack_int4(values: Tensor) -> Tensor:
     Raises:
         RuntimeError: ``values`` is not of an integer dtype, has no dimensions or an odd K, or a
             value lies outside of the range.
+        TypeError: ``values`` is no tensor.
 
     Example:
         >>> pack_int4(torch.tensor([1, 2, -1, -8]))
         tensor([ 33, -113], dtype=torch.int8)
     """
+    check_tensor("pack_int4", "values", values, "a tensor of an integer dtype")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise RuntimeError(f"pack_int4: values is {values.dtype}; it must be of an integer dtype")
     if values.dim() == 0 or values.shape[-1] % 2:
@@ -33,14 +42,27 @@ def pack_int4(values: Tensor) -> Tensor:
             f"pack_int4: values has shape {tuple(values.shape)}; its last dimension must be even, "
             "as a byte holds two values"
         )
-    if values.numel() and values.device.type != "meta":
+    if values.device.type != "meta":
+        _check_range(values)
+    values = values.to(torch.int8)
+    return (values[..., ::2] & 15) | (values[..., 1::2] << 4)
+
+
+def _check_range(values: Tensor) -> None:
+    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
+        # No values are there yet.
+        held = values <= _MOST
+        if values.dtype.is_signed:
+            held &= values >= _LEAST
+        torch._assert_async(
+            held.all(), "pack_int4: values has elements that int4, -8 to 7, does not hold"
+        )
+    elif values.numel():
         least, most = (int(bound) for bound in values.aminmax())
-        if least < -8 or most > 7:
+        if least < _LEAST or most > _MOST:
             raise RuntimeError(
                 f"pack_int4: values has elements from {least} to {most}; int4 holds -8 to 7"
             )
-    values = values.to(torch.int8)
-    return (values[..., ::2] & 15) | (values[..., 1::2] << 4)
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
@@ -54,11 +76,13 @@ def unpack_int4(packed: Tensor) -> Tensor:
 
     Raises:
         RuntimeError: ``packed`` is of another dtype or has no dimensions.
+        TypeError: ``packed`` is no tensor.
 
     Example:
         >>> unpack_int4(torch.tensor([33, -113], dtype=torch.int8))
         tensor([ 1,  2, -1, -8], dtype=torch.int8)
     """
+    check_tensor("unpack_int4", "packed", packed, "a tensor of int8 or uint8")
     if packed.dtype not in (torch.int8, torch.uint8):
         raise RuntimeError(f"unpack_int4: packed is {packed.dtype}; it must be int8 or uint8")
     if packed.dim() == 0:

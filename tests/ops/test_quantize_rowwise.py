@@ -7,6 +7,7 @@ import torch
 from operator_tests import OperatorTests
 from samples import FLOATING, around, normal
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pkg
 from pkg.testing import ErrorSample, Sample
@@ -121,3 +122,48 @@ def test_pack_int4_refuses_in_words() -> None:
         pkg.ops.unpack_int4(torch.ones(3).int())
     with pytest.raises(RuntimeError, match="packed has no dimensions"):
         pkg.ops.unpack_int4(torch.tensor(3).char())
+    with pytest.raises(TypeError, match="pack_int4: values is None; it must be a tensor of an int"):
+        pkg.ops.pack_int4(None)
+    with pytest.raises(TypeError, match="unpack_int4: packed is None; it must be a tensor of int8"):
+        pkg.ops.unpack_int4(None)
+    with pytest.raises(TypeError, match="values is of type list; it must be"):
+        pkg.ops.pack_int4([1, 2])
+
+
+class PackInt4(torch.nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return pkg.ops.pack_int4(values)
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("way", ["aot_eager", "inductor", "export", "strict export"])
+def test_pack_int4_in_a_graph(dtype: torch.dtype, way: str) -> None:
+    """The program has the function's results, and refuses what it refuses."""
+    values = torch.cartesian_prod(torch.arange(-8, 8), torch.arange(-8, 8))
+    if not dtype.is_signed:
+        values = values.clamp(min=0)
+    values = values.to(dtype)
+    module = PackInt4()
+    if "export" in way:
+        shapes = ({0: torch.export.Dim("rows")},)
+        program = torch.export.export(
+            module, (values,), dynamic_shapes=shapes, strict=way != "export"
+        )
+        module = program.module()
+    else:
+        module = torch.compile(module, fullgraph=True, dynamic=True, backend=way)
+    for part in (values, values[3:20], values[:2]):
+        assert torch.equal(module(part), pkg.ops.pack_int4(part))
+    for wrong in (8, -9) if dtype.is_signed else (8, 250):
+        with pytest.raises(RuntimeError, match="elements that int4, -8 to 7, does not hold"):
+            module(torch.tensor([[1, 2], [wrong, 3]]).to(dtype))
+
+
+@pytest.mark.tracing
+def test_pack_int4_of_what_has_no_values() -> None:
+    with FakeTensorMode():
+        packed = pkg.ops.pack_int4(torch.ones(3, 4, dtype=torch.int32))
+    assert isinstance(packed, FakeTensor)
+    assert packed.shape == (3, 2)
+    assert pkg.ops.pack_int4(torch.ones(3, 4, dtype=torch.int32, device="meta")).is_meta

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import torch
 from operator_tests import OperatorTests
 from samples import FLOATING, normal
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pkg
 from pkg.testing import ErrorSample, Sample
@@ -407,6 +409,61 @@ class TestModules:
         assert correlate(image, image).isinf().all()
         mean = pkg.nn.FlattenedCorrelation()(image, image)
         assert torch.equal(mean, torch.full((1, 1, 2, 2), 10000.0, dtype=torch.float16))
+
+    @pytest.mark.tracing
+    @pytest.mark.parametrize("way", ["trace", "export", "strict export", "compile"])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+    def test_a_mean_over_any_number_of_channels(self, way: str, dtype: torch.dtype) -> None:
+        def pair(channels: int) -> tuple[Tensor, Tensor]:
+            image = normal(2, channels, 5, 6).clamp(-1, 1)
+            # float16 holds the mean of these products, and not the sum of many.
+            return (200 * image).to(dtype), (100 * image).to(dtype)
+
+        layer = pkg.nn.FlattenedCorrelation(kernel_size=(1, 3), patch_size=3)
+        if way == "trace":
+            program = torch.jit.trace(layer, pair(5))
+        elif way == "compile":
+            program = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        else:
+            images = {1: torch.export.Dim("channels", min=1, max=5000)}
+            program = torch.export.export(
+                layer, pair(5), dynamic_shapes=(images, images), strict=way != "export"
+            )
+            file = io.BytesIO()
+            torch.export.save(program, file)
+            file.seek(0)
+            program = torch.export.load(file).module()
+        # Around powers of two and of four, where the scale changes.
+        for channels in (5, 1, 2, 3, 10, 11, 21, 22, 85, 86, 341, 342):
+            expected = layer(*pair(channels))
+            assert expected.isfinite().all()
+            assert torch.equal(program(*pair(channels)), expected)
+
+    @pytest.mark.tracing
+    def test_a_program_of_fixed_channels_has_no_scale_to_compute(self) -> None:
+        image = normal(2, 5, 5, 6)
+        program = torch.export.export(pkg.nn.FlattenedCorrelation(), (image, image))
+        assert "frexp" not in str(program.graph)
+
+    @pytest.mark.tracing
+    def test_images_without_values(self) -> None:
+        layer = pkg.nn.FlattenedCorrelation(patch_size=3)
+        image = torch.ones(2, 4, 5, 6, device="meta")
+        assert layer(image, image).shape == (2, 9, 5, 6)
+        with FakeTensorMode():
+            assert layer(torch.ones(2, 4, 5, 6), torch.ones(2, 4, 5, 6)).shape == (2, 9, 5, 6)
+
+    @pytest.mark.parametrize(
+        "module", [pkg.nn.SpatialCorrelationSampler(), pkg.nn.FlattenedCorrelation()]
+    )
+    def test_what_is_no_tensor_is_refused_in_words(self, module: torch.nn.Module) -> None:
+        image, name = torch.ones(1, 2, 3, 4), type(module).__name__
+        with pytest.raises(TypeError, match=f"{name}: input1 is None; it must be a floating tens"):
+            module(None, image)
+        with pytest.raises(TypeError, match=f"{name}: input2 is of type float; it must be"):
+            module(image, 1.0)
+        with pytest.raises(RuntimeError, match=r"input1 has shape \(3,\); it must have shape"):
+            module(torch.ones(3), torch.ones(3))
 
     def test_wrong_parameters_of_nvidias_are_refused(self) -> None:
         make = pkg.nn.FlattenedCorrelation.from_nvidia
