@@ -154,7 +154,7 @@ def test_a_layer_on_the_meta_device(device: torch.device, bits: int) -> None:
     converted.load_state_dict(layer.state_dict(), assign=True)
     for module in (filled, converted):
         assert torch.equal(module(input), layer(input))
-    with pytest.raises(RuntimeError, match="rowwise_scaled_linear_s.s4: the tensors are on"):
+    with pytest.raises(RuntimeError, match="the tensors are on meta"):
         layer(inputs)
 
 
