@@ -57,6 +57,22 @@ inline void check_packed_int4(const char* op, const char* name,
             "each byte, as pkg.ops.pack_int4 returns them");
 }
 
+// (columns,), or as the scales of a weight's rows that a reduction kept or
+// turned, (columns, 1) or (1, columns).
+inline void check_weight_scale(const char* op, const TensorView& scale,
+                               int64_t columns) {
+  check_floating(op, "weight_scale", scale);
+  const auto& sizes = scale.sizes;
+  const bool is_row = sizes.size() == 1 && sizes[0] == columns;
+  const bool is_matrix =
+      sizes.size() == 2 && ((sizes[0] == columns && sizes[1] == 1) ||
+                            (sizes[0] == 1 && sizes[1] == columns));
+  PKG_CHECK(is_row || is_matrix, op, ": weight_scale has shape ",
+            shape_text(scale), " but must have shape (", columns, ",), (",
+            columns, ", 1) or (1, ", columns,
+            "), one element for each row of weight");
+}
+
 inline void check_column_values(const char* op, const char* name,
                                 const TensorView& tensor, int64_t columns) {
   check_floating(op, name, tensor);
@@ -120,7 +136,7 @@ inline RowwiseScaledLinearPlan plan_rowwise_scaled_linear(
       ": input_scale has shape ", shape_text(input_scale),
       " but must have shape ", shape_text(sizes.first(plan.leading_dims)),
       ", one element for each row of input");
-  detail::check_column_values(op, "weight_scale", weight_scale, plan.columns);
+  detail::check_weight_scale(op, weight_scale, plan.columns);
   check_same_device(op, "input", input, "input_scale", input_scale);
   check_same_device(op, "input", input, "weight", weight);
   check_same_device(op, "input", input, "weight_scale", weight_scale);
@@ -140,6 +156,13 @@ inline RowwiseScaledLinearPlan plan_rowwise_scaled_linear(
   std::copy_n(sizes.begin(), plan.leading_dims, plan.output_sizes.begin());
   plan.output_sizes[plan.leading_dims] = plan.columns;
   return plan;
+}
+
+// From one element of weight_scale to the next.
+inline int64_t weight_scale_stride(const TensorView& weight_scale) {
+  const bool is_row =
+      weight_scale.sizes.size() == 2 && weight_scale.sizes[0] == 1;
+  return weight_scale.strides[is_row ? 1 : 0];
 }
 
 inline void check_rowwise_scaled_linear(const char* op, RowValues values,

@@ -32,7 +32,7 @@ def reference(
     dtype = out_dtype or input_scale.dtype
     is_wide = torch.float64 in (dtype, *(each.dtype for each in floating))
     wide = torch.float64 if is_wide else torch.float32
-    result = sums.to(wide) * input_scale.to(wide).unsqueeze(-1) * weight_scale.to(wide)
+    result = sums.to(wide) * input_scale.to(wide).unsqueeze(-1) * weight_scale.to(wide).flatten()
     if bias is not None:
         result = result + bias.to(wide)
     return result.to(dtype)
@@ -78,6 +78,16 @@ def samples(is_packed: bool) -> list[Sample]:
         call((3,), 6, 0, is_packed),
         *(call((3,), 6, 4, is_packed, out_dtype=dtype) for dtype in floats),
     ]
+    # Scales of a weight as a reduction of its rows may leave them.
+    for shape in ((4, 1), (1, 4)):
+        sample = call((3,), 6, 4, is_packed)
+        input, row, weight, column, *rest = sample.args
+        result.append(Sample((input, row, weight, column.view(shape), *rest)))
+    for columns in (0, 1):
+        sample = call((3,), 6, columns, is_packed)
+        input, row, weight, column, *rest = sample.args
+        for shape in ((columns, 1), (1, columns)):
+            result.append(Sample((input, row, weight, column.view(shape), *rest), values_only=True))
     for rows, inner in ((3, 4), (7, 6), (20, 18)):
         result.append(call((rows,), inner, 33, is_packed, family="rows"))
     sizes = around(4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -114,6 +124,14 @@ def errors(is_packed: bool) -> list[ErrorSample]:
         ErrorSample((rows, row[:, None], weight, column), match=r"shape \(2, 1\).*shape \(2,\)"),
         ErrorSample((rows, column, weight, column), match=r"input_scale has shape \(3,\)"),
         ErrorSample((rows, row, weight, row), match=r"weight_scale has shape \(2,\).*\(3,\)"),
+        ErrorSample(
+            (rows, row, weight, torch.ones(3, 3)), match=r"\(3, 3\).*\(3,\), \(3, 1\) or \(1, 3\)"
+        ),
+        ErrorSample(
+            (rows, row, weight, torch.ones(1, 2)), match=r"weight_scale has shape \(1, 2\)"
+        ),
+        ErrorSample((rows, row, weight, column.view(1, 3, 1)), match=r"shape \(1, 3, 1\) but"),
+        ErrorSample((rows, row, weight, column[0]), match=r"weight_scale has shape \(\)"),
         ErrorSample((rows, row, weight, column.int()), match="weight_scale is torch.int32"),
         ErrorSample((rows, row, weight, column, row), match=r"bias has shape \(2,\)"),
         ErrorSample((rows, row, weight, column, column.long()), match="bias is torch.int64"),

@@ -123,16 +123,19 @@ ScaledOutput prepare_scaled_output(const RowwiseScaledLinearPlan& plan,
           from[row_offset(input_scale, plan.leading_dims, row)]);
     }
   });
-  const auto prepare_columns = [&](const TensorView& from, Number* to) {
-    copy_as(from, from.strides[0], plan.columns, to);
+  const auto prepare_columns = [&](const TensorView& from, int64_t stride,
+                                   Number* to) {
+    copy_as(from, stride, plan.columns, to);
     std::fill_n(to + plan.columns, kSumPadding, Number{});
     return to;
   };
   ScaledOutput result = {};
   result.row_scales = row_scales;
-  result.column_scales = prepare_columns(weight_scale, row_scales + plan.rows);
-  result.bias =
-      bias ? prepare_columns(*bias, row_scales + plan.rows + columns) : nullptr;
+  result.column_scales = prepare_columns(
+      weight_scale, weight_scale_stride(weight_scale), row_scales + plan.rows);
+  result.bias = bias ? prepare_columns(*bias, bias->strides[0],
+                                       row_scales + plan.rows + columns)
+                     : nullptr;
   result.output = output.mutable_data_ptr();
   result.output_stride = plan.columns;
   with_floating_type(plan.output_type, [&](auto example) {

@@ -71,7 +71,7 @@ Tensor rowwise_scaled_linear(const char* op, const Tensor& input_tensor,
   problem.weight_column_stride = weight.strides[0];
   problem.weight_stride = weight.strides[1];
   problem.weight_scale = floating_values(weight_scale);
-  problem.weight_scale_stride = weight_scale.strides[0];
+  problem.weight_scale_stride = weight_scale_stride(weight_scale);
   if (bias) {
     problem.bias = floating_values(*bias);
     problem.bias_stride = bias->strides[0];

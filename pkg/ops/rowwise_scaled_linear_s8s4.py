@@ -33,7 +33,7 @@ def rowwise_scaled_linear_s8s4(
         weight: Shape (N, K / 2), two int4 values a byte as :func:`pkg.ops.pack_int4` packs them:
             the even column in the low four bits, two's complement; int8 or uint8, any strides,
             fastest where a row is contiguous.
-        weight_scale: Shape (N,), floating.
+        weight_scale: Shape (N,), (N, 1) or (1, N), floating, any strides.
         bias: Shape (N,), floating, or None.
         out_dtype: Any of the floating dtypes; that of ``input_scale`` by default.
 
