@@ -60,22 +60,31 @@ inline void check_int32(const char* op, const char* name,
             dtype_name(dtype_of(tensor)), "; it must be torch.int32");
 }
 
-// The layout that `w` (rows, columns) is packed into.
+// The layout that `w` is packed into, its rows filled up to whole tiles: int32
+// (rows, columns), or uint8 (rows, columns / 2) with the even column in the
+// high four bits, as _convert_weight_to_int4pack takes it.
 inline TiledLayout plan_pack_tensor_core_tiled_layout(const TensorView& w,
                                                       int64_t inner_k_tiles) {
   constexpr const char* kOp = "pack_tensor_core_tiled_layout";
-  check_int32(kOp, "w", w);
+  check_strided(kOp, "w", w);
+  const ScalarType type = dtype_of(w);
+  PKG_CHECK(type == ScalarType::Int || type == ScalarType::Byte, kOp, ": w is ",
+            dtype_name(type),
+            "; it must be torch.int32, of one value in each element, or "
+            "torch.uint8, of two, the even column in the high four bits");
   check_inner_k_tiles(kOp, inner_k_tiles);
   const auto sizes = sizes_of(w);
+  const bool is_pairs = type == ScalarType::Byte;
   PKG_CHECK(sizes.size() == 2, kOp, ": w has shape ", shape_text(w),
-            " but must have two dimensions, (rows, columns)");
-  PKG_CHECK(sizes[0] % kTiledRows == 0, kOp, ": w of shape ", shape_text(w),
-            " has ", sizes[0], " rows; they must be a multiple of ",
-            kTiledRows);
-  PKG_CHECK(sizes[1] % (16 * inner_k_tiles) == 0, kOp, ": w of shape ",
-            shape_text(w), " has ", sizes[1], " columns; with inner_k_tiles ",
+            " but must have two dimensions, ",
+            is_pairs ? "(rows, columns / 2)" : "(rows, columns)");
+  const int64_t columns = is_pairs ? 2 * sizes[1] : sizes[1];
+  PKG_CHECK(columns % (16 * inner_k_tiles) == 0, kOp, ": w of shape ",
+            shape_text(w), " has ", columns, " columns",
+            is_pairs ? ", two in each byte" : "", "; with inner_k_tiles ",
             inner_k_tiles, " they must be a multiple of ", 16 * inner_k_tiles);
-  return {sizes[0], sizes[1], inner_k_tiles};
+  const int64_t tiles = (sizes[0] + kTiledRows - 1) / kTiledRows;
+  return {tiles * kTiledRows, columns, inner_k_tiles};
 }
 
 // The layout that packed_w is in.

@@ -21,20 +21,24 @@ def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
     t % 4 == 0) that hold a block of 32 columns of a row have eight values each.
 
     Args:
-        w: int32, shape (rows, columns), values from 0 to 15, any strides. Rows are a multiple
-            of 8, columns of ``16 * inner_k_tiles``.
+        w: Any strides; columns are a multiple of ``16 * inner_k_tiles``. int32, shape (rows,
+            columns), values from 0 to 15; or uint8, shape (rows, columns / 2), two values in each
+            byte, the even column in the high four bits, as ``_convert_weight_to_int4pack`` takes
+            them. (:func:`pkg.ops.pack_int4` has it in the low ones.)
         inner_k_tiles: How many tiles of 16 columns a supertile has: 2, 4 or 8.
 
     Returns:
-        int32, shape (rows / 8, columns / (16 * inner_k_tiles), 32, inner_k_tiles / 2). Lane t of
-        row tile r holds row 8 r + t / 4. Word w of supertile s holds columns c, c + 1, c + 8,
+        int32, shape (ceil(rows / 8), columns / (16 * inner_k_tiles), 32, inner_k_tiles / 2). Rows
+        that fill up the last tile hold zeros, and whatever reads the weight takes them for rows
+        of it: scales and zeros are needed for them too. Lane t of row tile r holds row
+        8 r + t / 4. Word w of supertile s holds columns c, c + 1, c + 8,
         c + 9, c + 16, c + 17, c + 24 and c + 25, of which the even come first, from the lowest
         bits on, for c = 16 (inner_k_tiles s + 2 w) + 2 (t % 4).
 
     Raises:
-        RuntimeError: ``w`` is no int32 matrix, its sizes do not divide, ``inner_k_tiles`` is
-            another number, or, on the CPU, a value does not fit in four bits. On CUDA its lowest
-            four bits are taken.
+        RuntimeError: ``w`` is no matrix of int32 or uint8, its columns do not divide,
+            ``inner_k_tiles`` is another number, or, on the CPU, an int32 value does not fit in four
+            bits. On CUDA its lowest four bits are taken.
 
     Example:
         >>> w = torch.arange(8 * 32, dtype=torch.int32).view(8, 32) % 16
@@ -57,18 +61,21 @@ def _fake(w: Tensor, inner_k_tiles: int) -> Tensor:
     torch._check(inner_k_tiles in INNER_K_TILES, lambda: f"{name}: inner_k_tiles {inner_k_tiles}")
     torch._check(w.dim() == 2, lambda: f"{name}: w must have two dimensions")
     supertile = 16 * inner_k_tiles
-    torch._check(w.shape[0] % 8 == 0, lambda: f"{name}: rows of w must be a multiple of 8")
+    columns = w.shape[1] * 2 if w.dtype == torch.uint8 else w.shape[1]
     torch._check(
-        w.shape[1] % supertile == 0, lambda: f"{name}: columns must be a multiple of {supertile}"
+        columns % supertile == 0, lambda: f"{name}: columns must be a multiple of {supertile}"
     )
-    return w.new_empty(w.shape[0] // 8, w.shape[1] // supertile, 32, inner_k_tiles // 2)
+    shape = ((w.shape[0] + 7) // 8, columns // supertile, 32, inner_k_tiles // 2)
+    return w.new_empty(shape, dtype=torch.int32)
 
 
 def _vmap(
     info: Any, in_dims: Sequence[int | None], w: Tensor, inner_k_tiles: int
 ) -> tuple[Tensor, int]:
-    # Rows do not mix: the batch is more of them.
+    # Rows do not mix: the batch is more of them, in whole tiles.
     rows = w.movedim(in_dims[0] or 0, 0)
+    if rows.shape[1] % 8:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % 8))
     packed = pack_tensor_core_tiled_layout(rows.flatten(0, 1), inner_k_tiles)
     return packed.unflatten(0, (rows.shape[0], rows.shape[1] // 8)), 0
 
