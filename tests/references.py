@@ -7,8 +7,10 @@ should give exactly; in a lower dtype, what plain PyTorch makes of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
+from math import copysign, frexp, inf, isfinite
 from typing import Any
 
 import torch
@@ -289,11 +291,14 @@ def packed_linear(
 
 def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
     """Word by word, as the layout is written down."""
+    if w.dtype == torch.uint8:  # the even column in the high four bits
+        w = torch.stack([w >> 4, w & 15], -1).flatten(-2).int()
     rows, columns = w.shape
     supertiles, words_of_lane = columns // (16 * inner_k_tiles), inner_k_tiles // 2
-    packed = torch.zeros(rows // 8, supertiles, 32, words_of_lane, dtype=torch.int64)
-    values = w.tolist()
-    for n8 in range(rows // 8):
+    tiles = (rows + 7) // 8
+    packed = torch.zeros(tiles, supertiles, 32, words_of_lane, dtype=torch.int64)
+    values = w.tolist() + [[0] * columns] * (8 * tiles - rows)
+    for n8 in range(tiles):
         for ko in range(supertiles):
             for t in range(32):
                 row = values[8 * n8 + t // 4]
@@ -343,8 +348,27 @@ def dequantized(
 def dequantize_tensor_core_tiled_layout(
     packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
 ) -> Tensor:
-    weight = dequantized(packed_w, scales_and_zeros.float(), group_size, inner_k_tiles)
-    return weight.bfloat16()
+    """By fractions, and so rounded once."""
+    values = unpack_tensor_core_tiled_layout(packed_w, inner_k_tiles).long()
+    pairs = scales_and_zeros.double().transpose(0, 1)
+    weights = [[fused(q - 8, *pair) for q in range(16)] for pair in pairs.flatten(0, 1).tolist()]
+    table = torch.tensor(weights, dtype=torch.float64).view(*pairs.shape[:2], 16)
+    groups = values.unflatten(-1, (pairs.shape[1], group_size))
+    return table.to(values.device).gather(-1, groups).flatten(-2).bfloat16()
+
+
+def fused(whole: int, scale: float, zero: float) -> float:
+    """``whole * scale + zero`` of bfloat16, rounded once to it, to nearest even."""
+    if not (isfinite(scale) and isfinite(zero)):
+        return whole * scale + zero
+    exact = whole * Fraction(scale) + Fraction(zero)
+    if exact == 0:
+        return whole * scale + zero  # which zero it is
+    # frexp's exponent is one more, of a value from 0.5 to 1; eight bits are kept, and those of
+    # denormal numbers fewer.
+    unit = Fraction(2) ** (max(frexp(float(exact))[1], -125) - 8)
+    rounded = round(exact / unit) * unit
+    return float(rounded) if abs(rounded) < 2**128 else copysign(inf, float(exact))
 
 
 def int4_linear(

@@ -54,9 +54,26 @@ __device__ __forceinline__ int word_column(int place) {
   return place / 2 * 8 + place % 2;
 }
 
+// The values of columns c and c + 1 in bits 0 to 3 and 16 to 19, of which an
+// int32 holds one and a byte both, c in its high four bits.
+__device__ __forceinline__ uint32_t two_values(const int32_t* row,
+                                               int64_t column, int64_t stride) {
+  const auto first = static_cast<uint32_t>(row[column * stride]);
+  const auto second = static_cast<uint32_t>(row[(column + 1) * stride]);
+  return (first & 15U) | (second & 15U) << 16;
+}
+__device__ __forceinline__ uint32_t two_values(const uint8_t* row,
+                                               int64_t column, int64_t stride) {
+  const uint32_t both = row[column / 2 * stride];
+  return both >> 4 | (both & 15U) << 16;
+}
+
+// `Value` is int32_t or uint8_t. Rows beyond `rows` are zero.
+template <class Value>
 struct PackTiled {
   TiledWords layout;
-  const int32_t* values;
+  const Value* values;
+  int64_t rows;
   int64_t row_stride;
   int64_t column_stride;
   uint32_t* words;
@@ -67,13 +84,15 @@ __global__ void __launch_bounds__(kTiledThreads) pack_tiled_kernel(Call call) {
   for (int64_t index = global_thread_index(); index < call.layout.words();
        index += global_thread_count()) {
     const WordPlace at(call.layout, index);
-    const int32_t* from =
-        call.values + at.row * call.row_stride + at.column * call.column_stride;
     uint32_t word = 0;
-    PKG_UNROLL
-    for (int place = 0; place < 8; ++place) {
-      const int32_t value = from[word_column(place) * call.column_stride];
-      word |= (static_cast<uint32_t>(value) & 15U) << word_shift(place);
+    if (at.row < call.rows) {
+      const auto* from = call.values + at.row * call.row_stride;
+      PKG_UNROLL
+      for (int place = 0; place < 8; place += 2) {
+        word |=
+            two_values(from, at.column + word_column(place), call.column_stride)
+            << word_shift(place);
+      }
     }
     call.words[index] = word;
   }
@@ -101,6 +120,28 @@ __global__ void __launch_bounds__(kTiledThreads)
   }
 }
 
+// whole * scale + zero, rounded once to bfloat16 as a fused multiply-add rounds
+// it, for |whole| <= 8; see csrc/cpu/dequantize_tensor_core_tiled_layout.cpp.
+// Not by that instruction, which older devices lack.
+__device__ __forceinline__ bfloat16 multiply_add(int whole, float scale,
+                                                 float zero) {
+  constexpr float kDown = 0x1p-4f;
+  const float product = static_cast<float>(whole) * (scale * kDown);
+  const float addend = zero * kDown;
+  float sum = product + addend;
+  const float part = sum - product;
+  const float rest = (product - (sum - part)) + (addend - part);
+  if (rest > 0 || rest < 0) {
+    uint32_t bits;
+    memcpy(&bits, &sum, sizeof(bits));
+    if (bits % 2 == 0) {
+      bits += (rest > 0) == (sum > 0) ? 1U : ~0U;
+    }
+    memcpy(&sum, &bits, sizeof(bits));
+  }
+  return convert<bfloat16>(sum / kDown);
+}
+
 struct DequantizeTiled {
   TiledWords layout;
   int64_t group_size;
@@ -125,9 +166,7 @@ __global__ void __launch_bounds__(kTiledThreads)
     PKG_UNROLL
     for (int place = 0; place < 8; ++place) {
       const int q = static_cast<int>(word >> word_shift(place) & 15U);
-      // The product is exact, so that fusing the two changes nothing.
-      to[word_column(place)] =
-          convert<bfloat16>(static_cast<float>(q - 8) * scale + zero);
+      to[word_column(place)] = multiply_add(q - 8, scale, zero);
     }
   }
 }

@@ -18,8 +18,8 @@ def dequantize_tensor_core_tiled_layout(
 ) -> Tensor:
     """Computes ``(q - 8) * scale + zero`` for each value q of a packed weight.
 
-    In float32, where the product is exact, and then rounded to bfloat16: the same bits on every
-    device.
+    Rounded once to bfloat16, to nearest even, as torchao's fused multiply-add rounds it: the same
+    bits on every device, but for those of a NaN.
 
     Args:
         packed_w: int32, shape (rows / 8, columns / (16 * inner_k_tiles), 32, inner_k_tiles / 2),

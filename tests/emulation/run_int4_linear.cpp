@@ -51,6 +51,18 @@ cuda::TiledWords layout_of(const Request& request) {
           request.integer("inner_k_tiles")};
 }
 
+template <class Value>
+void run_pack(const Request& request) {
+  const cuda::PackTiled<Value> call = {layout_of(request),
+                                       request.buffer<Value>("values"),
+                                       request.integer("rows_of_values"),
+                                       request.integers("strides").at(0),
+                                       request.integers("strides").at(1),
+                                       request.buffer<uint32_t>("words")};
+  launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
+                cuda::pack_tiled_kernel<cuda::PackTiled<Value>>, call);
+}
+
 }  // namespace
 
 bool run_int4_linear(const Request& request) {
@@ -67,12 +79,11 @@ bool run_int4_linear(const Request& request) {
       run<cuda::bfloat16>(request);
     }
   } else if (kernel == "pack_tiled") {
-    const cuda::PackTiled call = {
-        layout_of(request), request.buffer<int32_t>("values"),
-        request.integers("strides").at(0), request.integers("strides").at(1),
-        request.buffer<uint32_t>("words")};
-    launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
-                  cuda::pack_tiled_kernel<cuda::PackTiled>, call);
+    if (request.text("type") == "uint8") {
+      run_pack<uint8_t>(request);
+    } else {
+      run_pack<int32_t>(request);
+    }
   } else if (kernel == "unpack_tiled") {
     const cuda::UnpackTiled call = {layout_of(request),
                                     request.buffer<uint32_t>("words"),

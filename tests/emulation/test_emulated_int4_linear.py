@@ -11,6 +11,8 @@ from samples import FLOATING
 from test_emulated_matmul import make, name_of
 from torch import Tensor
 
+from pkg.testing.samples import same_bits
+
 
 def emulated(
     emulator: Emulator,
@@ -117,16 +119,72 @@ def test_nan_stays_in_its_row(cuda_emulator: Emulator, dtype: torch.dtype) -> No
     assert torch.equal(result.isnan(), expected)
 
 
+def emulated_packing(emulator: Emulator, w: Tensor, inner_k_tiles: int) -> Tensor:
+    columns = w.shape[1] * (2 if w.dtype == torch.uint8 else 1)
+    tiles = (w.shape[0] + 7) // 8
+    words = torch.full((tiles, columns // (16 * inner_k_tiles), 32, inner_k_tiles // 2), 77).int()
+    emulator.run(
+        "pack_tiled",
+        ["words"],
+        type=name_of(w.dtype),
+        values=w,
+        words=words,
+        rows=8 * tiles,
+        columns=columns,
+        inner_k_tiles=inner_k_tiles,
+        rows_of_values=w.shape[0],
+        strides=w.stride(),
+    )
+    return words
+
+
+@pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
+def test_bytes_and_rows_that_fill_up_a_tile(cuda_emulator: Emulator, inner_k_tiles: int) -> None:
+    for rows in (1, 7, 8, 9, 20):
+        w = values(rows, 128)
+        both = (w[:, ::2] << 4 | w[:, 1::2]).to(torch.uint8)
+        expected = references.pack_tensor_core_tiled_layout(w, inner_k_tiles)
+        turned = both.mT.contiguous().mT
+        for each in (w, both, turned):
+            assert torch.equal(emulated_packing(cuda_emulator, each, inner_k_tiles), expected)
+
+
+def test_the_weight_is_rounded_once(cuda_emulator: Emulator) -> None:
+    """Bits of every kind, to the bit, and products between two numbers of bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**15), 2**15, (1, 2048, 2), generator=generator).short()
+    pairs = bits.view(torch.bfloat16)
+    pairs[0, :128, 0] = 1 + torch.arange(128) / 128
+    pairs[0, :64, 1], pairs[0, 64:128, 1] = 2.0**-24, -(2.0**-24)
+    pairs[0, 128] = torch.tensor([2.0**125, 2.0**120])
+    packed = references.pack_tensor_core_tiled_layout(
+        (torch.arange(32) % 16).int().expand(2048, 32), 2
+    )
+    weight = torch.full((2048, 32), 77, dtype=torch.bfloat16)
+    cuda_emulator.run(
+        "dequantize_tiled",
+        ["values"],
+        words=packed,
+        scales_and_zeros=pairs,
+        values=weight,
+        rows=2048,
+        columns=32,
+        inner_k_tiles=2,
+        group_size=32,
+    )
+    expected = references.dequantize_tensor_core_tiled_layout(packed, pairs, 32, 2)
+    assert torch.equal(weight.isnan(), expected.isnan())
+    assert same_bits(weight.nan_to_num(), expected.nan_to_num())
+    assert weight[3, 11] == references.fused(3, 1 + 3 / 128, 2.0**-24)
+
+
 @pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
 def test_the_layout(cuda_emulator: Emulator, inner_k_tiles: int) -> None:
     for rows, columns in ((8, 128), (40, 256), (0, 128), (8, 0)):
         w = values(columns, rows).mT if rows != 40 else values(rows, 2 * columns)[:, ::2]
         expected = references.pack_tensor_core_tiled_layout(w, inner_k_tiles)
         sizes = {"rows": rows, "columns": columns, "inner_k_tiles": inner_k_tiles}
-        packed = torch.full_like(expected, 77)
-        cuda_emulator.run(
-            "pack_tiled", ["words"], values=w, words=packed, strides=w.stride(), **sizes
-        )
+        packed = emulated_packing(cuda_emulator, w, inner_k_tiles)
         assert torch.equal(packed, expected)
         unpacked = torch.full((rows, columns), 77, dtype=torch.int32)
         cuda_emulator.run("unpack_tiled", ["values"], words=packed, values=unpacked, **sizes)
@@ -157,6 +215,11 @@ def test_the_operators_whole(
     w = values(64, 40).mT
     packed = emulated_operators.pack_tensor_core_tiled_layout(w, 4)
     assert torch.equal(packed, references.pack_tensor_core_tiled_layout(w, 4))
+    both = (w[:37, ::2] << 4 | w[:37, 1::2]).to(torch.uint8)
+    assert torch.equal(
+        emulated_operators.pack_tensor_core_tiled_layout(both, 4),
+        references.pack_tensor_core_tiled_layout(w[:37], 4),
+    )
     spread = packed.repeat_interleave(2, 1)[:, ::2]
     assert torch.equal(emulated_operators.unpack_tensor_core_tiled_layout(spread, 4), w)
     pairs = scales_and_zeros(40, 64, 32).repeat_interleave(2, 0)[::2]

@@ -61,8 +61,6 @@ class TestDequantizeTensorCoreTiledLayout(OperatorTests):
         packed = words(64, 512, 8)
         bits = torch.randint(-(2**15), 2**15, (16, 64, 2), generator=generator).short()
         pairs = bits.view(torch.bfloat16)
-        # A product that overflows would depend on whether the addition is fused with it.
-        pairs = torch.where(pairs.isfinite() & (pairs.abs() > 2.0**120), pairs * 2.0**-8, pairs)
         pairs[3, 5, 0], pairs[4, 6, 1], pairs[5, 7, 0] = torch.inf, -torch.inf, torch.nan
         arguments = (packed, pairs, 32, 8)
         expected = references.dequantize_tensor_core_tiled_layout(*arguments)
@@ -73,6 +71,39 @@ class TestDequantizeTensorCoreTiledLayout(OperatorTests):
         assert same_bits(result.nan_to_num(), expected.nan_to_num())
         assert expected.isnan().any()
         assert expected.isinf().any()
+
+    def test_the_sum_is_rounded_once(self, device: torch.device) -> None:
+        """Every value with many scales and zeros, against fractions, to the bit.
+
+        A product has up to eleven significant bits, so it may lie between two numbers of bfloat16,
+        and then a zero as small as may be decides.
+        """
+        assert references.fused(3, 129 / 128, -(2.0**-24)) == 3.015625
+        assert references.fused(-8, 2.0**125, 2.0**120) == -(2.0**128 - 2.0**120)
+        scales = [1 + n / 128 for n in range(128)] + [2.0**-133, 127 * 2.0**-133, 2.0**-126, 0.0]
+        scales += [
+            sign * n * 2.0**e for sign in (1, -1) for n in (1.5, 1.9921875) for e in (125, 127)
+        ]
+        scales += [2.0**125, -(2.0**124), -129 / 128, -0.0]
+        zeros = [sign * 2.0**e for sign in (1, -1) for e in (*range(-30, 6), -133, -100, -60, 120)]
+        zeros += [0.0, -0.0, -129 * 2.0**-31, 255 * 2.0**-20, -255 * 2.0**-10, 255 * 2.0**120]
+        pairs = torch.cartesian_prod(*(torch.tensor(each).double() for each in (scales, zeros)))
+        assert torch.equal(pairs.bfloat16().double(), pairs)
+        pairs = torch.nn.functional.pad(pairs, (0, 0, 0, -len(pairs) % 8)).bfloat16()[None]
+        rows = pairs.shape[1]
+        values = torch.arange(32, dtype=torch.int32) % 16
+        packed = pkg.ops.pack_tensor_core_tiled_layout(values.expand(rows, 32), 2).to(device)
+        result = pkg.ops.dequantize_tensor_core_tiled_layout(packed, pairs.to(device), 32, 2).cpu()
+        expected = torch.tensor(
+            [[references.fused(q - 8, *pair) for q in range(16)] for pair in pairs[0].tolist()],
+            dtype=torch.float64,
+        )
+        assert same_bits(result, expected.bfloat16().repeat(1, 2))
+        # float32 would have rounded some of them twice.
+        wide = (values - 8).float() * pairs[0, :, :1].float() + pairs[0, :, 1:].float()
+        twice = wide.bfloat16() != result
+        assert twice.any()
+        assert (wide.isinf() & result.isfinite()).any()
 
     def test_a_gradient_is_refused(self, device: torch.device) -> None:
         packed = words(16, 64, 2).to(device)
