@@ -18,8 +18,6 @@ struct QuantizeRowwisePlan {
   size_t leading_dims;
   std::array<int64_t, kMaxDims> output_sizes;
 
-  // The largest magnitude of a quantised value: the range is symmetric.
-  int most() const { return bits == 8 ? 127 : 7; }
   int64_t row_bytes() const { return bits == 8 ? inner : inner / 2; }
 };
 

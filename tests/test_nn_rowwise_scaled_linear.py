@@ -47,19 +47,19 @@ def test_the_weight_is_off_by_at_most_half_a_step(device: torch.device) -> None:
     linear = torch.nn.Linear(128, 40, device=device)
     module = pkg.nn.RowwiseScaledLinear.from_linear(linear)
     weight = pkg.ops.unpack_int4(module.weight) * module.weight_scale[:, None]
-    steps = linear.weight.abs().amax(1, keepdim=True) / 7
+    steps = linear.weight.abs().amax(1, keepdim=True) / 7.5
     assert ((weight - linear.weight).abs() <= 0.5001 * steps).all()
     assert module.weight.nbytes * 8 == linear.weight.nbytes
 
 
-@pytest.mark.parametrize(("bits", "most"), [(8, 0.086), (4, 0.176)])
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.081), (4, 0.165)])
 def test_the_error_of_a_layer_is_that_of_its_steps(
     device: torch.device, bits: int, most: float
 ) -> None:
-    """Uniform weights: a step of a 7th leaves an error of 1/7/sqrt(12) of their largest.
+    """Uniform weights: a step of a 7.5th leaves an error of 1/7.5/sqrt(12) of their largest.
 
-    That is 0.071 of their deviation, 1/sqrt(3); of normal rows, whose largest of 512 values is
-    3 deviations, 4 bits leave about 0.13 and 8 bits 0.007. Errors add as squares; a fifth more.
+    That is 0.067 of their deviation, 1/sqrt(3); of normal rows, whose largest of 512 values is
+    3.2 deviations, 4 bits leave about 0.12 and 8 bits 0.007. Errors add as squares; a fifth more.
     """
     linear = torch.nn.Linear(512, 256, bias=False, device=device)
     module = pkg.nn.RowwiseScaledLinear.from_linear(linear, bits)

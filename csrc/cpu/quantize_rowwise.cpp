@@ -1,7 +1,7 @@
-// quantize_rowwise: each row divided by a scale of its own and rounded to int8,
-// or to int4 two to a byte. A first pass over the row finds the largest
-// magnitude, a second one, from the cache, divides and rounds; bound by reading
-// the input.
+// quantize_rowwise: each row divided by a scale of its own (rowwise_scale.h)
+// and rounded to int8, or to int4 two to a byte. A first pass over the row
+// finds the largest magnitudes, a second one, from the cache, divides and
+// rounds; bound by reading the input.
 #include "../quantize_rowwise.h"
 
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "../namespace.h"
+#include "../rowwise_scale.h"
 #include "parallel.h"
 #include "pointwise.h"
 #include "simd.h"
@@ -19,37 +20,18 @@ namespace {
 
 using simd::Vector;
 
+// The largest magnitudes of either sign, zero where there are none.
 template <class Number>
-Vector<Number> magnitude(Vector<Number> value) {
-  return value < Number(0) ? -value : value;  // NaN stays NaN
-}
+struct Magnitudes {
+  Number positive;
+  Number negative;
+};
 
-// NaN where a value is NaN.
-template <class T>
-simd::Compute<T> largest_magnitude(const T* row, int64_t count) {
-  using Number = simd::Compute<T>;
-  constexpr int kLanes = simd::kLanes<Number>;
-  constexpr int kChains = 4;
-  Vector<Number> largest[kChains] = {};
-  int64_t i = 0;
-  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
-    for (int chain = 0; chain < kChains; ++chain) {
-      largest[chain] = simd::max_or_nan(
-          largest[chain],
-          magnitude<Number>(simd::load(row + i + chain * kLanes)));
-    }
-  }
-  for (; i < count; i += kLanes) {
-    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-    largest[0] = simd::max_or_nan(
-        largest[0], magnitude<Number>(simd::load_partial(row + i, left)));
-  }
-  for (int chain = 1; chain < kChains; ++chain) {
-    largest[0] = simd::max_or_nan(largest[0], largest[chain]);
-  }
+template <class Number>
+Number largest_lane(Vector<Number> values) {
   Number result = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const Number value = largest[0][lane];
+  for (int lane = 0; lane < simd::kLanes<Number>; ++lane) {
+    const Number value = values[lane];
     result = value > result || value != value ? value : result;
     if (result != result) {
       return result;
@@ -58,33 +40,64 @@ simd::Compute<T> largest_magnitude(const T* row, int64_t count) {
   return result;
 }
 
+// Both NaN where a value is NaN.
+template <class T>
+Magnitudes<simd::Compute<T>> largest_magnitudes(const T* row, int64_t count) {
+  using Number = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<Number>;
+  constexpr int kChains = 4;
+  Vector<Number> positive[kChains] = {};
+  Vector<Number> negative[kChains] = {};
+  const auto see = [&](int chain, Vector<Number> value) {
+    positive[chain] = simd::max_or_nan(positive[chain], value);
+    negative[chain] = simd::max_or_nan(negative[chain], -value);
+  };
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+    for (int chain = 0; chain < kChains; ++chain) {
+      see(chain, simd::load(row + i + chain * kLanes));
+    }
+  }
+  for (; i < count; i += kLanes) {
+    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
+    see(0, simd::load_partial(row + i, left));
+  }
+  for (int chain = 1; chain < kChains; ++chain) {
+    positive[0] = simd::max_or_nan(positive[0], positive[chain]);
+    negative[0] = simd::max_or_nan(negative[0], negative[chain]);
+  }
+  return {largest_lane<Number>(positive[0]), largest_lane<Number>(negative[0])};
+}
+
 // value / scale, rounded to the nearest integer, to the even one of two.
 template <class Number>
-Vector<Number> quantized(Vector<Number> value, Number scale, Number most) {
+Vector<Number> quantized(Vector<Number> value, Number scale, Number least,
+                         Number most) {
   // Adding it leaves no bits for fractions.
   constexpr Number kIntegers = sizeof(Number) == 4 ? 0x1.8p23 : 0x1.8p52;
   value /= scale;
   value = value > most ? simd::broadcast(most) : value;
-  value = value < -most ? simd::broadcast(-most) : value;
+  value = value < least ? simd::broadcast(least) : value;
   return (value + kIntegers) - kIntegers;
 }
 
 template <class T>
 void quantize_values(const T* row, int64_t count, simd::Compute<T> scale,
-                     int most, int8_t* values) {
+                     int bits, int8_t* values) {
   using Number = simd::Compute<T>;
   constexpr int kLanes = simd::kLanes<Number>;
   using Integers = typename simd::VectorOf<int32_t, 4 * kLanes>::type;
   using Bytes = typename simd::VectorOf<int8_t, kLanes>::type;
+  const auto least = static_cast<Number>(least_quantized(bits));
+  const auto most = static_cast<Number>(most_quantized(bits));
   for (int64_t i = 0; i < count; i += kLanes) {
     const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
     const Vector<Number> value = left == kLanes
                                      ? simd::load(row + i)
                                      : simd::load_partial(row + i, left);
     const auto bytes = __builtin_convertvector(
-        __builtin_convertvector(
-            quantized<Number>(value, scale, static_cast<Number>(most)),
-            Integers),
+        __builtin_convertvector(quantized<Number>(value, scale, least, most),
+                                Integers),
         Bytes);
     std::memcpy(values + i, &bytes, static_cast<size_t>(left));
   }
@@ -100,20 +113,20 @@ void pack_pairs(const int8_t* values, int64_t pairs, int8_t* packed) {
 template <class T>
 T quantize_row(const T* row, const QuantizeRowwisePlan& plan, int8_t* output) {
   using Number = simd::Compute<T>;
-  const Number largest = largest_magnitude(row, plan.inner);
-  const T rounded = convert<T>(largest / static_cast<Number>(plan.most()));
+  const auto [positive, negative] = largest_magnitudes(row, plan.inner);
+  const T rounded = convert<T>(rowwise_scale(positive, negative, plan.bits));
   // Values are divided by the scale that they will be multiplied with.
   const Number scale = convert<Number>(rounded);
-  if (!(scale > 0) || !std::isfinite(scale)) {
+  if (scale == 0 || !std::isfinite(scale)) {
     std::memset(output, 0, static_cast<size_t>(plan.row_bytes()));
   } else if (plan.bits == 8) {
-    quantize_values(row, plan.inner, scale, plan.most(), output);
+    quantize_values(row, plan.inner, scale, plan.bits, output);
   } else {
     constexpr int64_t kRun = 2048;
     int8_t values[kRun];
     for (int64_t i = 0; i < plan.inner; i += kRun) {
       const int64_t count = std::min(kRun, plan.inner - i);
-      quantize_values(row + i, count, scale, plan.most(), values);
+      quantize_values(row + i, count, scale, plan.bits, values);
       pack_pairs(values, count / 2, output + i / 2);
     }
   }

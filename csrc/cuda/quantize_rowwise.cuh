@@ -1,11 +1,12 @@
-// quantize_rowwise: each row divided by a scale of its own, its largest
-// magnitude over that of the integers, and rounded to int8, or to int4 two to a
-// byte. A warp takes a row, in two passes of which the second finds it in a
-// cache; bound by reading the input.
+// quantize_rowwise: each row divided by a scale of its own
+// (csrc/rowwise_scale.h) and rounded to int8, or to int4 two to a byte. A warp
+// takes a row, in two passes of which the second finds it in a cache; bound by
+// reading the input.
 #pragma once
 
 #include <cstdint>
 
+#include "../rowwise_scale.h"
 #include "batch.cuh"
 #include "device.cuh"
 #include "numeric.cuh"
@@ -37,13 +38,13 @@ __device__ __forceinline__ Number larger_or_nan(Number a, Number b) {
   return a > b || a != a ? a : b;
 }
 
-// The nearest integer to value / scale, at most `most` in magnitude.
+// The integer from `least` to `most` that is nearest to value / scale.
 template <class Number>
 __device__ __forceinline__ int quantized(Number value, Number scale,
-                                         Number most) {
+                                         Number least, Number most) {
   Number steps = value / scale;
   steps = steps > most ? most : steps;
-  steps = steps < -most ? -most : steps;
+  steps = steps < least ? least : steps;
   return static_cast<int>(rint(steps));
 }
 
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
   using Number = Accumulator<Element>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const Number most = problem.bits == 8 ? Number(127) : Number(7);
+  const auto least = static_cast<Number>(least_quantized(problem.bits));
+  const auto most = static_cast<Number>(most_quantized(problem.bits));
   for (int64_t block = blockIdx.x; block < problem.block_count();
        block += gridDim.x) {
     const int64_t row = block * kQuantizeRows + warp;
@@ -62,26 +64,31 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
     }
     const Element* from =
         problem.input + batch_offset(problem.rows_of, problem.row_strides, row);
-    Number largest = 0;
+    Number positive = 0;
+    Number negative = 0;
     for (int64_t i = lane; i < problem.inner; i += 32) {
       const Number value = convert<Number>(from[i * problem.stride]);
-      largest = larger_or_nan(largest, value < 0 ? -value : value);
+      positive = larger_or_nan(positive, value);
+      negative = larger_or_nan(negative, -value);
     }
     PKG_UNROLL
     for (int lanes = 16; lanes > 0; lanes /= 2) {
-      largest =
-          larger_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+      positive = larger_or_nan(positive,
+                               __shfl_xor_sync(0xffffffffu, positive, lanes));
+      negative = larger_or_nan(negative,
+                               __shfl_xor_sync(0xffffffffu, negative, lanes));
     }
-    const Element rounded = convert<Element>(largest / most);
+    const Element rounded =
+        convert<Element>(rowwise_scale(positive, negative, problem.bits));
     const Number scale = convert<Number>(rounded);
     if (lane == 0) {
       problem.scales[row] = rounded;
     }
     // Neither zero, nor NaN, nor infinite.
-    const bool divides = scale > 0 && scale - scale == 0;
+    const bool divides = scale != 0 && scale - scale == 0;
     const auto value_at = [&](int64_t i) {
       return divides ? quantized(convert<Number>(from[i * problem.stride]),
-                                 scale, most)
+                                 scale, least, most)
                      : 0;
     };
     if (problem.bits == 8) {

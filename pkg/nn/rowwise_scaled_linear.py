@@ -78,7 +78,7 @@ class RowwiseScaledLinear(torch.nn.Module):
 
     @classmethod
     def from_linear(cls, module: torch.nn.Linear, activation_bits: int = 8) -> Self:
-        """Quantises the weight of a linear layer, each row to the nearest of its 15 steps.
+        """Quantises the weight of a linear layer, each row to the nearest of its 16 steps.
 
         Args:
             module: Is not changed. It has an even number of input features.
