@@ -29,26 +29,39 @@ def scales_and_zeros(rows: int, columns: int, group_size: int, seed: int = 0) ->
     return (pairs + torch.tensor([0.1, 0.0])).bfloat16()
 
 
-def error_bound(input: Tensor, weight: Tensor, bias: Tensor | None, exact: Tensor) -> Tensor:
+def terms(pairs: Tensor, group_size: int) -> Tensor:
+    """What the two terms of a weight reach: a whole number up to 8 times the scale, and the zero."""
+    scales, zeros = pairs.double().abs().repeat_interleave(group_size, 0).unbind(-1)
+    return (8 * scales + zeros).mT
+
+
+def fixed_point_bound(input: Tensor, weight: Tensor) -> Tensor:
+    """What a few rows in integers may be off: an element by so much of the largest of its 128."""
+    unit = 2.0 ** (-22.98 if input.dtype == torch.float32 else -14.98)
+    inputs = input.double().abs()
+    chunks = torch.stack([part.amax(-1) for part in inputs.split(128, -1)], -1)
+    weights = torch.stack([part.abs().sum(-1) for part in weight.split(128, -1)], -1)
+    return unit * chunks @ weights.mT
+
+
+def error_bound(
+    input: Tensor, weight: Tensor, largest: Tensor, bias: Tensor | None, exact: Tensor
+) -> Tensor:
     """What an element of the result may be off, from the roundings that there are.
 
     u is the roundoff of the sums, in float64 or float32. Sum of K products, with bias: at most
-    (K + 2) u times the sum of the magnitudes, of which the kernels that sum by groups have two
-    kinds, whole numbers up to 8 times the scale and zeros. A few rows in fixed point: an element
-    is off by 1.009 2**-15 or 1.009 2**-23 of the largest of its 128. One rounding of the result.
+    (K + 4) u times the sum of the magnitudes of the terms, since the kernels that sum by groups
+    have the two of a weight apart (:func:`terms`): the conversion of a group's sum, its scaling,
+    and the additions. A few rows in fixed point, and one rounding of the result.
     """
     dtype = input.dtype
     u = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
-    inputs = input.double()
-    magnitudes = inputs.abs() @ weight.abs().mT
-    bound = (input.shape[-1] + 2) * u * magnitudes
+    magnitudes = input.double().abs() @ largest.mT
+    bound = (input.shape[-1] + 4) * u * magnitudes
     if bias is not None:
         bound = bound + 2 * u * bias.double().abs()
     if dtype != torch.float64:
-        unit = 1.009 * 2.0 ** (-23 if dtype == torch.float32 else -15)
-        chunks = torch.stack([part.abs().amax(-1) for part in inputs.split(128, -1)], -1)
-        weights = torch.stack([part.abs().sum(-1) for part in weight.split(128, -1)], -1)
-        bound = bound + unit * chunks @ weights.mT
+        bound = bound + fixed_point_bound(input, weight)
     bound = bound + torch.finfo(dtype).eps / 2 * (exact.abs() + bound)
     if dtype == torch.float64:  # the reference has errors of its own
         bound = 2 * bound

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import references
 import torch
-from quantised_samples import GROUP_SIZES, error_bound
+from quantised_samples import GROUP_SIZES, error_bound, terms
 from samples import FLOATING
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -75,7 +75,8 @@ def test_forward_is_that_of_the_weight(
         assert result.dtype == dtype
         weight, bias = weight_of(layer), layer.bias.detach().cpu().to(dtype)
         exact = input.double() @ weight.mT + bias.double()
-        bound = error_bound(input, weight, bias, exact)
+        largest = terms(layer.scales_and_zeros.cpu(), layer.group_size)
+        bound = error_bound(input, weight, largest, bias, exact)
         assert ((result.double().cpu() - exact).abs() <= bound).all()
 
 
