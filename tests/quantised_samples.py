@@ -30,7 +30,7 @@ def scales_and_zeros(rows: int, columns: int, group_size: int, seed: int = 0) ->
 
 
 def terms(pairs: Tensor, group_size: int) -> Tensor:
-    """What the two terms of a weight reach: a whole number up to 8 times the scale, and the zero."""
+    """What a weight's two terms reach: a whole number up to 8 times the scale, and the zero."""
     scales, zeros = pairs.double().abs().repeat_interleave(group_size, 0).unbind(-1)
     return (8 * scales + zeros).mT
 

@@ -42,7 +42,7 @@ Vector<float> multiply_add(Vector<float> whole, uint32_t pair) {
   const auto is_rounded =
       std::bit_cast<Vector<uint32_t>>((rest > 0) | (rest < 0));
   const Vector<uint32_t> to_odd =
-      (is_rounded & (bits & 1U) - 1U) != 0 ? towards_rest : bits;
+      (is_rounded & ((bits & 1U) - 1U)) != 0 ? towards_rest : bits;
   return std::bit_cast<Vector<float>>(to_odd) / kDown;
 }
 
