@@ -76,8 +76,9 @@ def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Gradient of ``b`` for operands of at least two dimensions."""
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for the whole batch: sum over it inside the product.
-        a = a.reshape(-1, a.shape[-1])
-        grad = grad.reshape(-1, grad.shape[-1])
+        # Not by reshape(-1, ...), which cannot count rows without elements.
+        a = a.flatten(0, -2)
+        grad = grad.flatten(0, -2)
     return reduce_to(matmul(a.mT, grad), b)
 
 
