@@ -70,7 +70,7 @@ class Recipe:
 def _ours(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, causal: bool) -> Tensor:
     longest = int(offsets.diff().max())
     return ops.scaled_dot_product_attention_varlen(
-        query, key, value, offsets, offsets, longest, longest, is_causal=causal
+        query, key, value, offsets, offsets, longest, longest, causal=causal
     )
 
 

@@ -79,19 +79,19 @@ constexpr const char* kSchemas[] = {
 
     "scaled_dot_product_attention_varlen(Tensor query, Tensor key, Tensor "
     "value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k, float dropout_p=0.0, bool is_causal=False, float? "
-    "scale=None) -> Tensor",
+    "SymInt max_seqlen_k, float dropout_p=0.0, float? softmax_scale=None, bool "
+    "causal=False) -> Tensor",
     "scaled_dot_product_attention_varlen_forward(Tensor query, Tensor key, "
     "Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? "
     "dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, "
-    "bool is_causal, float? scale, bool keeps_residual) -> (Tensor output, "
-    "Tensor log_sum_exp, Tensor output_residual)",
+    "float? softmax_scale, bool causal, bool keeps_residual) -> (Tensor "
+    "output, Tensor log_sum_exp, Tensor output_residual)",
     "scaled_dot_product_attention_varlen_backward(Tensor grad_output, Tensor "
     "query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor "
     "cu_seqlens_k, Tensor? dropout_seed, Tensor output, Tensor log_sum_exp, "
     "Tensor output_residual, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
-    "dropout_p, bool is_causal, float? scale) -> (Tensor grad_query, Tensor "
-    "grad_key, Tensor grad_value)",
+    "dropout_p, float? softmax_scale, bool causal) -> (Tensor grad_query, "
+    "Tensor grad_key, Tensor grad_value)",
 
     "spatial_correlation_sample(Tensor input1, Tensor input2, SymInt[2] "
     "kernel_size=1, SymInt[2] patch_size=1, SymInt[2] stride=1, SymInt[2] "

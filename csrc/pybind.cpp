@@ -228,16 +228,16 @@ Tensor call_scaled_dot_product_attention_varlen(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    bool is_causal, std::optional<double> scale) {
+    std::optional<double> softmax_scale, bool causal) {
   return checked_dispatch<Tensor>(
       [&] {
         check_scaled_dot_product_attention_varlen(
             query, key, value, cu_seqlens_q, cu_seqlens_k,
-            {max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale});
+            {max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal});
       },
       PKG_NAMESPACE_TEXT "::scaled_dot_product_attention_varlen", query, key,
       value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-      is_causal, scale);
+      softmax_scale, causal);
 }
 
 Tensor call_decode_attention(const Tensor& query, const Tensor& key_cache,
@@ -493,7 +493,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::arg("key"), py::arg("value"), py::arg("cu_seqlens_q"),
              py::arg("cu_seqlens_k"), py::arg("max_seqlen_q"),
              py::arg("max_seqlen_k"), py::arg("dropout_p") = 0.0,
-             py::arg("is_causal") = false, py::arg("scale") = py::none(),
+             py::arg("softmax_scale") = py::none(), py::arg("causal") = false,
              release_gil(), "See pkg.ops.scaled_dot_product_attention_varlen.");
   module.def("spatial_correlation_sample", &call_spatial_correlation_sample,
              py::arg("input1"), py::arg("input2"), py::arg("kernel_size") = 1,

@@ -28,6 +28,7 @@ struct PackedAttentionShape {
   int64_t max_columns;
   double scale;
 
+  // Query heads that share a key head. Only where there are heads at all.
   int64_t group() const { return heads / key_heads; }
   ScalarType accumulate_type() const {
     return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
@@ -45,8 +46,8 @@ struct PackedAttentionOptions {
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
   double dropout_p;
-  bool is_causal;
-  std::optional<double> scale;
+  std::optional<double> softmax_scale;
+  bool causal;
 };
 
 // One side of a sequence: where its rows begin, and how many there are.
@@ -131,7 +132,7 @@ inline PackedAttentionShape plan_packed_attention(
           v[2],
           options.max_seqlen_q,
           options.max_seqlen_k,
-          options.scale.value_or(1.0 / std::sqrt(size))};
+          options.softmax_scale.value_or(1.0 / std::sqrt(size))};
 }
 
 // The sequences that offsets in memory of the host describe. `operand` is what

@@ -110,8 +110,8 @@ def scaled_dot_product_attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = ...,
-    is_causal: bool = ...,
-    scale: float | None = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
 ) -> Tensor: ...
 def spatial_correlation_sample(
     input1: Tensor,

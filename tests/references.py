@@ -163,8 +163,8 @@ def scaled_dot_product_attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
     *,
     kept: Tensor | None = None,
 ) -> Tensor:
@@ -174,11 +174,11 @@ def scaled_dot_product_attention_varlen(
         q, k, v = (t.transpose(0, 1) for t in (query[rows], key[columns], value[columns]))
         scores = (q.shape[1], k.shape[1])
         mask = None
-        if is_causal:
+        if causal:
             mask = torch.ones(scores, dtype=torch.bool, device=q.device).tril(scores[1] - scores[0])
         own = None if kept is None else kept[index, :, : scores[0], : scores[1]]
         output = scaled_dot_product_attention(
-            q, k, v, mask, dropout_p, scale=scale, enable_gqa=True, kept=own
+            q, k, v, mask, dropout_p, scale=softmax_scale, enable_gqa=True, kept=own
         )
         outputs.append(output.transpose(0, 1))
     return torch.cat(outputs)
@@ -189,18 +189,18 @@ def packed_log_sum_exp(
     key: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """The log-sum-exp of each query of a packed batch, of shape (Hq, total_q)."""
     sums = [query.new_zeros(query.shape[1], 0)]
     for rows, columns in packed_sequences(cu_seqlens_q, cu_seqlens_k):
         q, k = query[rows].transpose(0, 1), key[columns].transpose(0, 1)
         mask = None
-        if is_causal:
+        if causal:
             mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             mask = mask.tril(k.shape[1] - q.shape[1])
-        sums.append(attention_log_sum_exp(q, k, mask, scale=scale, enable_gqa=True))
+        sums.append(attention_log_sum_exp(q, k, mask, scale=softmax_scale, enable_gqa=True))
     return torch.cat(sums, -1)
 
 

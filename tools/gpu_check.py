@@ -102,7 +102,7 @@ def sample(options: argparse.Namespace) -> int:
             packed = [make(size + 40, 3, head).requires_grad_() for _ in range(3)]
             longest = max(size, 40)
             output = ops.scaled_dot_product_attention_varlen(
-                *packed, starts, starts, longest, longest, 0.5, True
+                *packed, starts, starts, longest, longest, 0.5, None, True
             )
             results += [output, *torch.autograd.grad(output.sum(), packed)]
     numbers = torch.randint(-128, 128, (65, 65), dtype=torch.int8, device=device)

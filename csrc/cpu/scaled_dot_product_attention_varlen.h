@@ -177,7 +177,7 @@ Problem<Input> packed_problem(const PackedInputs& inputs,
       ScoreMask<Number>(shape, std::nullopt),
       Dropout<Number>(inputs.dropout_seed, inputs.options.dropout_p),
       // The last row sees every key: alone it is none the worse without.
-      inputs.options.is_causal && shape.rows > 1,
+      inputs.options.causal && shape.rows > 1,
       heads.threads > 1 ? useful_threads(shape) : 1};
   problem.causal_shift = sequence.causal_shift();
   problem.first_batch = sequence.index * packed.heads + heads.key_head * group;

@@ -99,9 +99,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const std::optional<TensorView>& dropout_seed, const TensorView& output,
     const TensorView& log_sum_exp, const TensorView& output_residual,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    bool is_causal, std::optional<double> scale) {
+    std::optional<double> softmax_scale, bool causal) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       is_causal, scale};
+                                       softmax_scale, causal};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
                                   log_sum_exp, output_residual);
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
-                                is_causal);
+                                causal);
   const auto like = [](const TensorView& tensor) {
     return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
                             device_of(tensor));

@@ -50,16 +50,16 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
     const std::optional<TensorView>& dropout_seed, int64_t max_seqlen_q,
-    int64_t max_seqlen_k, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool keeps_residual) {
+    int64_t max_seqlen_k, double dropout_p, std::optional<double> softmax_scale,
+    bool causal, bool keeps_residual) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       is_causal, scale};
+                                       softmax_scale, causal};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
-                                is_causal);
+                                causal);
   const Tensor output =
       empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
   const Tensor log_sum_exp = empty_contiguous(

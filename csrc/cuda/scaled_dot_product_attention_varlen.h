@@ -82,7 +82,7 @@ AttentionProblem<Element> packed_problem(
       {},
       attention_dropout(seed, options.dropout_p),
       shape.scale,
-      options.is_causal,
+      options.causal,
       {sequence_offsets(tensors.cu_seqlens_q),
        sequence_offsets(tensors.cu_seqlens_k), shape.heads, shape.total_rows,
        shape.total_columns},

@@ -14,9 +14,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const std::optional<Tensor>& dropout_seed, const Tensor& output,
     const Tensor& log_sum_exp, const Tensor& output_residual,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    bool is_causal, std::optional<double> scale) {
+    std::optional<double> softmax_scale, bool causal) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       is_causal, scale};
+                                       softmax_scale, causal};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);

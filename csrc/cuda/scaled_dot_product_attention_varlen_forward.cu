@@ -10,10 +10,10 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
     const std::optional<Tensor>& dropout_seed, int64_t max_seqlen_q,
-    int64_t max_seqlen_k, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool keeps_residual) {
+    int64_t max_seqlen_k, double dropout_p, std::optional<double> softmax_scale,
+    bool causal, bool keeps_residual) {
   const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       is_causal, scale};
+                                       softmax_scale, causal};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);

@@ -33,16 +33,17 @@ def scaled_dot_product_attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Computes attention within each sequence of a packed batch, without any padding.
 
     The sequences' tokens follow one another in the first dimension, as for
     ``flash_attn_varlen_func`` of the flash-attn package
-    (https://github.com/Dao-AILab/flash-attention), whose meaning this has. Sequence b
-    has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and keys and
-    values likewise. Algorithm and memory are those of
+    (https://github.com/Dao-AILab/flash-attention), whose first ten arguments these are:
+    their order, their meaning and, but for its ``q``, ``k`` and ``v``, their names.
+    Sequence b has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and
+    keys and values likewise. Algorithm and memory are those of
     :func:`scaled_dot_product_attention`; any strides are read in place. A second
     derivative pads: its memory is that of B Hq matrices of max_seqlen_q x max_seqlen_k.
 
@@ -62,10 +63,10 @@ def scaled_dot_product_attention_varlen(
             divided by ``1 - dropout_p``. Drawn from PyTorch's generator, so that
             :func:`torch.manual_seed` reproduces it. Always applied: pass 0 to
             evaluate.
-        is_causal: The last query of a sequence sees all its keys, the one before all
+        softmax_scale: Factor of the scores; ``1 / sqrt(E)`` by default.
+        causal: The last query of a sequence sees all its keys, the one before all
             but the last, and so on: of q queries and k keys, query i sees the keys
             0 to i + k - q. Where q > k the first queries see none.
-        scale: Factor of the scores; ``1 / sqrt(E)`` by default.
 
     Returns:
         Shape (total_q, Hq, Ev), contiguous. A query without any key gets zeros.
@@ -82,12 +83,12 @@ def scaled_dot_product_attention_varlen(
         >>> attend = scaled_dot_product_attention_varlen
         >>> attend(query, key, value, starts, starts, 2, 2).flatten()
         tensor([2., 2., 5.])
-        >>> attend(query, key, value, starts, starts, 2, 2, is_causal=True).flatten()
+        >>> attend(query, key, value, starts, starts, 2, 2, causal=True).flatten()
         tensor([1., 2., 5.])
     """
     arguments = (
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, None),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale, False),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
     )
     # Without a seed to draw, the composite operator is its forward operator and nothing else.
     is_composite = is_dynamo_compiling() or dropout_p != 0.0
@@ -123,8 +124,8 @@ def _decomposed(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """The composite operator: draws the seed, under vmap as ``randomness`` says.
 
@@ -137,7 +138,7 @@ def _decomposed(
     forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     output: Tensor = forward(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale, False),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
     )[0]
     return output
 
@@ -153,8 +154,8 @@ def _fake(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
+    softmax_scale: float | None,
+    causal: bool,
     keeps_residual: bool,
 ) -> _Three:
     tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
@@ -190,8 +191,8 @@ def _fake_backward(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
+    softmax_scale: float | None,
+    causal: bool,
 ) -> _Three:
     tensors = (grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed, output)
     check_one_device(
@@ -261,11 +262,11 @@ def _double_backward(
     Dropout draws the same: a weight's sequence, head, row and column are those of the batch.
     """
     upstream, query, key, value, cu_seqlens_q, cu_seqlens_k, seed = ctx.saved_tensors
-    max_seqlen_q, max_seqlen_k, dropout_p, is_causal, scale = ctx.options
+    max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal = ctx.options
     rows = _Packing(cu_seqlens_q, max_seqlen_q, query.shape[0])
     columns = _Packing(cu_seqlens_k, max_seqlen_k, key.shape[0])
     mask = rows.exists.unsqueeze(-1) & columns.exists.unsqueeze(-2)
-    if is_causal:
+    if causal:
         row = torch.arange(max_seqlen_q, device=query.device).unsqueeze(-1)
         column = torch.arange(max_seqlen_k, device=query.device)
         shift = (columns.counts - rows.counts)[:, None, None]
@@ -285,7 +286,7 @@ def _double_backward(
     inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
     dense = SimpleNamespace(
         saved_tensors=(*inputs, mask.unsqueeze(1), seed),
-        options=(dropout_p, False, scale, False, False),
+        options=(dropout_p, False, softmax_scale, False, False),
         needs_input_grad=(True, True, True, True, False),
     )
     gradients = (rows.pad(grad_query), pad_keys(grad_key), pad_keys(grad_value))

@@ -272,7 +272,7 @@ def test_offsets_that_make_no_sense_touch_nothing_else(
 def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
     inputs = (call.query, call.key, call.value, call.cu_seqlens_q, call.cu_seqlens_k)
     seed = SEED if call.dropout > 0 else None
-    options = (*call.most, call.dropout, call.is_causal, call.scale)
+    options = (*call.most, call.dropout, call.scale, call.is_causal)
     forward = operators.scaled_dot_product_attention_varlen_forward
     outputs = forward(*inputs, seed, *options, True)
     backward = operators.scaled_dot_product_attention_varlen_backward

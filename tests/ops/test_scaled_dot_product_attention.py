@@ -294,6 +294,18 @@ class TestAttention(OperatorTests):
             refused("needs a dimension of heads", query[0], key[0], key[0], enable_gqa=True),
         ]
 
+    @pytest.mark.parametrize(
+        ("function", "error"),
+        [(pkg.ops, TypeError), (pkg._C, TypeError), (torch.ops.pkg, RuntimeError)],
+    )
+    def test_scale_is_given_by_name(self, function: Any, error: type[Exception]) -> None:
+        """As PyTorch's function has it: by position it could be taken for ``is_causal``."""
+        attend = function.scaled_dot_product_attention
+        inputs = operands((2, 3, 4), (2, 5, 4), (2, 5, 4))
+        attend(*inputs, None, 0.0, False, scale=0.125)
+        with pytest.raises(error):
+            attend(*inputs, None, 0.0, False, 0.125)
+
     def test_output_has_the_memory_order_of_the_query(self) -> None:
         query, key = normal(2, 9, 3, 4).transpose(1, 2), normal(2, 3, 7, 4)
         value = normal(2, 3, 7, 5)

@@ -63,22 +63,27 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
 
     values = {"values_only": True}
     add("plain", packed((3, 1, 4), (2, 5, 3)))
-    add("causal, grouped", packed((3, 1, 4), (2, 5, 3), (4, 2), (4, 3)), is_causal=True, scale=0.3)
+    add(
+        "causal, grouped",
+        packed((3, 1, 4), (2, 5, 3), (4, 2), (4, 3)),
+        softmax_scale=0.3,
+        causal=True,
+    )
     for rows, columns in (((5, 8), (6, 11)), ((9, 3, 7, 0), (5, 5, 9, 4)), ((14, 6), (3, 4))):
         arguments = packed(rows, columns, (2, 2), (8, 8), most=(20, 21))
         add("family", arguments, {"family": "lengths"})
     for index, (rows, columns) in enumerate(EMPTY):
         add("empty", packed(rows, columns), values if index else {})
     add("empty values", packed((2, 3), (4, 1), (2, 1), (4, 0)), values)
-    add("empty heads", packed((2, 3), (4, 1), (2, 1), (0, 4)), values, scale=1.0)
+    add("empty heads", packed((2, 3), (4, 1), (2, 1), (0, 4)), values, softmax_scale=1.0)
     for rows, columns in BATCHES:
         add("batch", packed(rows, columns, (2, 1), (8, 9)), values)
-        add("batch, causal", packed(rows, columns, (4, 2), (8, 8)), values, is_causal=True)
+        add("batch, causal", packed(rows, columns, (4, 2), (8, 8)), values, causal=True)
     for size in around(2, 16, 64, 128):
-        add("head", packed((5, 13), (35, 8), (2, 2), (size, size + 1)), values, is_causal=True)
-    add("one key", packed((1,), (1,), (4, 2), (8, 8)), values, is_causal=True)
+        add("head", packed((5, 13), (35, 8), (2, 2), (size, size + 1)), values, causal=True)
+    add("one key", packed((1,), (1,), (4, 2), (8, 8)), values, causal=True)
     add("long maximum", packed((5, 13), (35, 8), most=(1000, 999)), values)
-    add("scale negative", packed((5, 13), (35, 8)), values, scale=-2.0)
+    add("scale negative", packed((5, 13), (35, 8)), values, softmax_scale=-2.0)
     return calls
 
 
@@ -103,16 +108,16 @@ def forward_reference(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
+    softmax_scale: float | None,
+    causal: bool,
     _keeps_residual: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sides = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     output = references.scaled_dot_product_attention_varlen(
-        *sides, dropout_p, is_causal, scale, kept=kept_of(dropout_seed, dropout_p, *sides)
+        *sides, dropout_p, softmax_scale, causal, kept=kept_of(dropout_seed, dropout_p, *sides)
     )
     log_sum_exp = references.packed_log_sum_exp(
-        query, key, cu_seqlens_q, cu_seqlens_k, is_causal, scale
+        query, key, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal
     )
     log_sum_exp = log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
     return output, log_sum_exp, query.new_empty(0)
@@ -161,11 +166,11 @@ def with_all_arguments(
     *,
     seed: int | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> tuple[Any, ...]:
     seeds = None if seed is None else torch.tensor([seed])
-    return (*arguments[:5], seeds, *arguments[5:], dropout_p, is_causal, scale, False)
+    return (*arguments[:5], seeds, *arguments[5:], dropout_p, softmax_scale, causal, False)
 
 
 class TestAttentionVarlen(OperatorTests):
@@ -179,7 +184,7 @@ class TestAttentionVarlen(OperatorTests):
             Sample(arguments, options, name=name, **more)
             for name, arguments, options, more in attention_calls()
         ]
-        dropout = {"dropout_p": 0.4, "is_causal": True}
+        dropout = {"dropout_p": 0.4, "causal": True}
         arguments = packed((3, 1, 4), (2, 5, 3))
         return [*samples, Sample(arguments, dropout, name="dropout", random=True)]
 
@@ -215,6 +220,20 @@ class TestAttentionVarlen(OperatorTests):
                 (query, key, value, starts, ends, -1, 5), match="max_seqlen_q -1 .* negative"
             ),
         ]
+
+    @pytest.mark.parametrize("function", [pkg.ops, pkg._C, torch.ops.pkg])
+    def test_arguments_are_in_the_order_of_flash_attn(self, function: Any) -> None:
+        """``flash_attn_varlen_func(q, k, v, cu, cu, m, m, dropout_p, softmax_scale, causal)``."""
+        attend = function.scaled_dot_product_attention_varlen
+        arguments = packed((3, 1, 4), (2, 5, 3))
+        for scale, causal in ((0.125, True), (0.125, False), (2.0, True)):
+            expected = references.scaled_dot_product_attention_varlen(
+                *arguments, softmax_scale=scale, causal=causal
+            )
+            torch.testing.assert_close(attend(*arguments, 0.0, scale, causal), expected)
+            by_name = attend(*arguments, dropout_p=0.0, softmax_scale=scale, causal=causal)
+            torch.testing.assert_close(by_name, expected)
+        assert (attend(*arguments, 1.0, 0.125, True) == 0).all()
 
     @pytest.mark.parametrize("function", [pkg.ops, pkg._C, torch.ops.pkg])
     def test_sequences_that_do_not_fit_are_refused(self, function: Any) -> None:
@@ -262,7 +281,7 @@ class TestAttentionVarlen(OperatorTests):
         grad = normal(150, 4, 40).to(device, dtype)
         for causal in (False, True):
             output = pkg.ops.scaled_dot_product_attention_varlen(
-                *inputs, *arguments[3:], is_causal=causal
+                *inputs, *arguments[3:], causal=causal
             )
             plain = pkg.ops.scaled_dot_product_attention(
                 *(tensor.transpose(0, 1) for tensor in inputs), is_causal=causal, enable_gqa=True
@@ -287,7 +306,7 @@ class TestAttentionVarlen(OperatorTests):
         for operands in (inputs, spoilt):
             leaves = [tensor.requires_grad_() for tensor in operands]
             output = pkg.ops.scaled_dot_product_attention_varlen(
-                *leaves, starts.to(device), ends.to(device), *most, is_causal=True
+                *leaves, starts.to(device), ends.to(device), *most, causal=True
             )
             grad = torch.ones_like(output)
             results.append([output, *torch.autograd.grad(output, leaves, grad)])
@@ -306,7 +325,7 @@ class TestAttentionVarlen(OperatorTests):
             for tensor in packed((70, 5, 9), (20, 0, 9), (2, 1), (8, 8))[:3]
         ]
         output = pkg.ops.scaled_dot_product_attention_varlen(
-            *leaves, starts, ends, 70, 20, is_causal=True
+            *leaves, starts, ends, 70, 20, causal=True
         )
         gradients = torch.autograd.grad(output.square().sum(), leaves)
         for result in (output, gradients[0]):
@@ -336,7 +355,7 @@ class TestAttentionVarlen(OperatorTests):
             for count in (1, 2, 2, 5):
                 torch.set_num_threads(count)
                 output = pkg.ops.scaled_dot_product_attention_varlen(
-                    *leaves, starts, ends, longest_q, longest_k, is_causal=True
+                    *leaves, starts, ends, longest_q, longest_k, causal=True
                 )
                 gradients = torch.autograd.grad(output.square().sum(), leaves)
                 results.append([output.detach(), *gradients])
@@ -412,7 +431,7 @@ class TestDropout:
 
 
 DROPPED = [
-    (packed((3, 1, 4), (2, 5, 3), (2, 1)), {"is_causal": True}),
+    (packed((3, 1, 4), (2, 5, 3), (2, 1)), {"causal": True}),
     (packed((35, 3), (200, 30), (4, 2), (8, 9)), {}),
 ]
 
@@ -488,7 +507,7 @@ class TestAttentionVarlenBackward(OperatorTests):
         query, key, value, starts, ends, *most = packed((3,), (4,), sizes=(4, 4))
         output, log_sum_exp = torch.ones_like(query), torch.ones(2, 3, dtype=torch.float64)
         inputs, empty = (query, key, value, starts, ends, None), query.new_empty(0)
-        rest = (*most, 0.0, False, None)
+        rest = (*most, 0.0, None, False)
 
         def refused(match: str, *given: Tensor) -> ErrorSample:
             return ErrorSample((given[0], *inputs, *given[1:], *rest), match=match)
