@@ -1,6 +1,8 @@
 // Checks and shape arithmetic of attention, for every device.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -77,6 +79,11 @@ inline int64_t lead_size(const TensorView& tensor, size_t from_last) {
   return from_last < lead ? sizes[lead - 1 - from_last] : 1;
 }
 
+// Whether query heads fall evenly to key heads: none do to none, and to any.
+inline bool is_multiple(int64_t query_heads, int64_t key_heads) {
+  return key_heads > 0 ? query_heads % key_heads == 0 : query_heads == 0;
+}
+
 inline int64_t lead_stride(const TensorView& tensor, size_t from_last) {
   const size_t lead = sizes_of(tensor).size() - 2;
   return from_last < lead ? strides_of(tensor)[lead - 1 - from_last] : 0;
@@ -126,10 +133,11 @@ inline AttentionShape plan_attention(
     PKG_CHECK(detail::lead_size(value, 0) == key_heads, op, ": key has ",
               key_heads, " heads but value has ", detail::lead_size(value, 0),
               "; with enable_gqa they must be equal");
-    PKG_CHECK(key_heads > 0 && query_heads % key_heads == 0, op, ": query has ",
+    PKG_CHECK(detail::is_multiple(query_heads, key_heads), op, ": query has ",
               query_heads, " heads, not a multiple of the ", key_heads,
               " heads of key and value");
-    shape.group = query_heads / key_heads;
+    // Without query heads there are no matrices to make groups of.
+    shape.group = query_heads > 0 ? query_heads / key_heads : 1;
   }
 
   shape.lead_dims = std::max({q.size(), k.size(), v.size()}) - 2;
@@ -137,7 +145,7 @@ inline AttentionShape plan_attention(
     int64_t size = detail::lead_size(query, i);
     for (const TensorView* other : {&key, &value}) {
       const int64_t other_size =
-          detail::lead_size(*other, i) * (i == 0 ? shape.group : 1);
+          detail::lead_size(enable_gqa && i == 0 ? query : *other, i);
       PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
                 ": the leading dimensions of query ", shape_text(query),
                 ", key ", shape_text(key), " and value ", shape_text(value),
@@ -307,6 +315,15 @@ inline Tensor allocate_output_residual(const AttentionShape& shape,
              ? allocate_attention_output(shape, query)
              : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
                                 device_of(query));
+}
+
+// Memory for a tensor's gradient. Where there is no query, no matrix of scores
+// has a part in it, and it is zero.
+inline Tensor allocate_attention_gradient(const TensorView& tensor,
+                                          bool is_zero) {
+  Tensor gradient =
+      empty_contiguous(sizes_of(tensor), dtype_of(tensor), device_of(tensor));
+  return is_zero ? torch::stable::zero_(gradient) : gradient;
 }
 
 // What the backward pass gets from the forward pass besides its inputs. The

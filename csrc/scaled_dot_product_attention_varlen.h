@@ -119,7 +119,7 @@ inline PackedAttentionShape plan_packed_attention(
   PKG_CHECK(v[0] == k[0] && v[1] == k[1], op, ": key of shape ",
             shape_text(key), " and value of shape ", shape_text(value),
             " must have the same tokens and heads, dimensions 0 and 1");
-  PKG_CHECK(q[1] > 0 && k[1] > 0 && q[1] % k[1] == 0, op, ": query has ", q[1],
+  PKG_CHECK(detail::is_multiple(q[1], k[1]), op, ": query has ", q[1],
             " heads, not a multiple of the ", k[1], " heads of key and value");
   const double size = static_cast<double>(std::max<int64_t>(q[2], 1));
   return {dtype_of(query),

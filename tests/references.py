@@ -59,7 +59,7 @@ def attention_scores(
 ) -> Tensor:
     """The scaled and masked scores, of shape (..., L, S)."""
     if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        key = key.repeat_interleave(query.shape[-3] // max(key.shape[-3], 1), -3)
     # Without a head dimension every score is zero, whatever the scale.
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     scores = query @ key.mT * scale
@@ -132,7 +132,7 @@ def scaled_dot_product_attention(
         # Everything is dropped at 1, where the survivors' factor has no value.
         factors = kept.to(scores.dtype) / (1 - dropout_p) if dropout_p < 1 else factors * 0
     if enable_gqa:
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // max(value.shape[-3], 1), -3)
     return _AttendToValues.apply(scores, value, factors)
 
 

@@ -110,11 +110,13 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
                                 causal);
-  const auto like = [](const TensorView& tensor) {
-    return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
-                            device_of(tensor));
+  const auto like = [&](const TensorView& tensor) {
+    return allocate_attention_gradient(tensor, shape.heads == 0);
   };
   const PackedGradients gradients{like(query), like(key), like(value)};
+  if (shape.heads == 0) {
+    return {gradients.query, gradients.key, gradients.value};
+  }
   const PackedInputs forward{shape, query, key, value, dropout_seed, options};
   const BackwardInputs inputs{forward, grad_output, output, log_sum_exp,
                               output_residual};

@@ -66,6 +66,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
   const Tensor output_residual =
       allocate_packed_residual(shape, query, keeps_residual);
+  if (shape.heads == 0) {
+    return {output, log_sum_exp, output_residual};
+  }
   const PackedInputs inputs{shape, query, key, value, dropout_seed, options};
   switch (shape.type) {
     case ScalarType::Double:

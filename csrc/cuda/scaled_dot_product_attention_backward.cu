@@ -138,11 +138,6 @@ void launch_all(const BackwardCall& call,
   }
 }
 
-Tensor empty_for(const Tensor& tensor) {
-  return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
-                          device_of(tensor));
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor>
 scaled_dot_product_attention_backward(
     const Tensor& grad_output, const Tensor& query, const Tensor& key,
@@ -157,6 +152,9 @@ scaled_dot_product_attention_backward(
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
                            output_residual, attn_mask, needs_mask_grad);
   const DeviceGuard guard(device_of(query).index);
+  const auto gradient_of = [&](const Tensor& tensor) {
+    return allocate_attention_gradient(tensor, shape.batch() == 0);
+  };
   const BackwardCall call = {
       shape,
       AttentionBatch(shape),
@@ -164,10 +162,10 @@ scaled_dot_product_attention_backward(
       key,
       value,
       attn_mask,
-      empty_for(query),
-      empty_for(key),
-      empty_for(value),
-      needs_mask_grad ? empty_for(*attn_mask)
+      gradient_of(query),
+      gradient_of(key),
+      gradient_of(value),
+      needs_mask_grad ? gradient_of(*attn_mask)
                       : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
                                          device_of(query)),
       current_stream(query)};

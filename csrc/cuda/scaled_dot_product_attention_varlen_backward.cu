@@ -23,13 +23,15 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   check_packed_attention_backward(shape, query, grad_output, output,
                                   log_sum_exp, output_residual);
   const DeviceGuard guard(device_of(query).index);
-  const auto like = [](const Tensor& tensor) {
-    return empty_contiguous(sizes_of(tensor), dtype_of(tensor),
-                            device_of(tensor));
+  const auto like = [&](const Tensor& tensor) {
+    return allocate_attention_gradient(tensor, shape.heads == 0);
   };
   const Tensor grad_query = like(query);
   const Tensor grad_key = like(key);
   const Tensor grad_value = like(value);
+  if (shape.heads == 0) {
+    return {grad_query, grad_key, grad_value};
+  }
   const Tensor delta = empty_contiguous(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
   // As the forward pass makes it; a caller may have changed its strides.

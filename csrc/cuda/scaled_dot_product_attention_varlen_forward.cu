@@ -24,6 +24,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
   const Tensor output_residual =
       allocate_packed_residual(shape, query, keeps_residual);
+  if (shape.heads == 0) {
+    return {output, log_sum_exp, output_residual};
+  }
   const PackedTensors tensors{query,        key,          value,
                               cu_seqlens_q, cu_seqlens_k, dropout_seed};
   with_floating_type(shape.type, [&](auto example) {

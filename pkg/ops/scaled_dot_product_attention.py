@@ -243,10 +243,10 @@ def _grouped(tensor: Tensor, group: int) -> Tensor:
     return tensor.unsqueeze(-3).expand(shape).flatten(-4, -3)
 
 
-def _summed_over_group(gradient: Tensor, group: int) -> Tensor:
+def _summed_over_group(gradient: Tensor, group: int, key_heads: int) -> Tensor:
     if group == 1:
         return gradient
-    groups: Tensor = gradient.unflatten(-3, (gradient.shape[-3] // group, group))
+    groups: Tensor = gradient.unflatten(-3, (key_heads, group))
     return groups.sum(-3)
 
 
@@ -301,9 +301,11 @@ def _double_backward(
     *tensors, mask, seed = ctx.saved_tensors
     dtype = torch.promote_types(tensors[1].dtype, torch.float32)
     upstream, query, key, value = (tensor.to(dtype) for tensor in tensors)
-    group = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    key_heads = key.shape[-3] if enable_gqa else 0
+    group = query.shape[-3] // key_heads if key_heads else 1
     lead = _leading_shape(query, key, value, enable_gqa)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    # Without a head dimension every score is zero, whatever the scale.
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     key, value = _grouped(key, group), _grouped(value, group)
     grad_query = grad_query.to(dtype)
     grad_key = _grouped(grad_key.to(dtype), group)
@@ -338,8 +340,8 @@ def _double_backward(
     return (
         reduce_to(of_upstream, tensors[0]),
         reduce_to(of_query, tensors[1]),
-        reduce_to(_summed_over_group(of_key, group), tensors[2]),
-        reduce_to(_summed_over_group(of_value, group), tensors[3]),
+        reduce_to(_summed_over_group(of_key, group, key_heads), tensors[2]),
+        reduce_to(_summed_over_group(of_value, group, key_heads), tensors[3]),
         of_mask,
         *(None,) * (4 + len(ctx.options)),
     )

@@ -272,16 +272,15 @@ def _double_backward(
         shift = (columns.counts - rows.counts)[:, None, None]
         mask = mask & (column <= row + shift)
     heads, key_heads = query.shape[1], key.shape[1]
-    key_head = torch.arange(heads, device=key.device) // (heads // key_heads)
+    group = heads // max(key_heads, 1)
+    key_head = torch.arange(heads, device=key.device) // max(group, 1)
 
     def pad_keys(packed: Tensor) -> Tensor:
         return columns.pad(packed[:, key_head])
 
     def pack_keys(padded: Tensor) -> Tensor:
         packed = columns.pack(padded)
-        return packed.reshape(packed.shape[0], key_heads, heads // key_heads, packed.shape[-1]).sum(
-            2
-        )
+        return packed.reshape(packed.shape[0], key_heads, group, packed.shape[-1]).sum(2)
 
     inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
     dense = SimpleNamespace(

@@ -98,7 +98,10 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
     for size in SIZES:
         add("head", ((17, size), (35, size), (35, size + 1)), None, values)
     add("long", ((2, 1, 16), (2, 2500, 16), (2, 2500, 16)), None, values)
-    add("no head size", ((3, 0), (5, 0), (5, 2)), None, values, scale=1.0)
+    add("no head size", ((3, 0), (5, 0), (5, 2)), None, values)
+    for heads in ((0, 2), (0, 0)):
+        shapes = ((2, heads[0], 5, 4), (2, heads[1], 7, 4), (2, heads[1], 7, 6))
+        add("no query heads", shapes, None, values, enable_gqa=True)
     add("large head", ((20, 512), (40, 512), (40, 300)), None, values)
     return calls
 
@@ -290,6 +293,11 @@ class TestAttention(OperatorTests):
             refused("dropout_p is -0.5", query, key, key, dropout_p=-0.5),
             refused(
                 "not a multiple", query, torch.ones(5, 5, 4), torch.ones(5, 5, 4), enable_gqa=True
+            ),
+            refused(
+                "2 heads, not a multiple of the 0",
+                *(query, torch.ones(0, 5, 4), torch.ones(0, 5, 4)),
+                enable_gqa=True,
             ),
             refused("needs a dimension of heads", query[0], key[0], key[0], enable_gqa=True),
         ]

@@ -75,7 +75,9 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
     for index, (rows, columns) in enumerate(EMPTY):
         add("empty", packed(rows, columns), values if index else {})
     add("empty values", packed((2, 3), (4, 1), (2, 1), (4, 0)), values)
-    add("empty heads", packed((2, 3), (4, 1), (2, 1), (0, 4)), values, softmax_scale=1.0)
+    add("empty heads", packed((2, 3), (4, 1), (2, 1), (0, 4)), values)
+    for heads in ((0, 2), (0, 0)):
+        add("no query heads", packed((2, 3), (4, 1), heads), values)
     for rows, columns in BATCHES:
         add("batch", packed(rows, columns, (2, 1), (8, 9)), values)
         add("batch, causal", packed(rows, columns, (4, 2), (8, 8)), values, causal=True)
