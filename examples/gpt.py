@@ -21,16 +21,19 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-import torch
-from character_gpt import quantised, report
-from character_gpt.checkpoint import Checkpoint, CheckpointError
-from character_gpt.command_line import SHAPE, parse_arguments
-from character_gpt.comparison import compare_ends, compare_step, with_operators
-from character_gpt.generation import generate
-from character_gpt.model import GPT, Config, Operators, pkg_operators, pytorch_operators
-from character_gpt.text import Corpus, TextError, Vocabulary, read_text, standard_library
-from character_gpt.training import Schedule, Training, alternating, synchronized_clock
-from rich.console import Console
+import needs
+
+with needs.words_for_missing_packages("gpt.py"):
+    import torch
+    from character_gpt import quantised, report
+    from character_gpt.checkpoint import Checkpoint, CheckpointError
+    from character_gpt.command_line import SHAPE, parse_arguments
+    from character_gpt.comparison import compare_ends, compare_step, with_operators
+    from character_gpt.generation import generate
+    from character_gpt.model import GPT, Config, Operators, pkg_operators, pytorch_operators
+    from character_gpt.text import Corpus, TextError, Vocabulary, read_text, standard_library
+    from character_gpt.training import Schedule, Training, alternating, synchronized_clock
+    from rich.console import Console
 
 STEPS_PER_BLOCK = 5
 VALIDATION_BATCHES = 8
@@ -198,7 +201,8 @@ def main(arguments: Sequence[str] | None = None, operators: Operators | None = N
         options.output.mkdir(parents=True, exist_ok=True)
         agree = demonstrate(options, operators or pkg_operators(), Console())
     except (CheckpointError, ImportError, OSError, TextError, UsageError) as error:
-        print(f"gpt.py: {error}", file=sys.stderr)
+        words = needs.explain(error) if isinstance(error, ImportError) else error
+        print(f"gpt.py: {words}", file=sys.stderr)
         return 2
     return 0 if agree else 1
 

@@ -21,14 +21,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from pyramid_flow.estimation import Settings, estimate
-from pyramid_flow.frames import SAMPLE, FrameError, Motion, frames_of, inside, read_picture
-from pyramid_flow.picture import save
-from rich.console import Console
-from torch import Tensor
+import needs
 
-from pkg import ops
+with needs.words_for_missing_packages("optical_flow.py"):
+    import torch
+    from pyramid_flow.estimation import Settings, estimate
+    from pyramid_flow.frames import SAMPLE, FrameError, Motion, frames_of, inside, read_picture
+    from pyramid_flow.picture import save
+    from rich.console import Console
+    from torch import Tensor
+
+    from pkg import ops
 
 PATCH = 9
 LEAST_SIDE = 32

@@ -17,7 +17,11 @@ try:
     from . import nn, ops
     from .packing import pack_weights_
     from .quantization import quantize_
-except BaseException:
+except BaseException as error:
+    if isinstance(error, Exception) and _loader.describes_itself():
+        from .environment import describe_failed_import
+
+        raise SystemExit(describe_failed_import(error)) from None
     # Leave no half of the package behind: the next import starts afresh.
     _loader.forget(__name__)
     raise

@@ -75,6 +75,14 @@ def forget(package: str) -> None:
         del sys.modules[name]
 
 
+def describes_itself() -> bool:
+    """Whether this process runs ``python -m pkg env``, which has more to say of a failed import."""
+    # While Python looks for the package, argv[0] is -m; what follows is in orig_argv alone.
+    return getattr(sys, "argv", []) == ["-m", "env"] and bool(
+        re.fullmatch(r"(-\w*m)?pkg", sys.orig_argv[-2])
+    )
+
+
 def library_file(name: str) -> Path | None:
     """The file of one of the package's libraries for this Python, or None."""
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
@@ -269,26 +277,72 @@ def _why_missing(name: str) -> str:
             f"({sys.executable}, {sys.version.split()[0]} on {platform.machine()}) needs "
             f"{name}{suffix}. Install the wheel for this Python, or build from source"
         )
-    if name.startswith("_cpu_") and library_file("_C") is not None:
-        present = [c for c in CPU_CAPABILITIES if library_file(f"_cpu_{c}") is not None]
-        return (
-            f"pkg's library {name}{suffix} is missing from {FOLDER}; this build has "
-            f"{', '.join(present) or 'no CPU library'}. Reinstall pkg-kernels"
-            + (", or set PKG_CPU_CAPABILITY to one of these" if present else "")
-        )
+    missing = f"pkg's library {name}{suffix} is missing from {FOLDER}"
+    if name.startswith("_cpu_"):
+        return f"{missing}; {_where_to_get_cpu_library(name.removeprefix('_cpu_'))}"
+    checkout = _checkout()
+    if checkout is None:
+        return f"{missing}: the install is damaged: pip install --force-reinstall pkg-kernels"
+    shadowed = _installed_elsewhere(name)
     return (
-        f"pkg's library {name}{suffix} is missing from {FOLDER}. From a source checkout: "
-        "pip install -e . (or PKG_JIT=1 to compile on import); otherwise the install is "
-        "damaged: pip install --force-reinstall pkg-kernels"
+        f"{missing}, in a source checkout that was not built. In {checkout}: pip install -e . "
+        "(or PKG_JIT=1 to compile on import)"
+        + (f". Or leave that folder: it hides the pkg installed in {shadowed}" if shadowed else "")
     )
+
+
+def _where_to_get_cpu_library(level: str) -> str:
+    """What this build has instead of a CPU library, and how it comes to have that one too."""
+    present = [c for c in CPU_CAPABILITIES if library_file(f"_cpu_{c}") is not None]
+    wanted = " ".join(c for c in CPU_CAPABILITIES if c in present or c == level)
+    built: list[str] = sys.modules["pkg._C"].build_info()["cpu_levels"]
+    checkout = _checkout()
+    if checkout is not None:
+        source = (
+            f"build it, in {checkout}: "
+            f'PKG_CPU_LEVELS="{wanted}" pip install --no-build-isolation -e .'
+        )
+    elif level in built:
+        source = "reinstall: pip install --force-reinstall pkg-kernels"
+    else:
+        source = (
+            f"install a wheel that has it, or build from source with "
+            f'PKG_CPU_LEVELS="{wanted}" or without that variable'
+        )
+    if not present:
+        return f"this build has no CPU library. To get it, {source}"
+    return (
+        f"this build has {', '.join(present)}. Set PKG_CPU_CAPABILITY to one of these, or {source}"
+    )
+
+
+def _checkout() -> Path | None:
+    """The source checkout that the package is in, or None where it was installed as a copy."""
+    folder = FOLDER.parent
+    is_checkout = (folder / "csrc").is_dir() and (folder / "setup.py").is_file()
+    return folder if is_checkout else None
+
+
+def _installed_elsewhere(name: str) -> Path | None:
+    """A copy of the package that has the library and that this one hides, or None."""
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    folders = (Path(entry, "pkg") for entry in sys.path if entry)
+    others = (folder for folder in folders if folder.resolve() != FOLDER.resolve())
+    has_it = (f for f in others if any((f / f"{name}{suffix}").exists() for suffix in suffixes))
+    return next(has_it, None)
 
 
 def _why_unloadable(name: str, error: object) -> str:
     import torch
 
     path = library_file(name)
+    checkout = _checkout()
     return (
         f"pkg's library {path} does not load: {error}. It was built for another system, or the "
         f"file is damaged; this is {platform.platform()} with PyTorch {torch.__version__}. "
-        "Reinstall: pip install --force-reinstall --no-cache-dir pkg-kernels, or build from source"
+    ) + (
+        f"Delete the file and build it again, in {checkout}: pip install -e ."
+        if checkout
+        else "Reinstall: pip install --force-reinstall --no-cache-dir pkg-kernels, or build from "
+        "source"
     )

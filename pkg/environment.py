@@ -168,5 +168,17 @@ def main() -> int:
     return 0
 
 
+def describe_failed_import(error: Exception) -> int:
+    """Print the report, and then why ``python -m pkg env`` could not import the package.
+
+    Returns:
+        The exit status of the command.
+    """
+    main()
+    sys.stdout.flush()
+    print(f"python -m pkg env: import pkg fails: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,9 @@ def test_capabilities_are_a_line_each_the_best_first(capsys: pytest.CaptureFixtu
 
 
 def test_the_script_describes_a_package_that_cannot_be_imported(tmp_path: Path) -> None:
-    # The libraries left out: importing this copy fails.
-    shutil.copytree(environment.PACKAGE, tmp_path / "pkg", ignore=shutil.ignore_patterns("*.so"))
+    script = without_libraries(tmp_path) / "pkg" / "environment.py"
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "pkg" / "environment.py")],
+        [sys.executable, str(script)],
         capture_output=True,
         text=True,
         check=False,
@@ -42,6 +42,65 @@ def test_the_script_describes_a_package_that_cannot_be_imported(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "_C: not built" in done.stdout
     assert "failure: ImportError: pkg's library _C" in done.stdout
+
+
+def run_env(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``python -m pkg env`` of the copy in a folder."""
+    return subprocess.run(
+        [sys.executable, *(options or ("-m", "pkg", "env"))],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k not in {"PKG_JIT", "PYTHONSAFEPATH"}}
+        | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def without_libraries(folder: Path) -> Path:
+    shutil.copytree(environment.PACKAGE, folder / "pkg", ignore=shutil.ignore_patterns("*.so"))
+    return folder
+
+
+@pytest.mark.parametrize("options", [("-m", "pkg", "env"), ("-Bmpkg", "env")])
+def test_the_command_describes_a_package_that_cannot_be_imported(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = run_env(without_libraries(tmp_path), *options)
+    assert done.returncode == 1
+    assert "_C: not built" in done.stdout
+    assert "failure: ImportError: pkg's library _C" in done.stdout
+    assert done.stderr.startswith("python -m pkg env: import pkg fails: ImportError: pkg's library")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_describes_a_variable_that_is_wrong() -> None:
+    done = run_env(environment.PACKAGE.parent, PKG_CPU_CAPABILITY="sse9")
+    assert done.returncode == 1
+    assert f"version: {pkg.__version__}" not in done.stdout
+    assert "failure: ImportError: PKG_CPU_CAPABILITY is 'sse9'" in done.stdout
+    assert "import pkg fails: ImportError: PKG_CPU_CAPABILITY is 'sse9'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-m", "pkg", "env", "--capabilities"),
+        ("-m", "pkg", "bench", "mul"),
+        ("-c", "import pkg", "env"),
+        ("-m", "another", "env"),
+    ],
+)
+def test_no_other_command_gives_the_report_for_its_result(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    folder = without_libraries(tmp_path)
+    (folder / "another").mkdir()
+    (folder / "another" / "__init__.py").write_text("import pkg")
+    done = run_env(folder, *options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "ImportError: pkg's library _C" in done.stderr
 
 
 @pytest.mark.parametrize(

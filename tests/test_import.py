@@ -58,6 +58,9 @@ else:
     return result.stdout
 
 
+BUILT = [c for c in pkg._C.cpu_capabilities() if c in pkg._C.build_info()["cpu_levels"]]
+
+
 @pytest.fixture
 def damaged_copy(tmp_path: Path) -> Path:
     """A copy of the installed package, for a test to damage."""
@@ -65,10 +68,17 @@ def damaged_copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def damaged_checkout(damaged_copy: Path) -> Path:
+    """The same in a folder that has the sources."""
+    (damaged_copy / "csrc").mkdir()
+    (damaged_copy / "setup.py").touch()
+    return damaged_copy
+
+
 def test_import_loads_the_best_library() -> None:
-    result = run_python("import pkg; print(pkg._C.cpu_capability(), pkg._C.cpu_capabilities()[-1])")
-    loaded, best = result.stdout.split()
-    assert loaded == best
+    result = run_python("import pkg; print(pkg._C.cpu_capability())")
+    assert result.stdout.split() == [BUILT[-1]]
 
 
 def test_import_brings_nothing_but_the_package() -> None:
@@ -100,7 +110,7 @@ def test_import_is_quick_beside_that_of_torch() -> None:
     assert min(float(run_python(code).stdout) for _ in range(3)) < 0.1
 
 
-@pytest.mark.parametrize("capability", pkg._C.cpu_capabilities())
+@pytest.mark.parametrize("capability", BUILT)
 def test_capability_can_be_chosen(capability: str) -> None:
     code = """
         import pkg, torch
@@ -142,6 +152,9 @@ def test_the_best_of_those_that_were_built(damaged_copy: Path) -> None:
     loader = damaged_copy / "pkg" / "_loader.py"
     text = loader.read_text()
     built = 'module.build_info()["cpu_levels"]'
+    # A build of one library may have another than the baseline: any of them stands for it.
+    best = damaged_copy / "pkg" / f"_cpu_{BUILT[-1]}{SUFFIX}"
+    shutil.copy(best, best.with_name(f"_cpu_baseline{SUFFIX}"))
     loader.write_text(text.replace(built, "['baseline']"))
     result = run_python("import pkg; print(pkg._C.cpu_capability())", damaged_copy)
     assert result.stdout.strip() == "baseline", result.stderr
@@ -149,11 +162,36 @@ def test_the_best_of_those_that_were_built(damaged_copy: Path) -> None:
     assert "has the CPU libraries avx1024" in import_error(damaged_copy)
 
 
+def without_baseline(copy: Path) -> list[str]:
+    """Takes the library from a copy; the others that it has."""
+    (copy / "pkg" / f"_cpu_baseline{SUFFIX}").unlink(missing_ok=True)
+    # A build of the baseline alone has no other: its library under another name stands for it.
+    if BUILT == ["baseline"]:
+        shutil.copy(pkg._loader.library_file("_cpu_baseline"), copy / "pkg" / f"_cpu_avx2{SUFFIX}")
+    files = (copy / "pkg").glob(f"_cpu_*{SUFFIX}")
+    present = {file.name.removeprefix("_cpu_").removesuffix(SUFFIX) for file in files}
+    return [c for c in pkg._loader.CPU_CAPABILITIES if c in present]
+
+
 def test_capability_that_this_build_lacks(damaged_copy: Path) -> None:
-    (damaged_copy / "pkg" / f"_cpu_baseline{SUFFIX}").unlink()
+    others = without_baseline(damaged_copy)
     message = import_error(damaged_copy, PKG_CPU_CAPABILITY="baseline")
     assert f"_cpu_baseline{SUFFIX} is missing" in message
-    assert "set PKG_CPU_CAPABILITY to one of these" in message
+    assert f"this build has {', '.join(others)}. Set PKG_CPU_CAPABILITY to one of these" in message
+    # Nothing is damaged where the library was never asked for.
+    assert ("--force-reinstall" in message) == ("baseline" in BUILT)
+    asked = f'PKG_CPU_LEVELS="baseline {" ".join(others)}"'
+    assert (asked in message) == ("baseline" not in BUILT)
+
+
+def test_capability_that_this_checkout_lacks(damaged_checkout: Path) -> None:
+    others = without_baseline(damaged_checkout)
+    message = import_error(damaged_checkout, PKG_CPU_CAPABILITY="baseline")
+    assert f"_cpu_baseline{SUFFIX} is missing" in message
+    assert f"Set PKG_CPU_CAPABILITY to one of these, or build it, in {damaged_checkout}" in message
+    asked = f'PKG_CPU_LEVELS="baseline {" ".join(others)}" pip install --no-build-isolation -e .'
+    assert asked in message
+    assert "reinstall" not in message.lower()
 
 
 def test_torch_absent() -> None:
@@ -183,7 +221,22 @@ def test_binding_missing(damaged_copy: Path) -> None:
     (damaged_copy / "pkg" / f"_C{SUFFIX}").unlink()
     message = import_error(damaged_copy)
     assert f"_C{SUFFIX} is missing" in message
-    assert "pip install -e ." in message
+    assert "pip install --force-reinstall pkg-kernels" in message
+
+
+def test_a_checkout_that_was_not_built(damaged_checkout: Path) -> None:
+    (damaged_checkout / "pkg" / f"_C{SUFFIX}").unlink()
+    message = import_error(damaged_checkout)
+    assert f"_C{SUFFIX} is missing" in message
+    assert f"In {damaged_checkout}: pip install -e ." in message
+    assert "reinstall" not in message.lower()
+
+
+def test_a_checkout_that_hides_an_install(damaged_checkout: Path) -> None:
+    (damaged_checkout / "pkg" / f"_C{SUFFIX}").unlink()
+    before = f"sys.path.append({str(INSTALLED.parent)!r})"
+    message = import_error(damaged_checkout, before)
+    assert f"Or leave that folder: it hides the pkg installed in {INSTALLED}" in message
 
 
 @pytest.mark.parametrize("other", ["_C.cpython-27-x86_64-linux-gnu.so", "_C.cp399-win_amd64.pyd"])
@@ -204,6 +257,16 @@ def test_damaged_library(damaged_copy: Path, library: str) -> None:
     assert str(path) in message
     assert "does not load" in message
     assert "--force-reinstall" in message
+
+
+def test_damaged_library_of_a_checkout(damaged_checkout: Path) -> None:
+    path = damaged_checkout / "pkg" / f"_C{SUFFIX}"
+    path.write_bytes(path.read_bytes()[:3000])
+    message = import_error(damaged_checkout)
+    assert f"{path} does not load" in message
+    # What is newer than its sources is not built again while it is there.
+    assert f"Delete the file and build it again, in {damaged_checkout}: pip install" in message
+    assert "--force-reinstall" not in message
 
 
 def test_import_succeeds_after_the_cause_is_mended(damaged_copy: Path) -> None:

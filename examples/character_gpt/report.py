@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -101,9 +103,6 @@ def claim_table(claims: Iterable[Claim]) -> Table:
 
 def save_curves(path: Path, ours: Training, theirs: Training) -> None:
     """A picture of the losses of two runs, and of their difference, by step."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
