@@ -56,10 +56,12 @@ def run_without(hidden: str, program: str, option: str, folder: Path = EXAMPLES)
 def test_a_missing_package_is_named_with_its_extra(program: str, hidden: str) -> None:
     done = run_without(hidden, program, "--steps=0" if program == "gpt.py" else "--longest=64")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"{program}: the examples need {hidden}: ")
-    assert "pip install 'pkg-kernels[examples]'" in done.stderr
-    assert "pip install '.[examples]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    # PyTorch itself warns where it finds no NumPy.
+    words = done.stderr.splitlines()[-1]
+    assert words.startswith(f"{program}: the examples need {hidden}: ")
+    assert "pip install 'pkg-kernels[examples]'" in words
+    assert "pip install '.[examples]'" in words
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import doctest
 import inspect
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,11 @@ from pkg import _build_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-# A block may say which file of the project it is, or after which line of a file it belongs.
+# A block may say which file of the project it is, or where in a file it belongs: after the line
+# that a list or a namespace opens with, whatever stands in it, or at the end.
 FENCE = re.compile(
-    r"^( *)```(\w+)(?: (\S+))?(?: after ([^\n]*))?\n(.*?)^\1```$", re.DOTALL | re.MULTILINE
+    r"^( *)```(\w+)(?: (\S+))?(?: after ([^\n]*)| (at the end))?\n(.*?)^\1```$",
+    re.DOTALL | re.MULTILINE,
 )
 
 # Too long for a test, or for an environment of their own: .ci/run has each of them.
@@ -33,7 +37,7 @@ IN_CI = {
     "make test",
     "make bench",
     "pip install .",
-    "pip install setuptools wheel ninja",
+    "pip install 'setuptools>=77' wheel ninja",
     "pip install --no-build-isolation -e .",
     "pip wheel --no-deps --wheel-dir dist .",
     "pip install dist/pkg_kernels-*.whl",
@@ -46,12 +50,20 @@ HERE = [
     "--picture muladd.png",
     "make debug",
     "python -m pkg env",
-    "PKG_CPU_CAPABILITY=baseline python -m pkg env",
+    "python -m pkg env --capabilities",
+    "PKG_CPU_CAPABILITY=$(python -m pkg env --capabilities | tail -n 1) python -m pkg env",
 ]
 # What a command reads, and the one that writes it, which may have run in another process or not.
 NEEDS = {HERE[1]: ("examples/output/gpt.safetensors", HERE[0])}
 # Run by the test of the new operator, where what it compiles is compiled already.
 WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
+# Its last step.
+FORMAT = "make format"
+# Of the checkout, beside the files.
+PARTS = (
+    *("csrc", "pkg", "tests", "benchmarks", "examples", "docs", "tools", "build_backend"),
+    *(".ci", ".github"),
+)
 PREREQUISITES = "apt-get install make g++ python3-dev python3-venv"
 
 
@@ -62,6 +74,7 @@ class Block:
     language: str
     path: str | None
     after: str | None
+    at_the_end: bool
     text: str
     line: int
 
@@ -69,10 +82,10 @@ class Block:
 def blocks() -> list[Block]:
     found = []
     for match in FENCE.finditer(README):
-        indent, language, path, after, text = match.groups()
+        indent, language, path, after, end, text = match.groups()
         lines = (line.removeprefix(indent) for line in text.splitlines(keepends=True))
         line = README.count("\n", 0, match.start()) + 1
-        found.append(Block(language, path, after, "".join(lines), line))
+        found.append(Block(language, path, after, bool(end), "".join(lines), line))
     return found
 
 
@@ -118,11 +131,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
     for block in blocks():
-        assert block.language in {"sh", "python", "cpp"}, f"line {block.line}"
+        assert block.language in {"sh", "python", "cpp", "markdown"}, f"line {block.line}"
 
 
 def test_every_command_is_run_somewhere() -> None:
-    run = [*HERE, WITH_THE_NEW_OPERATOR, PREREQUISITES]
+    run = [*HERE, WITH_THE_NEW_OPERATOR, FORMAT, PREREQUISITES]
     assert sorted(commands()) == sorted([*run, *IN_CI])
 
 
@@ -146,8 +159,9 @@ def test_command(command: str, checkout: Path) -> None:
         done = shell(each, checkout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.strip()
-    if "PKG_CPU_CAPABILITY=baseline" in command:
-        assert "CPU capability loaded: baseline" in done.stdout
+    if command.startswith("PKG_CPU_CAPABILITY="):
+        least = shell("python -m pkg env --capabilities", checkout).stdout.split()[-1]
+        assert f"CPU capability loaded: {least}\n" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="no Debian or Ubuntu")
@@ -237,38 +251,81 @@ def test_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-def insert_after(path: Path, anchor: str, addition: str) -> None:
-    lines = path.read_text("utf-8").splitlines(keepends=True)
-    (index,) = (i for i, line in enumerate(lines) if line.strip() == anchor)
-    lines.insert(index + 1, addition)
+def put(folder: Path, block: Block) -> None:
+    """Does what a reader does with a block: writes the file, or adds the lines to it."""
+    assert block.path is not None
+    path = folder / block.path
+    if not block.after and not block.at_the_end:
+        path.write_text(block.text, "utf-8")
+        return
+    text = path.read_text("utf-8")
+    # A reader who has taken the steps runs these tests too.
+    if f"\n{block.text}" in text:
+        return
+    lines = text.splitlines(keepends=True)
+    index = len(lines)
+    if block.after:
+        (index,) = (i + 1 for i, line in enumerate(lines) if line.strip() == block.after)
+    lines.insert(index, block.text)
     path.write_text("".join(lines), "utf-8")
+
+
+def take_steps(folder: Path) -> None:
+    """All steps of "Add an operator" but the last."""
+    for block in blocks():
+        if block.path:
+            put(folder, block)
+
+
+def formatter() -> str | None:
+    """``make format`` with the tools of this environment, or of the path, and nothing installed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    clang_format = shutil.which("clang-format", path=path)
+    if clang_format is None or shutil.which("make") is None:
+        return None
+    if find_spec("ruff") is None or find_spec("mypy") is None:
+        return None
+    tools = {"INSTALLED": "", "RUN": sys.executable, "VENV": str(Path(clang_format).parents[1])}
+    return " ".join([FORMAT, *(f"{name}={shlex.quote(value)}" for name, value in tools.items())])
 
 
 @pytest.fixture(scope="module")
 def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout in which the steps of "Add an operator" were taken."""
     folder = tmp_path_factory.mktemp("operator")
-    ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    for name in ("csrc", "pkg", "tests", "benchmarks"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", ".clang-format"):
-        shutil.copy(ROOT / name, folder)
-    for block in blocks():
-        if block.path and block.after:
-            insert_after(folder / block.path, block.after, block.text)
-        elif block.path:
-            (folder / block.path).write_text(block.text, "utf-8")
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "output")
+    for entry in ROOT.iterdir():
+        if entry.is_file():
+            shutil.copy(entry, folder)
+        elif entry.name in PARTS:
+            shutil.copytree(entry, folder / entry.name, ignore=ignored)
+    take_steps(folder)
+    if command := formatter():
+        done = shell(command, folder)
+        assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.checkout
+def test_the_steps_may_have_been_taken_before(with_new_operator: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(with_new_operator, again, ignore=shutil.ignore_patterns("build"))
+    take_steps(again)
+    for block in blocks():
+        if block.path:
+            text = (with_new_operator / block.path).read_text("utf-8")
+            assert (again / block.path).read_text("utf-8") == text, block.path
 
 
 @pytest.mark.checkout
 def test_an_operator_added_by_the_steps_passes_its_tests(with_new_operator: Path) -> None:
     # With a build folder of its own: it is compiled from other sources than the user's.
     built = {"TORCH_EXTENSIONS_DIR": str(with_new_operator / "build")}
-    tests = "tests/ops/test_squared_difference.py pkg/ops/squared_difference.py"
+    # Of the whole suite, what is of the new operator and what lists all of them. The commands of
+    # the README are the same as without it, and the steps are these.
+    tests = "(squared_difference or test_every or test_readme) and not (test_command or steps)"
     for command in (
-        f"PKG_JIT=1 python -m pytest -q {tests}",
-        "PKG_JIT=1 python -m pytest -q tests/test_every_operator.py -k squared_difference",
+        f"PKG_JIT=1 python -m pytest -q -p no:cacheprovider -k {shlex.quote(tests)}",
         'PKG_JIT=1 python -c "import torch; from pkg import _C; '
         '_C.squared_difference(torch.ones(3), torch.zeros(3))"',
         "PKG_JIT=1 python -m pkg bench squared_difference --seconds 0.1",
@@ -289,17 +346,13 @@ def test_the_cuda_kernel_of_the_steps_compiles(with_new_operator: Path) -> None:
 
 
 @pytest.mark.checkout
-@pytest.mark.skipif(
-    not (shutil.which("ruff") and shutil.which("clang-format")), reason="no ruff or clang-format"
-)
+@pytest.mark.skipif(formatter() is None, reason="no make or tools of make lint")
 def test_the_files_of_the_steps_are_as_the_project_wants_them(with_new_operator: Path) -> None:
-    paths = [block.path for block in blocks() if block.path]
-    python = " ".join(path for path in paths if path.endswith((".py", ".pyi")))
-    cpp = " ".join(path for path in paths if path.startswith("csrc"))
-    for command in (
-        f"ruff check {python}",
-        f"ruff format --check {python}",
-        f"clang-format --dry-run -Werror {cpp}",
-    ):
-        done = shell(command, with_new_operator)
-        assert done.returncode == 0, done.stdout + done.stderr
+    # They were formatted: what a block of the README says is what stands there still.
+    for block in blocks():
+        if block.path:
+            text = (with_new_operator / block.path).read_text("utf-8")
+            assert block.text in text, f"line {block.line}"
+    command = str(formatter()).replace("format", "lint", 1)
+    done = shell(command, with_new_operator)
+    assert done.returncode == 0, done.stdout + done.stderr
