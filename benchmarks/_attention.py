@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pkg import ops
 
-from .harness import OURS, Case, ForeignCall, copies_beyond_caches, each_in_turn
+from .harness import OURS, Case, ForeignCall, Reference, copies_beyond_caches, each_in_turn
 
 Attention = Callable[..., Tensor]
 FUNCTIONS: dict[str, Attention] = {
@@ -168,22 +168,20 @@ class Recipe:
         if scores > MOST_SCORES and self.plain is None and not self.decodes:
             exact_inputs, part = given.last_head(), _last_head
         reference: Attention = functional.scaled_dot_product_attention
-        plain = None
         if self.dropout:
             reference = _with_the_next_dropout
-            plain = given.call(reference)
         return Case(
             self.name,
             {
                 peer: each_in_turn([group.call(function) for group in groups])
                 for peer, function in FUNCTIONS.items()
             },
-            lambda: exact_inputs.map(torch.Tensor.double).call(reference)(),
+            exact_inputs.reference(reference),
             self.work / 1e9,
             "GB/s" if self.decodes else "GFLOP/s",
+            terms=self.keys + self.size,
             limit="memory" if self.decodes else _name(self.dtype),
             zentorch=_zentorch(self, given, copies),
-            plain=plain,
             part=part,
             beside=self.plain,
             kind=self.kind,
@@ -228,6 +226,15 @@ class Inputs:
         query, key, value = map(_last_head, self.tensors)
         grad = None if self.grad is None else _last_head(self.grad)
         return Inputs((query, key, value), None, grad, False, self.options)
+
+    def reference(self, attention: Attention) -> Reference:
+        """What this call gives by another way to attention, in any dtype."""
+
+        def compute(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor | None) -> Any:
+            tensors = (query, key, value)
+            return Inputs(tensors, *rest, self.learns_mask, self.options).call(attention)()
+
+        return Reference(compute, *self.tensors, self.mask, self.grad)
 
     def call(self, attention: Attention) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         """A function that computes the output, or the gradients."""

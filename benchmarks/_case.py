@@ -10,12 +10,15 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pkg.testing import Sample
+
+from ._limits import beyond_caches
 
 # What a call gives.
 Returned = Tensor | Sequence[Tensor]
 OURS = "pkg"
-# Far more than the last cache of a processor: what does not come from memory is not bound by it.
-BEYOND_CACHES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -35,41 +38,73 @@ class ForeignCall:
     copies: int = 1
 
 
+class Reference:
+    """What a result has to be: a plain function in PyTorch, and the arguments it is called with.
+
+    Called as it is, it gives plain PyTorch's result, with its floating-point tensors in float64 the
+    exact one. It has to find all tensors that it depends on among its arguments: they are also
+    moved by a unit in the last place, as :mod:`pkg.testing.tolerance` says.
+    """
+
+    def __init__(self, function: Callable[..., Returned], *args: Any, **kwargs: Any) -> None:
+        """Of a function of tensors, to be called with these.
+
+        Args:
+            function: in PyTorch, obviously right, able to run in float64.
+            args: positional; a floating dtype among them becomes float64 for the exact result.
+            kwargs: keyword.
+        """
+        self._function = function
+        self.sample = Sample(args, kwargs)
+
+    def evaluate(self, sample: Sample) -> list[Tensor]:
+        """Call the function with the arguments of a sample."""
+        results: list[Tensor] = pytree.tree_leaves(self._function(*sample.args, **sample.kwargs))
+        return results
+
+
 @dataclass(frozen=True)
 class Case:
     """One input on which peers are compared.
 
     Attributes:
         name: dtype and sizes, in words.
-        peers: what is called, by name; ``pkg`` first, the one that sets the tolerance second.
-            A peer that would be far too slow is left out when the case is run.
-        exact: the result in float64. A call may give several tensors; each is verified.
+        peers: what is called, by name; ``pkg`` first, second the one whose operators the reference
+            is made of. A peer that would be far too slow is left out when the case is run.
+        exact: what the result has to be, by a :class:`Reference`; or a function that gives it in
+            float64, where the result of the second peer is plain PyTorch's. A call may give several
+            tensors; each is verified.
         work: what one call does, in units of 1e9: operations, or bytes of input and output.
         unit: of the work a second, ``GFLOP/s`` or ``GB/s``.
         terms: that are summed for one element of the result.
-        limit: what bounds the case on a CPU: the arithmetic of a dtype, ``float64``, ``float32``,
-            ``bfloat16``, ``float16`` (converted, so float32's) or ``int8``, or ``memory``; None
-            where neither does, as in small cases that a cache holds.
+        limit: what bounds the case on a CPU, one of ``_limits.WAYS``: an arithmetic, or ``memory``;
+            None where neither does, as in small cases that a cache holds. A case of memory has to
+            go round copies that no cache holds (:func:`copies_beyond_caches`, :func:`in_turn`);
+            where it does not, it is held to nothing.
         zentorch: the same work by zentorch, where it has it.
-        plain: what sets the tolerance in place of the second peer, where that one's result is
-            another, being random.
-        part: of a result, the one that is exact; all of it where it is None.
+        part: of our result, the one that is verified, or what is made of it; all of it where it is
+            None.
         beside: the name of the case whose rate this one's is to be compared with.
         kind: of the work; a peer that is too slow for a case is not tried with more of a kind.
     """
 
     name: str
     peers: Mapping[str, Callable[[], Returned]]
-    exact: Callable[[], Returned]
+    exact: Reference | Callable[[], Returned]
     work: float
     unit: str
     terms: int = 1
     limit: str | None = None
     zentorch: ForeignCall | None = None
-    plain: Callable[[], Returned] | None = None
     part: Callable[[Tensor], Tensor] | None = None
     beside: str | None = None
     kind: str = ""
+
+    @property
+    def from_memory(self) -> bool:
+        """Whether what it reads and writes in all is far more than the caches hold."""
+        calls = getattr(self.peers[OURS], "calls", [None])
+        return round(self.work * 1e9) * len(calls) >= beyond_caches()
 
 
 @dataclass(frozen=True)
@@ -84,11 +119,15 @@ class Result:
         seconds: a call, by peer: the median of the rounds.
         spread: half of the middle spread of the rounds, by peer.
         limit: what the case is held to.
-        attainable: units of work a second at that limit, on this machine with these threads; of
-            memory, what reading it gave in the same rounds.
+        attainable: units of work a second at that limit, on this machine with these threads,
+            measured in the same rounds.
         threads: that were used.
-        skipped: peers that would have taken far too long.
+        skipped: peers that were not timed, and why: ``skipped: ...`` or ``refused: ...``.
         beside: the name of the case to compare the rate with.
+        wrong: what is wrong with our result, which is not timed then; None where nothing is.
+        unheld: why the case is held to no limit, where it is not.
+        others: the share of the machine's processors that other processes, and other systems on
+            the same machine, used meanwhile; None where that is not known.
     """
 
     operator: str
@@ -100,8 +139,11 @@ class Result:
     limit: str | None = None
     attainable: float | None = None
     threads: int | None = None
-    skipped: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
     beside: str | None = None
+    wrong: str | None = None
+    unheld: str | None = None
+    others: float | None = None
 
     def rate(self, peer: str) -> float:
         """Units of work a second."""
@@ -110,7 +152,9 @@ class Result:
     @property
     def share(self) -> float | None:
         """Of the limit, reached by ours."""
-        return self.rate(OURS) / self.attainable if self.attainable else None
+        if not self.attainable or OURS not in self.seconds:
+            return None
+        return self.rate(OURS) / self.attainable
 
     @property
     def best_peer(self) -> str | None:
@@ -122,15 +166,23 @@ class Result:
     def speedup(self) -> float | None:
         """How many times as fast as the best peer ours is."""
         best = self.best_peer
-        return self.seconds[best] / self.seconds[OURS] if best else None
+        if best is None or OURS not in self.seconds:
+            return None
+        return self.seconds[best] / self.seconds[OURS]
 
 
-def copies_beyond_caches(*tensors: Tensor) -> int:
-    """How many copies of tensors are, together, far more than the caches hold; 1 off the CPU."""
+def copies_beyond_caches(*tensors: Tensor, used: int | None = None) -> int:
+    """How many copies of tensors are, together, far more than the caches hold; 1 off the CPU.
+
+    Args:
+        tensors: that are to be copied.
+        used: bytes that a call reads and writes, where they are not those of the tensors: what it
+            writes counts too, since results are kept as long as the copies (:func:`in_turn`).
+    """
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return 1
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return math.ceil(BEYOND_CACHES / max(1, size))
+    return math.ceil(beyond_caches() / max(1, size if used is None else used))
 
 
 def in_turn(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Callable[[], Any]:
@@ -142,9 +194,26 @@ def in_turn(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) ->
     return each_in_turn([partial(function, *each) for each in arguments])
 
 
+class InTurn:
+    """Makes the first of some calls, then the second, and round again.
+
+    A result is kept until its call is made again: or each would be written where the one before it
+    was, in a cache.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """Of these calls."""
+        self.calls = calls
+        self._results: list[Any] = [None] * len(calls)
+        self._turns = itertools.cycle(range(len(calls)))
+
+    def __call__(self) -> Any:
+        """Make the next call."""
+        turn = next(self._turns)
+        self._results[turn] = self.calls[turn]()
+        return self._results[turn]
+
+
 def each_in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A function that makes the first call, then the second, and round again."""
-    if len(calls) == 1:
-        return calls[0]
-    turns = itertools.cycle(calls)
-    return lambda: next(turns)()
+    return calls[0] if len(calls) == 1 else InTurn(calls)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .harness import OURS, Case, copies_beyond_caches, in_turn
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Of GPT-2 small and of Llama 8B: the layer before each one's activation.
@@ -41,9 +41,6 @@ class Layer:
             torch.randn(out_features, device=device).to(dtype),
             activation,
         )
-
-    def double(self) -> Layer:
-        return Layer(self.input.double(), self.weight.double(), self.bias.double(), self.activation)
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, str | None]:
@@ -95,7 +92,7 @@ def forward_case(layer: Layer, ours: Callable[[Layer], Callable[[], Tensor]]) ->
             OURS: in_turn(_call, [(each,) for each in prepared]),
             "PyTorch": in_turn(pytorch, [each.arguments for each in all_layers]),
         },
-        lambda: pytorch(*layer.double().arguments),
+        Reference(pytorch, *layer.arguments),
         (layer.weight.nbytes if from_memory else 2 * rows * inputs * outputs) / 1e9,
         "GB/s" if from_memory else "GFLOP/s",
         terms=inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -105,7 +105,7 @@ def tutorial() -> Cell | None:
     return Function.apply  # type: ignore[no-any-return]
 
 
-def gradients(cell: Cell, tensors: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+def gradients(cell: Cell, tensors: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     upstream: list[Tensor] = []
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .harness import OURS, Case, copies_beyond_caches, each_in_turn
+from .harness import OURS, Case, Reference, copies_beyond_caches, each_in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The cost of a call; tensors that stay in the cache; tensors that do not.
@@ -34,12 +34,9 @@ def pointwise_cases(
     for dtype in DTYPES:
         for size in SIZES:
             tensors = [torch.randn(size, device=device).to(dtype) for _ in range(inputs)]
-
-            def exact(tensors: list[Tensor] = tensors) -> Tensor:
-                return pytorch(*(tensor.double() for tensor in tensors))
-
             large = size == max(SIZES)
-            copies = copies_beyond_caches(*tensors) if large else 1
+            used = (inputs + 1) * tensors[0].nbytes
+            copies = copies_beyond_caches(*tensors, used=used) if large else 1
             groups = [tensors, *([t.clone() for t in tensors] for _ in range(copies - 1))]
             peers = {}
             for peer, function in ((OURS, ours), ("PyTorch", pytorch)):
@@ -54,8 +51,8 @@ def pointwise_cases(
             yield Case(
                 f"{str(dtype).removeprefix('torch.')}, {size:,}",
                 peers,
-                exact,
-                (inputs + 1) * size * tensors[0].element_size() / 1e9,
+                Reference(pytorch, *tensors),
+                used / 1e9,
                 "GB/s",
                 limit="memory" if large else None,
             )

@@ -36,8 +36,9 @@ class Weight:
         """Of the packed weight."""
         return self.packed.nbytes + self.scales_and_zeros.nbytes
 
-    def matrix(self, dtype: torch.dtype) -> Tensor:
-        """The weight itself."""
-        wide = torch.promote_types(dtype, torch.float32)
-        scales, zeros = self.scales_and_zeros.to(wide).repeat_interleave(GROUP_SIZE, 0).unbind(-1)
-        return ((self.values - 8) * scales.mT + zeros.mT).to(dtype)
+
+def matrix(values: Tensor, scales_and_zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight itself, from its values of four bits."""
+    wide = torch.promote_types(dtype, torch.float32)
+    scales, zeros = scales_and_zeros.to(wide).repeat_interleave(GROUP_SIZE, 0).unbind(-1)
+    return ((values - 8) * scales.mT + zeros.mT).to(dtype)

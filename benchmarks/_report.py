@@ -8,9 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
+from pkg.testing import RULE
+
 from ._case import OURS, Result
+from ._limits import MEMORY, meaning
+from ._load import describe
+
+# Of peers that were left out, in the legend of a table.
+MOST_REASONS = 4
 
 
 def _peers(results: Sequence[Result]) -> list[str]:
@@ -21,7 +29,9 @@ def _peers(results: Sequence[Result]) -> list[str]:
 
 def _microseconds(result: Result, peer: str) -> str:
     if peer in result.skipped:
-        return "skipped"
+        return result.skipped[peer].partition(":")[0]
+    if peer == OURS and result.wrong:
+        return "WRONG"
     return f"{result.seconds[peer] * 1e6:,.1f}" if peer in result.seconds else "–"
 
 
@@ -30,10 +40,11 @@ def _ratio(number: float | None, form: str) -> str:
 
 
 def table(operator: str, results: Sequence[Result]) -> Table:
-    """The results of one operator."""
+    """The results of one operator, and below them what they mean."""
     threads = {result.threads for result in results} - {None}
     title = ", ".join([operator, *map(_threads, threads), "microseconds a call"])
-    rows = Table("case", title=title, title_justify="left")
+    rows = Table("case", title=title, title_justify="left", caption_justify="left")
+    rows.caption = escape("\n".join(legend(results)))
     peers = _peers(results)
     columns = [*peers, "rate", "share of the limit", f"best peer / {OURS}"]
     compared = any(result.beside for result in results)
@@ -44,18 +55,47 @@ def table(operator: str, results: Sequence[Result]) -> Table:
         rows.add_row(
             result.case,
             *(_microseconds(result, peer) for peer in peers),
-            f"{result.rate(OURS):,.1f} {result.unit}",
+            "–" if result.wrong else f"{result.rate(OURS):,.1f} {result.unit}",
             share,
             _ratio(result.speedup, ".2f"),
             *[_ratio(rate_beside(result, results), ".2f")] * compared,
+            style="bold red" if result.wrong else None,
         )
     return rows
 
 
+def legend(results: Sequence[Result]) -> list[str]:
+    """What the words in a table mean, a line each: limits, what was not timed, other load."""
+    lines = []
+    rates: dict[str, list[float]] = {}
+    for result in results:
+        if result.limit and result.attainable:
+            rates.setdefault(result.limit, []).append(result.attainable)
+    for limit, found in rates.items():
+        unit = "GB/s" if limit == MEMORY else "GFLOP/s"
+        least, most = f"{min(found):,.0f}", f"{max(found):,.0f}"
+        rate = most if least == most else f"{least} to {most}"
+        lines.append(f"limit {limit}: {meaning(limit)}, {rate} {unit} measured beside the cases")
+    reasons = [result.unheld for result in results if result.unheld]
+    lines += [f"share –: {reason}" for reason in dict.fromkeys(reasons)]
+    if any((result.share or 0) > 1 for result in results):
+        lines.append("share above 100%: the limit was measured too low beside that case")
+    if any(result.wrong for result in results):
+        lines.append(f"WRONG: not timed, since not right; right is {RULE}")
+    skipped = [f"{peer} {why}" for result in results for peer, why in result.skipped.items()]
+    different = list(dict.fromkeys(skipped))
+    lines += different[:MOST_REASONS]
+    if len(different) > MOST_REASONS:
+        lines.append(f"and {len(different) - MOST_REASONS} more; --json has all")
+    return [*lines, describe([result.others for result in results])]
+
+
 def rate_beside(result: Result, results: Sequence[Result]) -> float | None:
     """Our rate, divided by that of the case that it is to be compared with, if it was run."""
+    if result.wrong:
+        return None
     for other in results:
-        if (other.operator, other.case, other.threads) == (
+        if not other.wrong and (other.operator, other.case, other.threads) == (
             result.operator,
             result.beside,
             result.threads,
@@ -71,14 +111,17 @@ def geometric_mean(numbers: Sequence[float]) -> float:
 
 def summary(operator: str, results: Sequence[Result]) -> str:
     """One line: how an operator stands beside the best peer of each case."""
+    wrong = sum(1 for result in results if result.wrong)
+    ending = f"; {wrong} of {len(results)} cases WRONG" if wrong else ""
     speedups = [(speedup, result) for result in results if (speedup := result.speedup) is not None]
     if not speedups:
-        return f"{operator}: no peer was measured"
+        return f"{operator}: no peer was measured{ending}"
     mean = geometric_mean([speedup for speedup, _ in speedups])
     least, worst = min(speedups, key=lambda pair: pair[0])
     return (
         f"{operator}: {mean:.2f} times as fast as the best peer (geometric mean of "
         f"{len(speedups)} cases); least {least:.2f}, beside {worst.best_peer}: {_label(worst)}"
+        f"{ending}"
     )
 
 
@@ -94,16 +137,19 @@ def document(
     machine: Mapping[str, Any],
     limits: Mapping[int, Mapping[str, float]],
     results: Sequence[Result],
-    faults: Sequence[str],
 ) -> dict[str, Any]:
     """All that was found, for JSON. Limits are by number of threads, in units of 1e9 a second."""
+    names = dict.fromkeys(name for rates in limits.values() for name in rates)
     return {
         "machine": dict(machine),
+        "rule": RULE,
         "limits": {str(threads): dict(rates) for threads, rates in limits.items()},
+        "limits_of": {name: meaning(name) for name in names},
+        "load": describe([result.others for result in results]),
         "results": [
             asdict(result)
             | {
-                "rate": result.rate(OURS),
+                "rate": None if result.wrong else result.rate(OURS),
                 "share": result.share,
                 "best_peer": result.best_peer,
                 "speedup": result.speedup,
@@ -111,12 +157,52 @@ def document(
             }
             for result in results
         ],
-        "wrong": list(faults),
+        "wrong": [f"{result.operator}: {result.wrong}" for result in results if result.wrong],
     }
+
+
+def why_no_share(result: Result) -> str | None:
+    """Why a case has no bar of its share of the limit, in words; None where it has one."""
+    if result.wrong:
+        return "WRONG: not timed"
+    if result.share is None:
+        return f"held to no limit: {result.unheld}" if result.unheld else "held to no limit"
+    return None
+
+
+def why_no_speedup(result: Result) -> str | None:
+    """Why a case has no bar beside its peers, in words; None where it has one."""
+    if result.wrong:
+        return "WRONG: not timed"
+    if result.speedup is None:
+        return left_out(result) or "has no peer"
+    return None
+
+
+def left_out(result: Result) -> str:
+    """The peers that were not timed, and why."""
+    return "; ".join(f"{peer} {reason}" for peer, reason in result.skipped.items())
+
+
+def _words(axes: Any, row: int, end: float, words: str) -> None:
+    """At the end of the bar of a row."""
+    axes.annotate(
+        words,
+        (end, row),
+        xytext=(4 if end >= 0 else -4, 0),
+        textcoords="offset points",
+        ha="left" if end >= 0 else "right",
+        va="center",
+        fontsize=6,
+        color="tab:red" if words.startswith("WRONG") else "dimgray",
+    )
 
 
 def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -> None:
     """Draw the share of the limit and the speed-up of every case.
+
+    Where a bar is missing, words say why; where a peer was left out beside others, they stand at
+    the end of the bar.
 
     Args:
         results: to draw, from the top down.
@@ -125,15 +211,18 @@ def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 1.5 + 0.22 * len(results)), layout="constrained")
+    figure = Figure(figsize=(12, 2.2 + 0.22 * len(results)), layout="constrained")
     shares, speedups = figure.subplots(1, 2, sharey=True)
     rows = range(len(results))
     shares.barh(rows, [result.share or 0 for result in results], color="tab:blue")
     shares.axvline(1, color="black", linewidth=1)
     shares.set_xlabel("share of the machine's limit")
-    shares.set_yticks(rows, [f"{result.operator}: {_label(result)}" for result in results])
+    labels = [f"{result.operator}: {_label(result)}" for result in results]
+    limits = [f" [{result.limit}]" if result.share is not None else "" for result in results]
+    shares.set_yticks(rows, [label + limit for label, limit in zip(labels, limits, strict=True)])
     shares.tick_params(axis="y", labelsize=7)
-    shares.invert_yaxis()
+    shares.set_ylim(len(results) - 0.5, -0.5)
+    shares.xaxis.set_major_formatter(lambda number, _: f"{number:.0%}")
     # Bars from 1, where ours is as fast as the best peer.
     logarithms = [math.log2(result.speedup or 1) for result in results]
     colors = ["tab:green" if number >= 0 else "tab:red" for number in logarithms]
@@ -141,8 +230,18 @@ def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -
     speedups.axvline(0, color="black", linewidth=1)
     speedups.xaxis.set_major_formatter(lambda number, _: f"{2**number:.2g}")
     speedups.set_xlabel("times as fast as the best peer")
+    for row, result in enumerate(results):
+        if share := why_no_share(result):
+            _words(shares, row, 0, share)
+        if speedup := why_no_speedup(result) or left_out(result):
+            _words(speedups, row, logarithms[row], speedup)
+    # Room for the words, also where no bar goes that way.
+    shares.set_xlim(0, max(1.05, *(result.share or 0 for result in results)))
+    most = max(1.0, *map(abs, logarithms))
+    speedups.set_xlim(-1.2 * most if min(logarithms) < 0 else -0.05 * most, 1.6 * most)
     figure.suptitle(
         f"{machine['processor']}, {machine['cpu_capability']}, torch {machine['torch']}, "
         f"pkg {machine['pkg']}"
     )
+    figure.supxlabel("\n".join(legend(results)), fontsize=7)
     figure.savefig(file, dpi=150)

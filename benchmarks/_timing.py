@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer
 
-from ._case import OURS, Case, Result, Returned
+from pkg.testing import Expected, exactly, expect, expect_beside, expect_of_terms
+
+from ._case import OURS, Case, Reference, Result, Returned
 
 ROUNDS = 9
 LEAST_ROUNDS = 3  # fewer have no median worth the name
@@ -24,60 +27,53 @@ SPINNING_SECONDS = {"NumPy": 0.15, "zentorch": 0.01, "PyTorch": 0.01}
 
 
 def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> dict[str, float]:
-    """Check our result: at most twice the error of the second peer, or of the case's plain result.
-
-    The least tolerance is half a unit in the last place, the error of rounding the exact result.
-    In float64 the reference rounds too, once a term, and so does ours, in every dtype, where there
-    is nothing to be compared with: such errors grow as the root of their number.
+    """Check our result by the rule that :mod:`pkg.testing.tolerance` derives, as check_op does.
 
     Args:
         case: to check.
-        is_slow: whether not to call the second peer, of its name.
+        is_slow: whether the second peer, of its name, takes too long to be called; then plain
+            PyTorch's error is not measured, and that of rounding each term stands in its place.
 
     Returns:
         The seconds of each call that was made, by peer: first calls, so rough figures.
 
     Raises:
-        ArithmeticError: when ours is worse.
+        ArithmeticError: ours is further off; the message says where and by how much.
     """
-    exact = [tensor.double() for tensor in _tensors(case.exact())]
-    results: list[list[Tensor]] = []
     seconds: dict[str, float] = {}
-    plain = None if case.plain is None else _tensors(case.plain())
-    for name, function in list(case.peers.items())[:2]:
-        if results and (plain is not None or is_slow(name)):
-            break
-        result, seconds[name] = first_call(function)
-        results.append([case.part(each) if case.part else each for each in _tensors(result)])
-    references = [plain] if plain is not None else results[1:]
-    for index, (ours, expected) in enumerate(zip(results[0], exact, strict=True)):
-        errors = [_relative_error(each[index], expected) for each in references]
-        tolerance = _tolerance(ours.dtype, errors, case.terms)
-        error = _relative_error(ours, expected)
-        if not error <= tolerance:
-            which = f" in result {index + 1}" if len(exact) > 1 else ""
-            raise ArithmeticError(
-                f"{case.name}: the relative error of {OURS}{which} is {error:.2e}, "
-                f"more than {tolerance:.2e}"
-            )
+    second = next(itertools.islice(case.peers, 1, None), None)
+    plain_is_slow = second is not None and is_slow(second)
+    expected: Sequence[Expected] = ()
+    if isinstance(case.exact, Reference) and not plain_is_slow:
+        expected = expect(case.exact.evaluate, case.exact.sample)
+    else:
+        exact = _exactly(case)
+    returned, seconds[OURS] = first_call(case.peers[OURS])
+    ours = [case.part(each) if case.part else each for each in _tensors(returned)]
+    if not expected and second is not None and not plain_is_slow:
+        plain, seconds[second] = first_call(case.peers[second])
+        pairs = zip(exact, _tensors(plain), strict=True)
+        expected = [expect_beside(*pair, case.terms) for pair in pairs]
+    elif not expected:
+        pairs = zip(exact, ours, strict=True)
+        expected = [expect_of_terms(each, result.dtype, case.terms) for each, result in pairs]
+    for index, (result, wanted) in enumerate(zip(ours, expected, strict=True)):
+        which = f"result {index + 1} of {OURS}" if len(ours) > 1 else f"the result of {OURS}"
+        try:
+            wanted.compare(result, which)
+        except AssertionError as error:
+            raise ArithmeticError(f"{case.name}: {error}") from None
     return seconds
+
+
+def _exactly(case: Case) -> Sequence[Tensor]:
+    if isinstance(case.exact, Reference):
+        return exactly(case.exact.evaluate, case.exact.sample)
+    return [tensor.double() for tensor in _tensors(case.exact())]
 
 
 def _tensors(result: Returned) -> Sequence[Tensor]:
     return [result] if isinstance(result, Tensor) else result
-
-
-def _relative_error(result: Tensor, exact: Tensor) -> float:
-    scale = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    return ((result.double() - exact).norm() / scale).item()
-
-
-def _tolerance(dtype: torch.dtype, errors: Sequence[float], terms: int) -> float:
-    """What is allowed beside references of these errors."""
-    if not dtype.is_floating_point:
-        return 0.0
-    roundings = terms if not errors or dtype == torch.float64 else 1
-    return max(2 * max(errors, default=0.0), roundings**0.5 * torch.finfo(dtype).eps / 2)
 
 
 def first_call(function: Callable[[], Returned]) -> tuple[Returned, float]:
@@ -91,7 +87,7 @@ def measure(
     operator: str,
     case: Case,
     seconds: float,
-    skipped: Collection[str] = (),
+    skipped: Mapping[str, str] | None = None,
     elsewhere: Mapping[str, Callable[[int], float]] | None = None,
     first: Mapping[str, float] | None = None,
 ) -> Result:
@@ -101,13 +97,13 @@ def measure(
         operator: its name.
         case: to time.
         seconds: to spend.
-        skipped: peers of the case to leave out.
+        skipped: peers of the case to leave out, and why.
         elsewhere: what else takes turns with them: functions that make so many calls, be it in
             another process, and return the seconds of one.
         first: the seconds of first calls, by peer. One of a second needs no warm-up, and no more
             than a call in each round.
     """
-    threads = torch.get_num_threads()
+    threads, skipped = torch.get_num_threads(), skipped or {}
     long = {name: each for name, each in (first or {}).items() if each >= LONG_SECONDS}
 
     def clock(name: str, function: Callable[[], Returned]) -> Callable[[int], float]:
@@ -152,7 +148,7 @@ def measure(
         {name: (high - low) / 2 for name, (low, _, high) in quartiles.items()},
         limit=case.limit,
         threads=threads,
-        skipped=tuple(skipped),
+        skipped=skipped,
         beside=case.beside,
     )
 

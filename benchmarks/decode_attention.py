@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pkg import ops
 
-from .harness import OURS, Case, copies_beyond_caches, in_turn
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAGE = 16
@@ -112,11 +112,11 @@ def _pytorch(cache: Cache) -> Callable[[], Tensor]:
 
 
 def _case(name: str, cache: Cache, paged: bool = False) -> Case:
-    def exact() -> Tensor:
-        tensors = (cache.query.double(), cache.key.double(), cache.value.double())
-        return _pytorch(Cache(*tensors, cache.filled))()
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _pytorch(Cache(query, key, value, cache.filled))()
 
-    copies = copies_beyond_caches(cache.key, cache.value)
+    used = round(cache.gigabytes * 1e9)  # not what is beyond the filled part
+    copies = copies_beyond_caches(cache.key, cache.value, used=used)
     caches = [cache, *(cache.copy() for _ in range(copies - 1))]
     makers = {OURS: _ours_paged if paged else _ours, "PyTorch": _pytorch}
     peers = {
@@ -124,7 +124,15 @@ def _case(name: str, cache: Cache, paged: bool = False) -> Case:
         for peer, make in makers.items()
     }
     dtype = str(cache.query.dtype).removeprefix("torch.")
-    return Case(f"{dtype}, {name}", peers, exact, cache.gigabytes, "GB/s", limit="memory")
+    return Case(
+        f"{dtype}, {name}",
+        peers,
+        Reference(plain, cache.query, cache.key, cache.value),
+        cache.gigabytes,
+        "GB/s",
+        terms=max(cache.filled) + cache.query.shape[-1],
+        limit="memory",
+    )
 
 
 def cases(device: torch.device) -> Iterator[Case]:

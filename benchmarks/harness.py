@@ -7,8 +7,9 @@ tensors of a case live only while it is measured. A module with many cases of la
 that are wanted are made.
 
 All peers of a case alternate in rounds, so that what disturbs the machine disturbs them alike; the
-figure is the median of the rounds. A case whose result is wrong is not timed. The timing itself is
-``torch.utils.benchmark``'s, which warms up and waits for the device.
+figure is the median of the rounds. The limit that a case is held to is measured in the same rounds.
+A case whose result is wrong, by the rule of ``pkg.testing``, is not timed; its row says so. The
+timing itself is ``torch.utils.benchmark``'s, which warms up and waits for the device.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import pkgutil
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,13 +31,25 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pkg
 from pkg import environment
+from pkg.testing import RULE
 
-from ._case import OURS, Case, ForeignCall, Result, copies_beyond_caches, each_in_turn, in_turn
-from ._limits import Limits
+from ._case import (
+    OURS,
+    Case,
+    ForeignCall,
+    Reference,
+    Result,
+    copies_beyond_caches,
+    each_in_turn,
+    in_turn,
+)
+from ._limits import ARITHMETIC, MEMORY, Beside, Limits
+from ._load import Counters
 from ._peers import Zentorch, compiled, numpy_function, zentorch_here
 from ._report import document, picture, summary, table
 from ._threads import blas_libraries, pinned, place
@@ -49,6 +62,7 @@ __all__ = [
     "ForeignCall",
     "Limits",
     "Options",
+    "Reference",
     "Result",
     "Session",
     "Zentorch",
@@ -74,7 +88,8 @@ __all__ = [
 # A peer whose one call takes longer than a case's time, and as many times longer than ours, is
 # left out. At least so long, or a first call would be taken for a slow peer.
 SLOW_SECONDS, SLOW_TIMES = 0.5, 10
-MEMORY = "memory"
+# What is measured in the rounds of a case beside its peers.
+LIMIT = "limit"
 
 
 @dataclass(frozen=True)
@@ -122,54 +137,74 @@ class Session:
     def result(self, operator: str, case: Case) -> Result:
         """Verify a case, and time it beside all peers that are fast enough.
 
-        Raises:
-            ArithmeticError: our result is wrong.
+        A result that is wrong is not timed: the :class:`Result` has no seconds, and says why.
         """
+        before = Counters.now()
+        result = self._result(operator, case)
+        after = Counters.now()
+        others = (after - before).others if before and after else None
+        return dataclasses.replace(result, others=others)
+
+    def _result(self, operator: str, case: Case) -> Result:
         key = (operator, case.limit, case.unit, case.kind)
 
         def is_slow(peer: str) -> bool:
             return case.work >= self.too_much.get((key, peer), math.inf)
 
-        seconds = verify(case, is_slow)
-        ours = next(iter(seconds.values()))
-        skipped = []
+        try:
+            seconds = verify(case, is_slow)
+        except ArithmeticError as fault:
+            return Result(
+                operator,
+                case.name,
+                case.work,
+                case.unit,
+                limit=case.limit,
+                threads=torch.get_num_threads(),
+                beside=case.beside,
+                wrong=str(fault),
+            )
+        ours = seconds[OURS]
+        skipped: dict[str, str] = {}
         for name, function in list(case.peers.items())[1:]:
             if name not in seconds and not is_slow(name):
                 seconds[name] = first_call(function)[1]
             if name not in seconds:
-                skipped.append(name)
+                skipped[name] = "skipped: too slow with less of the same work already"
             elif seconds[name] > max(self.options.seconds, SLOW_SECONDS, SLOW_TIMES * ours):
-                skipped.append(name)
+                skipped[name] = f"skipped: a call takes {seconds[name]:,.1f} s"
                 self.too_much[key, name] = case.work
         if self.options.compiled and "PyTorch" in case.peers and "PyTorch" not in skipped:
             peer = compiled(case.peers["PyTorch"])
-            if peer is not None:
+            if peer is None:
+                skipped["torch.compile"] = "refused: it does not compile"
+            else:
                 case = dataclasses.replace(case, peers={**case.peers, "torch.compile": peer})
-        elsewhere = self._elsewhere(case)
+        elsewhere = self._elsewhere(case, skipped)
         if self.processors:
             place(os.getpid(), self.processors)
         result = measure(operator, case, self.options.seconds, skipped, elsewhere, seconds)
-        return dataclasses.replace(result, attainable=self._attainable(result))
+        limit = elsewhere.get(LIMIT)
+        result.seconds.pop(LIMIT, None)
+        result.spread.pop(LIMIT, None)
+        if not isinstance(limit, Beside):
+            why = "fits in the caches" if self.limits else "limits are measured on the CPU alone"
+            return dataclasses.replace(result, limit=None, unheld=why)
+        return dataclasses.replace(result, attainable=limit.rate)
 
-    def _attainable(self, result: Result) -> float | None:
-        """What the limit of a case allows: memory's as it was in the rounds of the case."""
-        if self.limits is None or result.limit is None:
-            return None
-        seconds = result.seconds.pop(MEMORY, None)
-        result.spread.pop(MEMORY, None)
-        return 1 / seconds if seconds else self.limits.rates[result.limit]
-
-    def _elsewhere(self, case: Case) -> dict[str, Callable[[int], float]]:
+    def _elsewhere(self, case: Case, left_out: dict[str, str]) -> dict[str, Callable[[int], float]]:
         """What takes turns with the peers of a case without being one of them."""
         clocks: dict[str, Callable[[int], float]] = {}
-        if self.limits is not None and case.limit == MEMORY:
-            limits = self.limits
-            clocks[MEMORY] = lambda number: limits.reading_seconds(1)
+        # What a cache holds may be read faster than memory: it is held to nothing.
+        if self.limits and case.limit and (case.limit != MEMORY or case.from_memory):
+            clocks[LIMIT] = self.limits.beside(case.limit)
         if self.zentorch is not None and case.zentorch is not None:
-            # RuntimeError: it does not have this dtype, or not this shape.
-            with suppress(RuntimeError):
+            try:
                 self.zentorch.prepare(case.zentorch, torch.get_num_threads(), self.processors)
                 clocks["zentorch"] = self.zentorch.seconds
+            except RuntimeError as error:  # it does not have this dtype, or not this shape
+                reason = str(error).removeprefix("zentorch: ").partition("\n")[0]
+                left_out["zentorch"] = f"refused: {reason}"
         return clocks
 
 
@@ -259,16 +294,16 @@ def run(names: Sequence[str], options: Options) -> bool:
             f"{about['processor']}, {about['cpu_capability']}, device {about['device']}, "
             f"torch {about['torch']}, pkg {about['pkg']}"
         )
+        console.print(f"verified: {RULE}", soft_wrap=True)
         limits: dict[int, Mapping[str, float]] = {}
         results: list[Result] = []
-        faults: list[str] = []
         for threads in options.threads or [torch.get_num_threads()]:
             with pinned(threads) as processors:
                 measured = Limits() if options.device.type == "cpu" else None
                 limits[threads] = measured.rates if measured else {}
                 console.print(_limits_line(threads, limits[threads]))
                 session = Session(options, measured, processors, zentorch)
-                for operator, found in _run_all(names, session, console, faults):
+                for operator, found in _run_all(names, session, console):
                     if found:
                         console.print(table(operator, found))
                     results += found
@@ -276,27 +311,28 @@ def run(names: Sequence[str], options: Options) -> bool:
         if found := [result for result in results if result.operator == operator]:
             console.print(summary(operator, found))
     if options.json:
-        text = json.dumps(document(about, limits, results, faults), indent=2)
+        text = json.dumps(document(about, limits, results), indent=2)
         options.json.write_text(text + "\n")
     if options.picture:
         picture(results, about, options.picture)
-    for words in faults:
-        console.print(f"[bold red]WRONG[/] {words}")
-    return not faults
+    wrong = [result for result in results if result.wrong]
+    for result in wrong:
+        console.print(f"[bold red]WRONG[/] {result.operator}: {escape(str(result.wrong))}")
+    return not wrong
 
 
 def _limits_line(threads: int, limits: Mapping[str, float]) -> str:
     texts = [
         f"{name} {rate:,.0f} {'GB/s' if name == MEMORY else 'GFLOP/s'}"
         for name, rate in limits.items()
-        if name != "float16"
+        if name in (*ARITHMETIC, MEMORY)
     ]
     word = "thread" if threads == 1 else "threads"
     return f"{threads} {word}" + (f", limits: {', '.join(texts)}" if texts else "")
 
 
 def _run_all(
-    names: Sequence[str], session: Session, console: Console, faults: list[str]
+    names: Sequence[str], session: Session, console: Console
 ) -> Iterator[tuple[str, list[Result]]]:
     """The results of each operator, as soon as it has all."""
     options = session.options
@@ -314,9 +350,6 @@ def _run_all(
             torch.manual_seed(0)
             for case in cases(name, options.device, options.full, options.words):
                 progress.update(task, description=f"{name}: {case.name}", refresh=True)
-                try:
-                    results.append(session.result(name, case))
-                except ArithmeticError as fault:
-                    faults.append(f"{name}: {fault}")
+                results.append(session.result(name, case))
                 progress.advance(task)
             yield name, results

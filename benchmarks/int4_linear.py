@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from pkg import ops
 
-from ._quantised import GROUP_SIZE, INNER_K_TILES, SHAPES, Weight
-from .harness import OURS, Case, copies_beyond_caches, in_turn
+from ._quantised import GROUP_SIZE, INNER_K_TILES, SHAPES, Weight, matrix
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (1, 4, 16, 128)
@@ -30,6 +30,11 @@ def _written_out(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Ten
         packed, scales_and_zeros, GROUP_SIZE, INNER_K_TILES
     )
     return F.linear(input, matrix.to(input.dtype))
+
+
+def _plain(input: Tensor, values: Tensor, scales_and_zeros: Tensor) -> Tensor:
+    """With a weight of real numbers, which only the product's dtype rounds."""
+    return input @ matrix(values, scales_and_zeros, input.dtype).mT
 
 
 def _pytorch(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Tensor:
@@ -60,11 +65,11 @@ def _case(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.d
         f"{str(dtype).removeprefix('torch.')}, {rows} {'row' if rows == 1 else 'rows'}, "
         f"{inputs} to {outputs}",
         peers,
-        lambda: input.double() @ weight.matrix(torch.float64).mT,
+        Reference(_plain, input, weight.values, weight.scales_and_zeros),
         (weight.nbytes if from_memory else 2 * rows * inputs * outputs) / 1e9,
         "GB/s" if from_memory else "GFLOP/s",
         terms=inputs,
-        limit="memory" if from_memory else str(dtype).removeprefix("torch."),
+        limit="memory" if from_memory else f"{str(dtype).removeprefix('torch.')} by int4",
     )
 
 

@@ -11,12 +11,18 @@ from torch import Tensor
 from pkg import ops
 
 from ._linear import GPT2, ROWS, Layer, forward_case, layers, pytorch
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference
 
 
-def _gradients(function: Callable[..., Tensor], layer: Layer) -> Callable[[], Tensor]:
+def _gradients(
+    function: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    activation: str | None,
+) -> Callable[[], Tensor]:
     """A forward and a backward pass, for the gradients of input, weight and bias."""
-    *tensors, activation = layer.arguments
+    tensors = (input, weight, bias)
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
 
     def train() -> Tensor:
@@ -31,8 +37,11 @@ def _training_case(layer: Layer) -> Case:
     rows, (outputs, inputs) = len(layer.input), layer.weight.shape
     return Case(
         f"{layer}, forward and backward",
-        {OURS: _gradients(ops.linear, layer), "PyTorch": _gradients(pytorch, layer)},
-        _gradients(pytorch, layer.double()),
+        {
+            OURS: _gradients(ops.linear, *layer.arguments),
+            "PyTorch": _gradients(pytorch, *layer.arguments),
+        },
+        Reference(lambda *arguments: _gradients(pytorch, *arguments)(), *layer.arguments),
         6 * rows * inputs * outputs / 1e9,
         "GFLOP/s",
         terms=max(rows, inputs),

@@ -10,7 +10,7 @@ import torch
 from pkg import ops
 
 from ._lltm import SHAPES, Cell, eager, gradients, tensors_of, tutorial
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference
 
 
 def _both(dtype: torch.dtype, peers: dict[str, Cell], device: torch.device) -> Iterator[Case]:
@@ -18,7 +18,6 @@ def _both(dtype: torch.dtype, peers: dict[str, Cell], device: torch.device) -> I
     name = str(dtype).removeprefix("torch.")
     for batch, features, states in SHAPES:
         tensors = tensors_of(device, dtype, (batch,), features, states)
-        exact = [tensor.double() for tensor in tensors]
         size = f"{name}, {batch} x {features} to {states}"
         if len(peers) > 2:
             size += ", with the tutorial's C++"
@@ -26,7 +25,7 @@ def _both(dtype: torch.dtype, peers: dict[str, Cell], device: torch.device) -> I
         yield Case(
             size,
             {peer: partial(cell, *tensors) for peer, cell in peers.items()},
-            partial(eager, *exact),
+            Reference(eager, *tensors),
             work,
             "GFLOP/s",
             terms=states + features,
@@ -35,7 +34,7 @@ def _both(dtype: torch.dtype, peers: dict[str, Cell], device: torch.device) -> I
         yield Case(
             f"{size}, forward and backward",
             {peer: gradients(cell, tensors) for peer, cell in peers.items()},
-            gradients(eager, exact),
+            Reference(lambda *each: gradients(eager, each)(), *tensors),
             3 * work,
             "GFLOP/s",
             terms=max(3 * states, batch),

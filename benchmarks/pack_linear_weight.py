@@ -1,6 +1,6 @@
-"""Packing a weight and using it once, beside PyTorch's transposing copy and a product with it.
+"""Packing a weight, beside PyTorch's transposing copy.
 
-What lies where in a packed weight is not said, so its use is what can be compared.
+What lies where in a packed weight is not said, so what is verified is a product with it.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from torch.nn import functional as F
 from pkg import ops
 
 from ._linear import DTYPES
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 SHAPES = ((768, 3072), (4096, 4096))
 
 
-def _ours(row: Tensor, weight: Tensor) -> Tensor:
-    return ops.packed_linear(row, ops.pack_linear_weight(weight), len(weight))
-
-
-def _pytorch(row: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(row, weight.mT.contiguous().mT)
+def _transposed(weight: Tensor) -> Tensor:
+    return weight.mT.contiguous()
 
 
 def _case(row: Tensor, weight: Tensor) -> Case:
     outputs, inputs = weight.shape
+    used = 2 * weight.nbytes  # read and written
+    copies = copies_beyond_caches(weight, used=used)
+    weights = [(weight,), *((weight.clone(),) for _ in range(copies - 1))]
     return Case(
         f"{str(weight.dtype).removeprefix('torch.')}, {inputs} to {outputs}",
-        {OURS: lambda: _ours(row, weight), "PyTorch": lambda: _pytorch(row, weight)},
-        lambda: F.linear(row.double(), weight.double()),
-        3 * weight.nbytes / 1e9,  # the weight is read, written, and read again
+        {
+            OURS: in_turn(ops.pack_linear_weight, weights),
+            "PyTorch": in_turn(_transposed, weights),
+        },
+        Reference(F.linear, row, weight),
+        used / 1e9,
         "GB/s",
         terms=inputs,
         limit="memory",
+        part=lambda packed: ops.packed_linear(row, packed, outputs),
     )
 
 

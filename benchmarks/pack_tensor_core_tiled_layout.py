@@ -10,7 +10,7 @@ from torch import Tensor
 from pkg import ops
 
 from ._quantised import INNER_K_TILES, SHAPES, Weight
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 
 def _in_tensors(values: Tensor) -> Tensor:
@@ -28,14 +28,19 @@ def _in_tensors(values: Tensor) -> Tensor:
 
 def _case(rows: int, columns: int, device: torch.device) -> Case:
     weight = Weight.random(rows, columns, device)
+    used = weight.values.nbytes + weight.packed.nbytes
+    copies = range(copies_beyond_caches(weight.values, used=used))
+    values = [(weight.values.clone(),) for _ in copies]
     return Case(
         f"{rows} x {columns}",
         {
-            OURS: lambda: ops.pack_tensor_core_tiled_layout(weight.values, INNER_K_TILES),
-            "tensors": lambda: _in_tensors(weight.values),
+            OURS: in_turn(
+                lambda each: ops.pack_tensor_core_tiled_layout(each, INNER_K_TILES), values
+            ),
+            "tensors": in_turn(_in_tensors, values),
         },
-        lambda: _in_tensors(weight.values).double(),
-        (weight.values.nbytes + weight.packed.nbytes) / 1e9,
+        Reference(_in_tensors, weight.values),
+        used / 1e9,
         "GB/s",
         limit="memory",
     )

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from pkg import ops
 
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Attention = Callable[..., Tensor]
@@ -147,9 +147,10 @@ def _case(recipe: Recipe, device: torch.device) -> Case:
     return Case(
         recipe.name,
         {peer: partial(call, attention, *inputs) for peer, attention in _peers(recipe).items()},
-        lambda: call(_looped, *(tensor.double() for tensor in inputs)),
+        Reference(partial(call, _looped), *inputs),
         recipe.work,
         "GFLOP/s",
+        terms=max(lengths) + recipe.size,
         limit=str(recipe.dtype).removeprefix("torch."),
         kind="backward" if recipe.backward else "",
     )

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from pkg import ops
 
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_UNFOLDED = 1 << 29  # bytes
@@ -50,17 +50,18 @@ class Volume:
     def of(self, input1: Tensor, input2: Tensor) -> Volume:
         return Volume(self.network, input1, input2, self.patch, self.step)
 
-    def double(self) -> Volume:
-        return self.of(self.input1.double(), self.input2.double())
-
     @property
     def reach(self) -> int:
         return self.patch // 2 * self.step
 
     @property
     def gigaoperations(self) -> float:
-        """Of all terms, those beyond the border too, as is usual."""
-        return 2 * self.input1.numel() * self.patch**2 / 1e9
+        """Of the terms whose pixels exist: those beyond the border are nobody's work."""
+        pairs = 1
+        for size in self.input1.shape[2:]:
+            shifts = range(-self.reach, self.reach + 1, self.step)
+            pairs *= sum(max(0, size - abs(shift)) for shift in shifts)
+        return 2 * self.input1.shape[0] * self.input1.shape[1] * pairs / 1e9
 
     def __str__(self) -> str:
         dtype = str(self.input1.dtype).removeprefix("torch.")
@@ -130,11 +131,17 @@ def _training(function: Callable[[Volume], Tensor], volume: Volume) -> Callable[
     return train
 
 
+def _reference(function: Callable[[Volume], Tensor], volume: Volume) -> Reference:
+    return Reference(
+        lambda first, second: function(volume.of(first, second)), volume.input1, volume.input2
+    )
+
+
 def _case(volume: Volume, layout: str = "") -> Case:
     return Case(
         f"{volume}{layout}",
         {name: partial(each, volume) for name, each in _functions(volume).items()},
-        partial(_shift_by_shift, volume.double()),
+        _reference(_shift_by_shift, volume),
         volume.gigaoperations,
         "GFLOP/s",
         terms=volume.input1.shape[1],
@@ -147,7 +154,7 @@ def _training_case(volume: Volume) -> Case:
     return Case(
         f"{volume}, forward and backward",
         {name: _training(each, volume) for name, each in _functions(volume).items()},
-        _training(_shift_by_shift, volume.double()),
+        _reference(lambda each: _training(_shift_by_shift, each)(), volume),
         3 * volume.gigaoperations,
         "GFLOP/s",
         terms=volume.patch**2,

@@ -10,7 +10,7 @@ from torch import Tensor
 from pkg import ops
 
 from ._quantised import INNER_K_TILES, SHAPES, Weight
-from .harness import OURS, Case
+from .harness import OURS, Case, Reference, copies_beyond_caches, in_turn
 
 
 def _in_tensors(packed: Tensor) -> Tensor:
@@ -26,14 +26,19 @@ def _in_tensors(packed: Tensor) -> Tensor:
 
 def _case(rows: int, columns: int, device: torch.device) -> Case:
     weight = Weight.random(rows, columns, device)
+    used = weight.values.nbytes + weight.packed.nbytes
+    copies = range(copies_beyond_caches(weight.packed, used=used))
+    packed = [(weight.packed.clone(),) for _ in copies]
     return Case(
         f"{rows} x {columns}",
         {
-            OURS: lambda: ops.unpack_tensor_core_tiled_layout(weight.packed, INNER_K_TILES),
-            "tensors": lambda: _in_tensors(weight.packed),
+            OURS: in_turn(
+                lambda each: ops.unpack_tensor_core_tiled_layout(each, INNER_K_TILES), packed
+            ),
+            "tensors": in_turn(_in_tensors, packed),
         },
-        lambda: weight.values.double(),
-        (weight.values.nbytes + weight.packed.nbytes) / 1e9,
+        Reference(_in_tensors, weight.packed),
+        used / 1e9,
         "GB/s",
         limit="memory",
     )

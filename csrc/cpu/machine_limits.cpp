@@ -5,7 +5,7 @@
 //
 // Arithmetic is done in the vectors of the library's own instruction set, in
 // kChains independent chains, so that no instruction waits for another one.
-// The best of kRepetitions counts: whatever disturbs a measurement makes it
+// The best of some repetitions counts: whatever disturbs a measurement makes it
 // slower, never faster.
 #include <algorithm>
 #include <array>
@@ -20,6 +20,7 @@
 
 #include "../compiler.h"
 #include "../tensor.h"
+#include "int4_arithmetic.h"
 #include "parallel.h"
 #include "simd.h"
 #include "tile_registers.h"
@@ -33,7 +34,6 @@ using Clock = std::chrono::steady_clock;
 // Enough for a latency of 4 cycles and two operations a cycle; with the
 // operands they fit 16 registers.
 constexpr int kChains = 12;
-constexpr int kRepetitions = 20;
 constexpr double kLeastSeconds = 1e-3;
 
 // The prefetchers of a core follow several streams at once, and one stream
@@ -121,6 +121,21 @@ struct Int8Products {
     return sum + a * b;
   }
 #endif
+};
+
+// As kernels with weights of four bits multiply, which without VNNI takes fewer
+// instructions than int8 by int8. Two products, so that they may be added in
+// int16 first; the second one is a square, or it would be calculated once.
+struct Int4Products {
+  using Register = Vector<uint32_t>;
+  static constexpr int kOperations = 16;
+  static constexpr uint32_t kOperand = 0x01020304;
+
+  static Register step(Register sum, Register& a, Register b) {
+    forget(a);
+    return std::bit_cast<Register>(Int4Quads::multiply_add(
+        a, b, a, a, std::bit_cast<Vector<int32_t>>(sum)));
+  }
 };
 
 // Not inlined: one code, with no register lost to what surrounds it.
@@ -223,7 +238,7 @@ double best_seconds(int repetitions, int64_t threads, const Body& body) {
 }
 
 template <class Arithmetic>
-double operations_a_second() {
+double operations_a_second(int repetitions) {
   const int64_t threads = num_threads();
   int64_t steps = 1 << 10;
   const auto body = [&](int64_t) { calculate<Arithmetic>(steps); };
@@ -233,7 +248,7 @@ double operations_a_second() {
   }
   const double operations =
       kStepOperations<Arithmetic> * static_cast<double>(steps * threads);
-  return operations / best_seconds(kRepetitions, threads, body);
+  return operations / best_seconds(repetitions, threads, body);
 }
 
 void read(const std::byte* memory, int64_t stream_bytes) {
@@ -258,15 +273,19 @@ void read(const std::byte* memory, int64_t stream_bytes) {
 
 // Operations a second of all threads, a multiplication and an addition counted
 // as two, in the arithmetic that products of this dtype are done in: "float64",
-// "float32", "bfloat16" or "int8". Zero for any other.
-extern "C" PKG_EXPORT double pkg_arithmetic_limit(const char* dtype) {
+// "float32", "bfloat16", "int8", or "int4" for int8 by int4. The best of some
+// repetitions. Zero for any other dtype.
+extern "C" PKG_EXPORT double pkg_arithmetic_limit(const char* dtype,
+                                                  int32_t repetitions) {
   using namespace pkg::cpu;
   const std::string_view name(dtype);
+  const int n = repetitions;
   try {
-    return name == "float64"    ? operations_a_second<MultiplyAdd<double>>()
-           : name == "float32"  ? operations_a_second<MultiplyAdd<float>>()
-           : name == "bfloat16" ? operations_a_second<Bfloat16Limit>()
-           : name == "int8"     ? operations_a_second<Int8Limit>()
+    return name == "float64"    ? operations_a_second<MultiplyAdd<double>>(n)
+           : name == "float32"  ? operations_a_second<MultiplyAdd<float>>(n)
+           : name == "bfloat16" ? operations_a_second<Bfloat16Limit>(n)
+           : name == "int8"     ? operations_a_second<Int8Limit>(n)
+           : name == "int4"     ? operations_a_second<Int4Products>(n)
                                 : 0.0;
   } catch (...) {
     return 0.0;

@@ -11,13 +11,14 @@ from .check import CAPABILITIES, CHECKS, DTYPES, check_op, checks_for
 from .layouts import LAYOUTS, Guarded, Layout, expanded, guarded
 from .report import OperatorCheckError, Report
 from .samples import ErrorSample, Sample, copy_of, same_bits
-from .tolerance import Expected, expect, ulp
+from .tolerance import RULE, Expected, exactly, expect, expect_beside, expect_of_terms, ulp
 
 __all__ = [
     "CAPABILITIES",
     "CHECKS",
     "DTYPES",
     "LAYOUTS",
+    "RULE",
     "ErrorSample",
     "Expected",
     "Guarded",
@@ -28,8 +29,11 @@ __all__ = [
     "check_op",
     "checks_for",
     "copy_of",
+    "exactly",
     "expanded",
     "expect",
+    "expect_beside",
+    "expect_of_terms",
     "guarded",
     "same_bits",
     "ulp",

@@ -27,15 +27,20 @@ another order be unlucky. Many elements may be as few, where one that is larger 
 the largest error. So before an operator fails, the plain reference is evaluated on neighbouring
 inputs too (each element moved by at most one unit in the last place): on 16, and where the result
 is small on more, until 1024 errors have been seen or 64 inputs tried.
+
+Whatever holds an operator's result to something holds it to this: :func:`pkg.testing.check_op` by
+:func:`expect`, and so do the benchmarks. Where the plain reference is a result that is at hand,
+:func:`expect_beside` takes that; where it would take far too long, :func:`expect_of_terms` puts the
+error of its roundings in its place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -47,6 +52,12 @@ from .samples import Sample
 
 Evaluate = Callable[[Sample], list[Tensor]]
 """Runs a reference on a sample and gives its results, outputs or gradients, as a list."""
+
+RULE = (
+    "every element at most twice as far from float64 as plain PyTorch is at worst (float64: three "
+    "times, scaled from float32), plus one rounding; integers equal"
+)
+"""The rule in one line, for those who print what they hold results to."""
 
 _ENOUGH_ERRORS = 1024
 _LEAST_INPUTS, _MOST_INPUTS = 16, 64
@@ -144,7 +155,7 @@ def expect(evaluate: Evaluate, sample: Sample) -> list[Expected]:
     in_float64 = any(result.dtype == torch.float64 for result in plain)
     accurate = AccurateProducts() if in_float64 else nullcontext()  # type: ignore[no-untyped-call]
     with accurate:
-        exact = _exactly(evaluate, sample)
+        exact = exactly(evaluate, sample)
     measured = sample.converted(torch.float32) if in_float64 else sample
     scales = [_FLOAT64_OVER_FLOAT32 if r.dtype == torch.float64 else 1.0 for r in plain]
     errors = [_largest_error(*pair) for pair in zip(plain, exact, strict=True)]
@@ -152,7 +163,7 @@ def expect(evaluate: Evaluate, sample: Sample) -> list[Expected]:
         narrow = _largest_errors(evaluate, measured, inputs=1)
         errors = [max(e, n * s) for e, n, s in zip(errors, narrow, scales, strict=True)]
     elements = min((result.numel() for result in plain if result.numel()), default=_ENOUGH_ERRORS)
-    inputs = min(max(ceil(_ENOUGH_ERRORS / elements), _LEAST_INPUTS), _MOST_INPUTS)
+    inputs = min(max(math.ceil(_ENOUGH_ERRORS / elements), _LEAST_INPUTS), _MOST_INPUTS)
 
     @cache
     def nearby() -> list[float]:
@@ -165,7 +176,55 @@ def expect(evaluate: Evaluate, sample: Sample) -> list[Expected]:
     ]
 
 
-def _exactly(evaluate: Evaluate, sample: Sample) -> list[Tensor]:
+def expect_beside(exact: Tensor, plain: Tensor, terms: int = 1) -> Expected:
+    """What is expected beside a plain result that is at hand, without neighbouring inputs.
+
+    In float64, where ``exact`` is no more exact than ``plain``, the error of the roundings is taken
+    as in :func:`expect_of_terms`.
+
+    Args:
+        exact: the result in float64.
+        plain: PyTorch's in the dtype under test.
+        terms: that are summed for one element.
+    """
+    exact = exact.double()
+    error = _largest_error(plain, exact)
+    if plain.dtype == torch.float64:
+        error = max(error, _error_of_terms(exact, plain.dtype, terms))
+    return Expected(exact, plain, error, lambda: error)
+
+
+def expect_of_terms(exact: Tensor, dtype: torch.dtype, terms: int) -> Expected:
+    """What is expected where no plain result is at hand: the error of the roundings of a sum.
+
+    Each of its terms costs half a unit in the last place of the largest result, in float32 where
+    ``dtype`` is narrower, and they add up as errors that know nothing of each other: to the root of
+    their number. Then the sum is rounded to ``dtype``.
+
+    Args:
+        exact: the result in float64.
+        dtype: of the result under test.
+        terms: that are summed for one element.
+    """
+    exact = exact.double()
+    if not dtype.is_floating_point:
+        return Expected(exact, exact.to(dtype), 0.0, lambda: 0.0)
+    error = _error_of_terms(exact, dtype, terms)
+    return Expected(exact, exact.to(dtype), error, lambda: error)
+
+
+def _error_of_terms(exact: Tensor, dtype: torch.dtype, terms: int) -> float:
+    finite = exact.abs()[exact.isfinite()]
+    if not finite.numel():
+        return 0.0
+    largest = finite.max()
+    wide = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
+    error = math.sqrt(terms) * float(ulp(largest, wide)) / 2
+    return error if wide == dtype else error + float(ulp(largest, dtype)) / 2
+
+
+def exactly(evaluate: Evaluate, sample: Sample) -> list[Tensor]:
+    """The results of a reference in float64, on the sample's values as they are."""
     with _default_dtype(torch.float64):
         return [result.double() for result in evaluate(sample.map(_widened))]
 
@@ -191,7 +250,7 @@ def _largest_errors(evaluate: Evaluate, sample: Sample, inputs: int) -> list[flo
     largest: list[float] = []
     for attempt in range(inputs):
         nearby = sample.map_tensors(moved) if attempt else sample
-        plain, exact = evaluate(nearby), _exactly(evaluate, nearby)
+        plain, exact = evaluate(nearby), exactly(evaluate, nearby)
         errors = [_largest_error(*pair) for pair in zip(plain, exact, strict=True)]
         largest = [max(pair) for pair in zip(errors, largest or errors, strict=True)]
     return largest
