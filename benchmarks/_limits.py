@@ -26,13 +26,15 @@ ARITHMETIC = ("float64", "float32", "bfloat16", "int8", "int4")
 # stand for one of the case. The fastest way counts.
 WAYS: dict[str, Mapping[str, int]] = {
     **{name: {name: 1} for name in (*ARITHMETIC, MEMORY)},
-    "float16": {"float32": 1},  # converted
+    # Half precision may be converted.
+    "bfloat16": {"bfloat16": 1, "float32": 1},
+    "float16": {"float32": 1},
     # Weights of four bits may be multiplied as they are or widened.
     "int8 by int4": {"int4": 1, "int8": 1},
     # An input may be cut into digits of eight bits, three of float32 and two of half precision
     # (csrc/cpu/int4_linear_digits.h).
     "float32 by int4": {"float32": 1, "int4": 3, "int8": 3},
-    "bfloat16 by int4": {"bfloat16": 1, "int4": 2, "int8": 2},
+    "bfloat16 by int4": {"bfloat16": 1, "float32": 1, "int4": 2, "int8": 2},
     "float16 by int4": {"float32": 1, "int4": 2, "int8": 2},
 }
 # How often a limit is measured: at the start, and in each turn beside a case.
@@ -46,10 +48,10 @@ def meaning(limit: str) -> str:
         return "reading memory"
     names = {name: f"multiply-add of {name}" for name in ARITHMETIC}
     names["int4"] = "multiply-add of int8 with int4"
-    words = []
-    for way, each in WAYS[limit].items():
-        words.append(names[way] + (f" in {each} digits" if each > 1 else ""))
-    return ", or ".join(words) + (", whichever is faster" if len(words) > 1 else "")
+    words = [
+        names[way] + (f" in {each} digits" if each > 1 else "") for way, each in WAYS[limit].items()
+    ]
+    return words[0] if len(words) == 1 else f"the fastest of {', '.join(words)}"
 
 
 @cache

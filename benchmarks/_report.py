@@ -64,8 +64,13 @@ def table(operator: str, results: Sequence[Result]) -> Table:
     return rows
 
 
-def legend(results: Sequence[Result]) -> list[str]:
-    """What the words in a table mean, a line each: limits, what was not timed, other load."""
+def legend(results: Sequence[Result], peers: bool = True) -> list[str]:
+    """What the words in a table mean, a line each: limits, what was not timed, other load.
+
+    Args:
+        results: of the table.
+        peers: with those that were left out, and why.
+    """
     lines = []
     rates: dict[str, list[float]] = {}
     for result in results:
@@ -82,7 +87,7 @@ def legend(results: Sequence[Result]) -> list[str]:
         lines.append("share above 100%: the limit was measured too low beside that case")
     if any(result.wrong for result in results):
         lines.append(f"WRONG: not timed, since not right; right is {RULE}")
-    skipped = [f"{peer} {why}" for result in results for peer, why in result.skipped.items()]
+    skipped = [left_out(result) for result in results if result.skipped] if peers else []
     different = list(dict.fromkeys(skipped))
     lines += different[:MOST_REASONS]
     if len(different) > MOST_REASONS:
@@ -184,14 +189,14 @@ def left_out(result: Result) -> str:
     return "; ".join(f"{peer} {reason}" for peer, reason in result.skipped.items())
 
 
-def _words(axes: Any, row: int, end: float, words: str) -> None:
-    """At the end of the bar of a row."""
+def _words(axes: Any, row: int, place: float, words: str) -> None:
+    """In a row, right of a place: 0 is the left border of the axes and 1 the right one."""
     axes.annotate(
         words,
-        (end, row),
-        xytext=(4 if end >= 0 else -4, 0),
+        (place, row),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 0),
         textcoords="offset points",
-        ha="left" if end >= 0 else "right",
         va="center",
         fontsize=6,
         color="tab:red" if words.startswith("WRONG") else "dimgray",
@@ -202,7 +207,7 @@ def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -
     """Draw the share of the limit and the speed-up of every case.
 
     Where a bar is missing, words say why; where a peer was left out beside others, they stand at
-    the end of the bar.
+    the right.
 
     Args:
         results: to draw, from the top down.
@@ -210,6 +215,7 @@ def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -
         file: of any format that matplotlib writes.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(12, 2.2 + 0.22 * len(results)), layout="constrained")
     shares, speedups = figure.subplots(1, 2, sharey=True)
@@ -229,19 +235,16 @@ def picture(results: Sequence[Result], machine: Mapping[str, Any], file: Path) -
     speedups.barh(rows, logarithms, color=colors)
     speedups.axvline(0, color="black", linewidth=1)
     speedups.xaxis.set_major_formatter(lambda number, _: f"{2**number:.2g}")
+    speedups.xaxis.set_major_locator(MaxNLocator(integer=True))
     speedups.set_xlabel("times as fast as the best peer")
     for row, result in enumerate(results):
         if share := why_no_share(result):
             _words(shares, row, 0, share)
         if speedup := why_no_speedup(result) or left_out(result):
-            _words(speedups, row, logarithms[row], speedup)
-    # Room for the words, also where no bar goes that way.
-    shares.set_xlim(0, max(1.05, *(result.share or 0 for result in results)))
-    most = max(1.0, *map(abs, logarithms))
-    speedups.set_xlim(-1.2 * most if min(logarithms) < 0 else -0.05 * most, 1.6 * most)
+            _words(speedups, row, 1, speedup)
     figure.suptitle(
         f"{machine['processor']}, {machine['cpu_capability']}, torch {machine['torch']}, "
         f"pkg {machine['pkg']}"
     )
-    figure.supxlabel("\n".join(legend(results)), fontsize=7)
+    figure.supxlabel("\n".join(legend(results, peers=False)), fontsize=7, x=0.01, ha="left")
     figure.savefig(file, dpi=150)

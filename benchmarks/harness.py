@@ -170,9 +170,9 @@ class Session:
             if name not in seconds and not is_slow(name):
                 seconds[name] = first_call(function)[1]
             if name not in seconds:
-                skipped[name] = "skipped: too slow with less of the same work already"
+                skipped[name] = "skipped: too slow with less work already"
             elif seconds[name] > max(self.options.seconds, SLOW_SECONDS, SLOW_TIMES * ours):
-                skipped[name] = f"skipped: a call takes {seconds[name]:,.1f} s"
+                skipped[name] = f"skipped: {seconds[name]:,.1f} s a call"
                 self.too_much[key, name] = case.work
         if self.options.compiled and "PyTorch" in case.peers and "PyTorch" not in skipped:
             peer = compiled(case.peers["PyTorch"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,6 +19,10 @@ from rich.text import Text
 from .comparison import Claim
 from .text import Corpus, Vocabulary
 from .training import Training
+
+
+# So many are drawn as points too, since a single one makes no line.
+FEW_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -101,20 +106,36 @@ def claim_table(claims: Iterable[Claim]) -> Table:
     return table
 
 
-def save_curves(path: Path, ours: Training, theirs: Training) -> None:
+def draw_curves(ours: Training, theirs: Training) -> Figure:
     """A picture of the losses of two runs, and of their difference, by step."""
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     steps = range(ours.step - len(ours.losses) + 1, ours.step + 1)
-    losses.plot(steps, theirs.losses, label=theirs.name, linewidth=3, color="tab:orange")
-    losses.plot(steps, ours.losses, label=ours.name, linewidth=1, color="tab:blue")
+    marker = "." if len(steps) <= FEW_STEPS else None
+    for run, width, color in ((theirs, 3, "tab:orange"), (ours, 1, "tab:blue")):
+        losses.plot(
+            steps,
+            run.losses,
+            label=run.name,
+            linewidth=width,
+            marker=marker,
+            markersize=4 * width + 2,
+            color=color,
+        )
     losses.set_ylabel("training loss, nats a character")
     losses.legend()
-    differences.semilogy(steps, _distances(ours.losses, theirs.losses), color="tab:gray")
+    distances = _distances(ours.losses, theirs.losses)
+    differences.semilogy(steps, distances, marker=marker, color="tab:gray")
     differences.set_ylabel("difference")
     differences.set_xlabel("step")
-    figure.savefig(path, dpi=120)
+    differences.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a step
+    return figure
+
+
+def save_curves(path: Path, ours: Training, theirs: Training) -> None:
+    """Leave that picture in a file."""
+    draw_curves(ours, theirs).savefig(path, dpi=120)
 
 
 def _distances(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -44,11 +44,13 @@ def disc(size: int) -> Tensor:
     return torch.stack([right, down])[None] * (torch.hypot(right, down) <= 1)
 
 
-def save(file: Path, first: Tensor, second: Tensor, true: Tensor, found: Tensor) -> None:
-    """Write the frames, the true flow and the one that was found, and the colour wheel."""
+def draw(first: Tensor, second: Tensor, true: Tensor, found: Tensor) -> Figure:
+    """The frames, the true flow and the one that was found, its error, and the colour wheel."""
     longest = float(torch.hypot(*true[0]).max())
     error = torch.hypot(*(found - true)[0])
-    figure = Figure(figsize=(15, 4), layout="constrained")
+    height, width = first.shape[2:]
+    # As high as the pictures are, with room for titles and what stands below.
+    figure = Figure(figsize=(15, min(1 + 2.4 * height / width, 12)), layout="constrained")
     places = figure.subplots(1, 6)
     for place, frame, title in (
         (places[0], first, "first frame"),
@@ -62,10 +64,19 @@ def save(file: Path, first: Tensor, second: Tensor, true: Tensor, found: Tensor)
     places[3].set_title("found flow")
     shown = places[4].imshow(error.numpy(), cmap="magma", vmin=0, vmax=2)
     places[4].set_title("error, pixels")
-    figure.colorbar(shown, ax=places[4], location="bottom")
+    # Below the panel and no part of it: the panel stays as large and as high up as its neighbours.
+    bar = places[4].inset_axes((0.0, -0.34 / 2.4 * width / height, 1.0, 0.12 / 2.4 * width / height))
+    figure.colorbar(shown, cax=bar, orientation="horizontal")
     places[5].imshow(colours(disc(129), 1.0).numpy(), extent=(-longest, longest, longest, -longest))
     places[5].set_title("colours: pixels right, down")
+    for place in places:
+        place.set_anchor("N")
     for place in places[:5]:
         place.set_axis_off()
+    return figure
+
+
+def save(file: Path, first: Tensor, second: Tensor, true: Tensor, found: Tensor) -> None:
+    """Write that picture."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    draw(first, second, true, found).savefig(file, dpi=110)
