@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ for needed in ("matplotlib", "rich", "safetensors"):
     pytest.importorskip(needed)
 
 import gpt  # noqa: E402
+from character_gpt import report  # noqa: E402
 from character_gpt.checkpoint import Checkpoint  # noqa: E402
 from character_gpt.comparison import with_operators  # noqa: E402
 from character_gpt.generation import generate  # noqa: E402
@@ -112,6 +114,20 @@ def test_a_run_learns_agrees_and_leaves_its_files(
     assert max(after) < min(before) / 2
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert Checkpoint.load(tmp_path / "gpt.safetensors").step == 120
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 120])
+def test_the_curves_have_whole_steps(steps: int) -> None:
+    runs = [SimpleNamespace(step=steps, losses=[1.0] * steps, name=name) for name in "ab"]
+    figure = report.draw_curves(*runs)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert ticks
+        assert all(tick == int(tick) for tick in ticks)
+        # A single step is a point, since it makes no line.
+        assert all((line.get_marker() == ".") == (steps < 120) for line in axes.get_lines())
 
 
 def test_four_bits_cost_little_likelihood(

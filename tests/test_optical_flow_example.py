@@ -20,7 +20,7 @@ for needed in ("matplotlib", "PIL", "rich"):
 import optical_flow  # noqa: E402
 from pyramid_flow.estimation import Settings, descriptors, estimate  # noqa: E402
 from pyramid_flow.frames import Motion, frames_of, inside, read_picture, sample  # noqa: E402
-from pyramid_flow.picture import colour_wheel, colours  # noqa: E402
+from pyramid_flow.picture import colour_wheel, colours, draw  # noqa: E402
 
 
 def correlate(first: Tensor, second: Tensor) -> Tensor:
@@ -98,6 +98,27 @@ def test_colours_tell_direction_and_length() -> None:
     assert torch.equal(colours(0 * around, 1.0)[0], torch.ones(360, 3))
     half = colours(0.5 * around, 1.0)[0]
     torch.testing.assert_close(half, 1 - 0.5 * (1 - full))
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 50), (40, 90), (90, 40)])
+def test_the_panels_are_aligned(height: int, width: int) -> None:
+    picture = texture(height, width)
+    figure = draw(*frames_of(picture, Motion())[:2], *[torch.ones(1, 2, height, width)] * 2)
+    figure.canvas.draw()
+    panels = [each for each in figure.axes if each.get_title()]
+    boxes = [each.get_window_extent() for each in panels]
+    assert len(boxes) == 6
+    tops = [box.y1 for box in boxes]
+    assert max(tops) - min(tops) < 0.5  # pixels
+    bottoms = [box.y0 for box in boxes[:5]]
+    assert max(bottoms) - min(bottoms) < 0.5
+    # Nothing lies beyond the border, as what stands below the panels might.
+    for each in figure.axes:
+        box = each.get_tightbbox()
+        assert box.y0 >= 0
+        assert box.y1 <= figure.bbox.height
+    for bar in set(figure.axes) - set(panels):
+        assert bar.get_tightbbox().y1 < min(bottoms)
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

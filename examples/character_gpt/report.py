@@ -129,7 +129,10 @@ def draw_curves(ours: Training, theirs: Training) -> Figure:
     differences.semilogy(steps, distances, marker=marker, color="tab:gray")
     differences.set_ylabel("difference")
     differences.set_xlabel("step")
-    differences.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half a step
+    # There is no half a step, and one alone has others beside it.
+    differences.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(steps) == 1:
+        differences.set_xlim(ours.step - 1, ours.step + 1)
     return figure
 
 

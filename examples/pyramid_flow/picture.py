@@ -49,8 +49,8 @@ def draw(first: Tensor, second: Tensor, true: Tensor, found: Tensor) -> Figure:
     longest = float(torch.hypot(*true[0]).max())
     error = torch.hypot(*(found - true)[0])
     height, width = first.shape[2:]
-    # As high as the pictures are, with room for titles and what stands below.
-    figure = Figure(figsize=(15, min(1 + 2.4 * height / width, 12)), layout="constrained")
+    # As high as the pictures are, or the square wheel, with room for titles and what stands below.
+    figure = Figure(figsize=(15, 1 + 2.4 * max(height / width, 1)), layout="constrained")
     places = figure.subplots(1, 6)
     for place, frame, title in (
         (places[0], first, "first frame"),
@@ -65,7 +65,8 @@ def draw(first: Tensor, second: Tensor, true: Tensor, found: Tensor) -> Figure:
     shown = places[4].imshow(error.numpy(), cmap="magma", vmin=0, vmax=2)
     places[4].set_title("error, pixels")
     # Below the panel and no part of it: the panel stays as large and as high up as its neighbours.
-    bar = places[4].inset_axes((0.0, -0.34 / 2.4 * width / height, 1.0, 0.12 / 2.4 * width / height))
+    inch = width / height / 2.4  # of the panel's height
+    bar = places[4].inset_axes((0.0, -0.34 * inch, 1.0, 0.12 * inch))
     figure.colorbar(shown, cax=bar, orientation="horizontal")
     places[5].imshow(colours(disc(129), 1.0).numpy(), extent=(-longest, longest, longest, -longest))
     places[5].set_title("colours: pixels right, down")
