@@ -261,23 +261,168 @@ struct PointwisePlan {
   PointwiseLoop<kOperands> loop;
 };
 
+namespace detail {
+
+using Strides = std::array<int64_t, kMaxDims>;
+
+inline Strides contiguous_strides(std::span<const int64_t> sizes) {
+  Strides strides;
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+// Of a tensor with elements and four dimensions.
+inline Strides channels_last_strides(std::span<const int64_t> sizes) {
+  Strides strides;
+  int64_t stride = 1;
+  for (const size_t d : {1, 3, 2, 0}) {
+    strides[d] = stride;
+    stride *= sizes[d];
+  }
+  return strides;
+}
+
+// The stride of a dimension of size 1 may be anything.
+inline bool has_strides(const TensorView& tensor, const Strides& expected) {
+  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
+    if (tensor.sizes[d] != 1 && tensor.strides[d] != expected[d]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether a tensor with elements has no gap in its memory and no element twice.
+inline bool is_dense(const TensorView& tensor) {
+  std::array<size_t, kMaxDims> order;
+  size_t count = 0;
+  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
+    if (tensor.sizes[d] != 1) {
+      order[count++] = d;
+    }
+  }
+  std::sort(order.begin(), order.begin() + count, [&](size_t a, size_t b) {
+    return tensor.strides[a] < tensor.strides[b];
+  });
+  int64_t expected = 1;
+  for (size_t i = 0; i < count; ++i) {
+    if (tensor.strides[order[i]] != expected) {
+      return false;
+    }
+    expected *= tensor.sizes[order[i]];
+  }
+  return true;
+}
+
+// TensorIterator's short way: inputs of one shape that are all contiguous, all
+// channels last, or all dense with the same strides. The result is laid out as
+// they are; in dimensions of size 1, where their strides may be anything, as
+// the first of the three that holds says. False where they are not so alike.
+template <int kOperands>
+bool find_strides_of_alike(
+    const Shape& shape,
+    const std::array<const TensorView*, kOperands>& operands,
+    Strides& strides) {
+  const TensorView& first = *operands[1];
+  const auto all = [&](const auto& holds) {
+    return std::all_of(operands.begin() + 1, operands.end(),
+                       [&](const TensorView* input) { return holds(*input); });
+  };
+  if (!all([&](const TensorView& input) {
+        return std::ranges::equal(input.sizes, shape.span());
+      })) {
+    return false;
+  }
+  const auto all_have = [&](const Strides& expected) {
+    return all(
+        [&](const TensorView& input) { return has_strides(input, expected); });
+  };
+  strides = contiguous_strides(shape.span());
+  if (product(shape.span()) == 0 || all_have(strides)) {
+    return true;
+  }
+  if (shape.dims == 4) {
+    strides = channels_last_strides(shape.span());
+    if (all_have(strides)) {
+      return true;
+    }
+  }
+  std::ranges::copy(first.strides, strides.begin());
+  return is_dense(first) && all([&](const TensorView& input) {
+           return std::ranges::equal(input.strides, first.strides);
+         });
+}
+
+// The strides of a new result whose dimensions lie in this order, the innermost
+// first. As in TensorIterator they are zero outside an empty dimension, unless
+// the order is that of a contiguous tensor.
+inline Strides strides_in_order(const Shape& shape,
+                                const std::array<int, kMaxDims>& order) {
+  if (std::is_sorted(order.begin(), order.begin() + shape.dims)) {
+    return contiguous_strides(shape.span());
+  }
+  Strides strides;
+  int64_t stride = 1;
+  for (size_t i = 0; i < shape.dims; ++i) {
+    const size_t d = shape.dims - 1 - order[i];
+    strides[d] = stride;
+    stride *= shape.sizes[d];
+  }
+  return strides;
+}
+
+// The strides that adding a number to a tensor of these strides gives: a number
+// has another shape, so this is not TensorIterator's short way.
+inline Strides strides_after_number(const Shape& shape,
+                                    const Strides& strides) {
+  PointwiseLoop<1> loop;
+  loop.dims = static_cast<int>(shape.dims);
+  std::reverse_copy(shape.sizes.begin(), shape.sizes.begin() + loop.dims,
+                    loop.sizes.begin());
+  std::reverse_copy(strides.begin(), strides.begin() + loop.dims,
+                    loop.strides[0].begin());
+  return shape.dims == 0 ? strides
+                         : strides_in_order(shape, order_of_dims(loop, 0));
+}
+
+}  // namespace detail
+
+// What PyTorch's way to the same result would be: one operator, or one and then
+// another that takes its result and a number. It shows in the strides of
+// dimensions of size 1.
+enum class Steps { kOne, kThenNumber };
+
 // Allocates the result for the inputs, dense, with its dimensions in the order
 // of theirs, and plans the loop.
 template <int kOperands>
 PointwisePlan<kOperands> plan_pointwise(
     const Shape& shape, ScalarType dtype,
-    const std::array<const TensorView*, kOperands>& operands) {
-  auto loop = detail::loop_over<kOperands>(shape, operands);
-  const auto order = detail::order_of_dims(loop, 1);
-  std::array<int64_t, kMaxDims> strides;
-  int64_t stride = 1;
-  for (int i = 0; i < loop.dims; ++i) {
-    loop.strides[0][order[i]] = stride;
-    strides[loop.dims - 1 - order[i]] = stride;
-    stride *= std::max<int64_t>(loop.sizes[order[i]], 1);
+    const std::array<const TensorView*, kOperands>& operands,
+    Steps steps = Steps::kOne) {
+  PointwiseLoop<kOperands> loop;
+  detail::Strides strides;
+  if (detail::find_strides_of_alike<kOperands>(shape, operands, strides)) {
+    loop.dims = shape.dims == 0 ? 0 : 1;
+    loop.sizes[0] = product(shape.span());
+    for (auto& of_operand : loop.strides) {
+      of_operand[0] = 1;
+    }
+  } else {
+    loop = detail::loop_over<kOperands>(shape, operands);
+    const auto order = detail::order_of_dims(loop, 1);
+    strides = detail::strides_in_order(shape, order);
+    std::reverse_copy(strides.begin(), strides.begin() + loop.dims,
+                      loop.strides[0].begin());
+    detail::permute(loop, order);
+    detail::coalesce(loop);
   }
-  detail::permute(loop, order);
-  detail::coalesce(loop);
+  if (steps == Steps::kThenNumber) {
+    strides = detail::strides_after_number(shape, strides);
+  }
   return {empty_strided(shape.span(), {strides.data(), shape.dims}, dtype,
                         device_of(*operands[1])),
           loop};
@@ -304,10 +449,11 @@ inline void check_binary(const char* op, const TensorView& a,
 
 // Checks and plans `op` on two inputs that broadcast and promote to `dtype`.
 inline PointwisePlan<3> plan_binary(const char* op, const TensorView& a,
-                                    const TensorView& b, ScalarType dtype) {
+                                    const TensorView& b, ScalarType dtype,
+                                    Steps steps = Steps::kOne) {
   check_same_device(op, "a", a, "b", b);
   const Shape shape = broadcast_shapes(op, sizes_of(a), sizes_of(b));
-  return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b});
+  return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b}, steps);
 }
 
 inline PointwisePlan<2> plan_unary(const TensorView& input, ScalarType dtype) {

@@ -12,7 +12,8 @@ namespace {
 Tensor muladd(const TensorView& a, const TensorView& b, double c) {
   check_muladd(a, b);
   const ScalarType type = muladd_result_type(a, b);
-  const PointwisePlan<3> plan = plan_binary("muladd", a, b, type);
+  const PointwisePlan<3> plan =
+      plan_binary("muladd", a, b, type, Steps::kThenNumber);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
     const auto addend = static_cast<simd::Compute<T>>(c);

@@ -9,7 +9,8 @@ Tensor muladd(const Tensor& a, const Tensor& b, double c) {
   check_muladd(a, b);
   const DeviceGuard guard(device_of(a).index);
   const ScalarType type = muladd_result_type(a, b);
-  const auto [output, loop] = plan_binary("muladd", a, b, type);
+  const auto [output, loop] =
+      plan_binary("muladd", a, b, type, Steps::kThenNumber);
   run_pointwise("muladd", {loop, type, output, {&a, &b}}, MultiplyAdd{c});
   return output;
 }

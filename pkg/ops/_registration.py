@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from ._call import direct_call, in_order
+from ._strides import result_strides, strides_after_number
 
 # Before 2.13 PyTorch refuses to register what it has on a list. Where this copy was imported before
 # and forgotten, it is meant to be replaced.
@@ -63,13 +64,28 @@ def check_one_device(name: str, *tensors: Tensor) -> None:
     )
 
 
-def fake_pointwise(name: str, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def fake_pointwise(
+    name: str, a: Tensor, b: Tensor, dtype: torch.dtype, *, then_number: bool = False
+) -> Tensor:
     """The result of a pointwise operator: TensorIterator's shape and strides, and a dtype.
 
-    The strides are those of float32 stand-ins: where dtypes differ, or are half
-    precision, PyTorch's own meta functions convert first and lose the layout.
+    Args:
+        name: The operator, for errors.
+        a: The first input.
+        b: The second one; ``a`` again where there is none.
+        dtype: The result's.
+        then_number: Whether PyTorch's way to the result ends with an operator on a
+            tensor and a number.
     """
     check_one_device(name, a, b)
+    if all(type(number) is int for t in (a, b) for number in (*t.shape, *t.stride())):
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        strides = result_strides(a, b)
+        if then_number:
+            strides = strides_after_number(shape, strides)
+        return a.new_empty_strided(shape, strides, dtype=dtype)
+    # Sizes that are symbols are left to PyTorch. The strides are those of float32 stand-ins: where
+    # dtypes differ, or are half precision, its own meta functions convert and lose the layout.
     stand_ins = (t.new_empty_strided(t.shape, t.stride(), dtype=torch.float32) for t in (a, b))
     return torch.empty_like(torch.mul(*stand_ins), dtype=dtype)
 

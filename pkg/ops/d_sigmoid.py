@@ -56,7 +56,7 @@ def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
 
 @register_fake("d_sigmoid")
 def _fake(z: Tensor) -> Tensor:
-    return torch.sigmoid(z)
+    return fake_pointwise("d_sigmoid", z, z, z.dtype)
 
 
 @register_fake("d_sigmoid_backward")

@@ -52,7 +52,7 @@ def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
     dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
-    return fake_pointwise("muladd", a, b, dtype)
+    return fake_pointwise("muladd", a, b, dtype, then_number=True)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
