@@ -3,68 +3,56 @@
 
 #include <algorithm>
 
+#include "memory_overlap.h"
 #include "pointwise.h"
 
 namespace pkg {
 
 namespace detail {
 
-// True where two index tuples may reach one element: a dimension of stride 0,
-// or a stride that a smaller dimension's extent reaches. Dense and sliced
-// layouts are told apart exactly; an exotic layout without overlap (as_strided
-// with interleaved dimensions) counts as overlapping.
-inline bool may_overlap_itself(const Tensor& tensor) {
-  const auto sizes = sizes_of(tensor);
-  const auto strides = strides_of(tensor);
-  std::array<std::pair<int64_t, int64_t>, kMaxDims> dims;
-  size_t count = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 0) {
-      return false;
-    }
-    if (sizes[d] > 1) {
-      dims[count++] = {strides[d], sizes[d]};
-    }
+// True where the tensors are the same elements in the same order, which may be
+// overwritten as they are read.
+inline bool are_same_elements(const Tensor& a, const Tensor& b) {
+  const auto sizes = sizes_of(a);
+  const auto a_strides = strides_of(a);
+  const auto b_strides = strides_of(b);
+  bool same = a.const_data_ptr() == b.const_data_ptr() &&
+              dtype_of(a) == dtype_of(b) &&
+              std::ranges::equal(sizes, sizes_of(b));
+  for (size_t d = 0; same && d < sizes.size(); ++d) {
+    same = sizes[d] == 1 || a_strides[d] == b_strides[d];
   }
-  std::sort(dims.begin(), dims.begin() + count);
-  int64_t extent = 0;
-  for (size_t d = 0; d < count; ++d) {
-    if (dims[d].first <= extent) {
-      return true;
-    }
-    extent += dims[d].first * (dims[d].second - 1);
-  }
-  return false;
+  return same;
 }
 
-struct ByteRange {
-  const char* begin;
-  const char* end;
-};
-
-inline ByteRange bytes_of(const Tensor& tensor) {
-  const auto sizes = sizes_of(tensor);
-  const auto strides = strides_of(tensor);
-  int64_t elements = product(sizes) > 0 ? 1 : 0;
-  for (size_t d = 0; elements > 0 && d < sizes.size(); ++d) {
-    elements += (sizes[d] - 1) * strides[d];
-  }
-  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin,
-          begin + elements * static_cast<int64_t>(tensor.element_size())};
+inline void check_overlap_in_itself(const Tensor& out) {
+  const Overlap overlap = overlap_in_itself(out);
+  PKG_CHECK(overlap != Overlap::kYes,
+            "add_out: several elements of out share one memory location (is it "
+            "an expanded tensor?); pass out.clone() instead");
+  PKG_CHECK(overlap != Overlap::kUnknown, "add_out: out has strides ",
+            shape_text(strides_of(out)), ", which interleave its dimensions ",
+            "so that it would take too long to find out whether elements ",
+            "share memory; pass out.contiguous() and copy the result back");
 }
 
-// An input that is the output element for element may be overwritten as it is
-// read; one that merely shares memory with it may not.
-inline bool overlaps_partially(const Tensor& input, const Tensor& output) {
-  const ByteRange in = bytes_of(input);
-  const ByteRange out = bytes_of(output);
-  if (in.begin >= out.end || out.begin >= in.end) {
-    return false;
+inline void check_overlap_of_input(const char* name, const Tensor& input,
+                                   const Tensor& out) {
+  if (are_same_elements(input, out)) {
+    return;
   }
-  return !(in.begin == out.begin && dtype_of(input) == dtype_of(output) &&
-           std::ranges::equal(sizes_of(input), sizes_of(output)) &&
-           std::ranges::equal(strides_of(input), strides_of(output)));
+  const Overlap overlap =
+      overlap_between(input, static_cast<int64_t>(input.element_size()), out,
+                      static_cast<int64_t>(out.element_size()));
+  PKG_CHECK(overlap != Overlap::kYes, "add_out: ", name,
+            " and out share memory without being the same elements; pass ",
+            name, ".clone() instead");
+  PKG_CHECK(overlap != Overlap::kUnknown, "add_out: ", name, " of strides ",
+            shape_text(strides_of(input)), " and out of strides ",
+            shape_text(strides_of(out)),
+            " lie in the same memory, interleaved so that it would take too "
+            "long to find out whether they share elements; pass ",
+            name, ".clone() instead");
 }
 
 }  // namespace detail
@@ -85,14 +73,12 @@ inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
                                                    : to != ScalarType::Bool;
   PKG_CHECK(castable, "add_out: the sum is ", dtype_name(from),
             ", which cannot be cast to out's dtype ", dtype_name(to));
-  PKG_CHECK(!detail::may_overlap_itself(out),
-            "add_out: several elements of out share one memory location (is it "
-            "an expanded tensor?); pass out.clone() instead");
-  for (const auto& [name, input] : {std::pair{"a", &a}, std::pair{"b", &b}}) {
-    PKG_CHECK(!detail::overlaps_partially(*input, out), "add_out: ", name,
-              " and out share memory without being the same elements; pass ",
-              name, ".clone() instead");
-  }
+  detail::check_overlap_in_itself(out);
+  // A lazy clone gets the memory of its own that it will be written to: until
+  // then it seems to overlap with its original.
+  static_cast<void>(out.mutable_data_ptr());
+  detail::check_overlap_of_input("a", a, out);
+  detail::check_overlap_of_input("b", b, out);
 }
 
 }  // namespace pkg

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kSchemas[] = {
     "muladd(Tensor a, Tensor b, float c) -> Tensor",
     "mul(Tensor a, Tensor b) -> Tensor",
-    "add_out(Tensor a, Tensor b, *, Tensor(a!) out) -> ()",
+    "add_out(Tensor a, Tensor b, Tensor(a!) out) -> ()",
     "d_sigmoid(Tensor z) -> Tensor",
     "d_sigmoid_backward(Tensor grad, Tensor z) -> Tensor",
 

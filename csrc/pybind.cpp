@@ -419,7 +419,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("mul", &call_mul, py::arg("a"), py::arg("b"), release_gil(),
              "a * b. See pkg.ops.mul.");
   module.def("add_out", &call_add_out, py::arg("a"), py::arg("b"),
-             py::kw_only(), py::arg("out"), release_gil(),
+             py::arg("out"), release_gil(),
              "Writes a + b into out. See pkg.ops.add_out.");
   module.def("d_sigmoid", &call_d_sigmoid, py::arg("z"), release_gil(),
              "Derivative of the sigmoid function. See pkg.ops.d_sigmoid.");

@@ -28,7 +28,7 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
     return a.to(dtype) * b.to(dtype) + c
 
 
-def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     out.copy_(a + b)
 
 

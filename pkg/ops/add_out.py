@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from ._registration import (
     batch_to_front,
@@ -15,7 +17,7 @@ from ._registration import (
 )
 
 
-def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Writes ``a + b`` into ``out``.
 
     Args:
@@ -23,7 +25,8 @@ def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         b: A shape that broadcasts with ``a``'s, on the same device.
         out: The broadcast shape, any strides without overlap, and a dtype that
             the promoted dtype of the sum can be cast to. It may be ``a`` or
-            ``b`` itself, but not share only a part of its memory with them.
+            ``b`` itself, or lie interleaved with them in one storage, but not
+            share only some of their elements.
 
     Raises:
         RuntimeError: ``out`` has another shape or a dtype of a lower category,
@@ -37,15 +40,15 @@ def add_out(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         >>> out
         tensor([11., 12.])
     """
-    torch.ops.pkg.add_out.default(a, b, out=out)
+    torch.ops.pkg.add_out.default(a, b, out)
 
 
 @register_fake("add_out")
-def _fake(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def _fake(a: Tensor, b: Tensor, out: Tensor) -> None:
     check_one_device("add_out", a, b, out)
 
 
-def _refuse_gradients(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
     if torch.is_grad_enabled():
         for name, tensor in (("a", a), ("b", b), ("out", out)):
             if tensor.requires_grad:
@@ -54,39 +57,31 @@ def _refuse_gradients(a: Tensor, b: Tensor, *, out: Tensor) -> None:
                     "Use torch.add, or call it under torch.no_grad()"
                 )
     with torch._C._AutoDispatchBelowAutograd():
-        add_out(a, b, out=out)
+        add_out(a, b, out)
 
 
-def _count_write(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+def _count_write(a: Tensor, b: Tensor, out: Tensor) -> None:
     # Autograd must notice where a tensor that it saved is overwritten.
     torch.autograd.graph.increment_version(out)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        add_out(a, b, out=out)
+        add_out(a, b, out)
 
 
-def _vmap(a: Tensor, b: Tensor, *, out: Tensor) -> None:
-    # torch.library.register_vmap does not take operators with keyword-only tensors.
-    interpreter = retrieve_current_functorch_interpreter()
-    level = interpreter.level()
-    (a, a_dim), (b, b_dim), (out, out_dim) = (
-        torch._C._functorch._unwrap_batched(t, level) for t in (a, b, out)
-    )
-    if out_dim is None and (a_dim, b_dim) != (None, None):
+def _vmap(
+    info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, out: Tensor
+) -> tuple[None, None]:
+    if in_dims[2] is None:
         raise RuntimeError(
             "add_out: under vmap an input has a batch dimension and out has none to hold the "
             "results; pass an out that is mapped over too"
         )
-    with torch._C._ExcludeDispatchKeyGuard(_VMAP_KEYS):
-        if out_dim is None:
-            return add_out(a, b, out=out)
-        a, b = promoted_for_vmap(a, b, (a_dim, b_dim))
-        a, b, out = batch_to_front((a, b, out), (a_dim, b_dim, out_dim))
-        # Where neither input has the batch dimension, their sum is every slice's.
-        return add_out(a.expand_as(out), b, out=out)
+    a, b = promoted_for_vmap(a, b, in_dims[:2])
+    a, b, out = batch_to_front((a, b, out), in_dims)
+    # Where neither input has the batch dimension, their sum is every slice's.
+    add_out(a.expand_as(out), b, out)
+    return None, None
 
-
-_VMAP_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
 library.impl("add_out", _refuse_gradients, "Autograd")
 library.impl("add_out", _count_write, "ADInplaceOrView")
-library.impl("add_out", _vmap, "FuncTorchBatched")
+torch.library.register_vmap("pkg::add_out", _vmap)

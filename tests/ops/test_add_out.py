@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import random
 from types import MappingProxyType
 
 import pytest
@@ -25,6 +27,28 @@ def with_out(sample: Sample) -> Sample:
         family=sample.family,
         values_only=sample.values_only,
     )
+
+
+def random_layout(choose: random.Random, largest: int) -> tuple[list[int], list[int]]:
+    """Sizes and strides that overlap about as often as not."""
+    dims = choose.randint(1, 4)
+    sizes = [choose.choice([1, 2, 2, 3, 4, 5]) for _ in range(dims)]
+    strides = [choose.randint(1, largest) for _ in range(dims)]
+    return sizes, strides
+
+
+def offsets(sizes: list[int], strides: list[int]) -> list[int]:
+    """Of every element: the definition that overlaps are held to."""
+    indices = itertools.product(*(range(size) for size in sizes))
+    return [sum(i * s for i, s in zip(index, strides, strict=True)) for index in indices]
+
+
+def distinct_subset_sums(count: int) -> list[int]:
+    """Conway and Guy's numbers, no two subsets of which have one sum, and few are far apart."""
+    u = [0, 1]
+    for n in range(1, count):
+        u.append(2 * u[n] - u[n - round((2 * n) ** 0.5)])
+    return [u[count] - u[i] for i in range(count)]
 
 
 class TestAddOut(OperatorTests):
@@ -63,6 +87,101 @@ class TestAddOut(OperatorTests):
             refused("a requires a gradient", needs_grad, two, out),
             refused("out requires a gradient", two, two, needs_grad),
         ]
+
+    def test_out_by_position(self, device: torch.device) -> None:
+        a, b = (normal(3, 4, seed=seed).to(device) for seed in (0, 1))
+        for function in (
+            pkg.ops.add_out,
+            torch.ops.pkg.add_out,
+            torch.ops.pkg.add_out.default,
+            pkg._C.add_out,
+        ):
+            out = torch.full_like(a, torch.nan)
+            assert function(a, b, out) is None
+            assert torch.equal(out, a + b)
+
+    def test_an_interleaved_out_is_written(self, device: torch.device) -> None:
+        memory = torch.full((20,), -1.0, device=device)
+        out = memory.as_strided((2, 7), (7, 2))
+        a = torch.arange(14.0, device=device).reshape(2, 7)
+        pkg.ops.add_out(a, a, out)
+        assert torch.equal(out, a + a)
+        assert memory.tolist().count(-1) == 20 - 14
+
+    def test_an_out_is_refused_where_its_elements_overlap_and_nowhere_else(
+        self, device: torch.device
+    ) -> None:
+        choose = random.Random(0)
+        counts = {True: 0, False: 0}
+        for case in range(4000):
+            sizes, strides = random_layout(choose, 5 + case // 200)
+            reached = offsets(sizes, strides)
+            overlaps = len(set(reached)) < len(reached)
+            out = torch.zeros(max(reached) + 1, device=device).as_strided(sizes, strides)
+            counts[overlaps] += 1
+            a = torch.arange(1.0, len(reached) + 1, device=device).reshape(sizes)
+            if overlaps:
+                with pytest.raises(RuntimeError, match="of out share one memory location"):
+                    pkg.ops.add_out(a, a, out)
+            else:
+                pkg.ops.add_out(a, a, out)
+                assert torch.equal(out, a + a)
+        assert min(counts.values()) > 1000
+
+    def test_an_input_is_refused_where_it_shares_elements_and_nowhere_else(
+        self, device: torch.device
+    ) -> None:
+        choose = random.Random(0)
+        counts = {True: 0, False: 0}
+        while sum(counts.values()) < 3000:
+            sizes, strides = random_layout(choose, 12)
+            reached = offsets(sizes, strides)
+            if len(set(reached)) < len(reached):
+                continue
+            memory = torch.zeros(128, device=device).to(torch.int32)
+            start, input_start = choose.randint(0, 9), choose.randint(0, 9)
+            input_strides = [choose.randint(0, 12) for _ in sizes]
+            out = memory.as_strided(sizes, strides, start)
+            wide = choose.random() < 0.3
+            elements = memory.view(torch.int16) if wide else memory
+            given = elements.as_strided(sizes, input_strides, input_start)
+            size = given.element_size()
+            read = {
+                (input_start + offset) * size + byte
+                for offset in offsets(sizes, input_strides)
+                for byte in range(size)
+            }
+            written = {(start + offset) * 4 + byte for offset in reached for byte in range(4)}
+            same = not wide and start == input_start
+            same = same and all(
+                size == 1 or own == other
+                for size, own, other in zip(sizes, strides, input_strides, strict=True)
+            )
+            shares = bool(read & written) and not same
+            counts[shares] += 1
+            ones = torch.ones(sizes, device=device, dtype=torch.int32)
+            if shares:
+                with pytest.raises(RuntimeError, match="b and out share memory"):
+                    pkg.ops.add_out(ones, given, out)
+            else:
+                expected = given + ones
+                pkg.ops.add_out(ones, given, out)
+                assert torch.equal(out, expected)
+        assert min(counts.values()) > 500
+
+    def test_what_is_too_hard_to_decide_is_refused_in_words(self, device: torch.device) -> None:
+        def write(count: int) -> Tensor:
+            strides = distinct_subset_sums(count)
+            memory = torch.zeros(1 + sum(strides), device=device)
+            out = memory.as_strided((2,) * count, strides)
+            one = torch.ones(1, device=device).expand_as(out)
+            pkg.ops.add_out(one, one, out)
+            return memory
+
+        # No two elements are one, and few others lie between: each case is a search.
+        assert write(10).count_nonzero() == 2**10
+        with pytest.raises(RuntimeError, match=r"out has strides \(.*too long to find out"):
+            write(20)
 
     def test_every_dtype_that_can_be_cast(self, device: torch.device) -> None:
         samples = []
