@@ -15,7 +15,7 @@
 #include <optional>
 #include <string>
 
-#include "dlpack_exchange.h"
+#include "borrowed_tensor.h"
 #include "kernel_library.h"
 #include "tensor_caster.h"
 
@@ -152,26 +152,11 @@ class PythonState {
 
   // A tensor that is nothing but dense memory on the CPU; otherwise nothing.
   std::optional<TensorView> memory_of(PyObject* tensor) const {
-    dlpack::TensorDescription description;
-    if (interface_->describe(tensor, &description) != 0) {
-      PyErr_Clear();
-      return std::nullopt;
-    }
-    const auto dims = static_cast<size_t>(description.dims);
-    const std::span<const int64_t> sizes(description.sizes, dims);
-    const std::span<const int64_t> strides(description.strides, dims);
-    const ScalarType type = scalar_type(description.dtype);
-    const bool is_plain =
-        description.device_type == dlpack::kCpu &&
-        type != ScalarType::Undefined && description.byte_offset == 0 &&
-        (description.data != nullptr || product(sizes) == 0) &&
-        is_negated_.is_denied(tensor);
-    return is_plain ? std::optional<TensorView>(
-                          {description.data, sizes, strides, type})
-                    : std::nullopt;
+    const std::optional<TensorView> view = tensors_.read(tensor);
+    return view && is_negated_.is_denied(tensor) ? view : std::nullopt;
   }
 
-  bool can_read_tensors() const { return interface_ != nullptr; }
+  bool can_read_tensors() const { return tensors_.can_be_read(); }
 
  private:
   // Whether this is the answer for a key of the dispatcher.
@@ -185,42 +170,9 @@ class PythonState {
     return answer == expected;
   }
 
-  PythonState() {
-    const py::object api =
-        attribute(attribute("torch", "Tensor"), dlpack::kAttribute);
-    if (PyCapsule_IsValid(api.ptr(), dlpack::kCapsule)) {
-      interface_ = static_cast<const dlpack::ExchangeInterface*>(
-          PyCapsule_GetPointer(api.ptr(), dlpack::kCapsule));
-      if (interface_->major_version != dlpack::kMajorVersion ||
-          interface_->describe == nullptr) {
-        interface_ = nullptr;
-      }
-    }
-  }
+  PythonState() = default;
 
-  static ScalarType scalar_type(dlpack::DataType type) {
-    using dlpack::DataType;
-    static constexpr std::pair<DataType, ScalarType> kTypes[] = {
-        {{dlpack::kFloat, 32, 1}, ScalarType::Float},
-        {{dlpack::kFloat, 64, 1}, ScalarType::Double},
-        {{dlpack::kBfloat, 16, 1}, ScalarType::BFloat16},
-        {{dlpack::kFloat, 16, 1}, ScalarType::Half},
-        {{dlpack::kInt, 8, 1}, ScalarType::Char},
-        {{dlpack::kInt, 16, 1}, ScalarType::Short},
-        {{dlpack::kInt, 32, 1}, ScalarType::Int},
-        {{dlpack::kInt, 64, 1}, ScalarType::Long},
-        {{dlpack::kUInt, 8, 1}, ScalarType::Byte},
-        {{dlpack::kBool, 8, 1}, ScalarType::Bool},
-    };
-    for (const auto& [dlpack_type, result] : kTypes) {
-      if (dlpack_type == type) {
-        return result;
-      }
-    }
-    return ScalarType::Undefined;
-  }
-
-  const dlpack::ExchangeInterface* interface_ = nullptr;
+  BorrowedTensors tensors_;
   py::object tensor_type_ = attribute("torch", "Tensor");
   py::object parameter_type_ = attribute("torch.nn", "Parameter");
   PyTypeObject* tensor_ = reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());

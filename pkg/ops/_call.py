@@ -19,7 +19,7 @@ scaled_dot_product_attention    13640 4740 6060 23960 10160 7330  101640 59780 5
 ==============================  ==============  ================  ==================
 
 Of matmul's 1.98 us the public function takes 0.13, the questions about the thread and the gradients
-0.33, that about autocast 0.13, reading two tensors in place by DLPack's C interface 0.22, the
+0.33, that about autocast 0.13, reading two tensors in place (then by DLPack) 0.22, the
 result's memory and its Python object 0.47, telling observers 0.05, the product 0.4. The kernel's
 boxed entry, with the stable ABI's tensor handles, took 0.5 more.
 """

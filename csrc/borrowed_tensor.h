@@ -1,0 +1,89 @@
+// Reads a Python tensor in place: no reference is taken, and nothing of the
+// tensor changes.
+//
+// A handle of the stable ABI points to an at::Tensor, which is one pointer to
+// the tensor's implementation, and Python tells that pointer as Tensor._cdata.
+// So the address of a copy of it is a handle, good for as long as the Python
+// object lives. Whether this holds is tried on a handle that PyTorch made.
+//
+// DLPack's exchange interface reads tensors too, and as fast, but asks for
+// memory to write to: a copy-on-write tensor would be copied by being read.
+#pragma once
+
+#include <optional>
+
+#include "pybind_headers.h"
+#include "tensor.h"
+#include "tensor_caster.h"
+
+namespace pkg::python {
+
+class BorrowedTensors {
+ public:
+  BorrowedTensors() {
+    const py::object type = py::module_::import("torch._C").attr("TensorBase");
+    const py::object descriptor = py::getattr(type, "_cdata", py::none());
+    if (Py_IS_TYPE(descriptor.ptr(), &PyGetSetDescr_Type)) {
+      getter_ =
+          reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;
+    }
+    const py::object empty = py::module_::import("torch").attr("empty")(0);
+    const Tensor tensor(TensorBridge::instance().handle_of(empty.ptr()));
+    const void* implementation = *reinterpret_cast<void**>(tensor.get());
+    if (implementation != implementation_of(empty.ptr())) {
+      getter_ = nullptr;
+    }
+  }
+
+  // False where this PyTorch has another idea of handles.
+  bool can_be_read() const { return getter_ != nullptr; }
+
+  // A tensor of the type torch.Tensor or Parameter that is dense on the CPU and
+  // of a dtype that kernels take; otherwise nothing.
+  std::optional<TensorView> read(PyObject* object) const {
+    void* implementation = implementation_of(object);
+    const auto tensor = reinterpret_cast<AtenTensorHandle>(&implementation);
+    int32_t device = -1;
+    int32_t layout = -1;
+    int32_t code = -1;
+    if (implementation == nullptr ||
+        aoti_torch_get_device_type(tensor, &device) != TORCH_SUCCESS ||
+        aoti_torch_get_layout(tensor, &layout) != TORCH_SUCCESS ||
+        aoti_torch_get_dtype(tensor, &code) != TORCH_SUCCESS ||
+        device != cpu_ || layout != strided_) {
+      return std::nullopt;
+    }
+    const ScalarType dtype = scalar_type_of_code(code);
+    int64_t dims = 0;
+    int64_t* sizes = nullptr;
+    int64_t* strides = nullptr;
+    const void* data = nullptr;
+    if (!(is_floating(dtype) || is_integral(dtype)) ||
+        aoti_torch_get_dim(tensor, &dims) != TORCH_SUCCESS ||
+        aoti_torch_get_sizes(tensor, &sizes) != TORCH_SUCCESS ||
+        aoti_torch_get_strides(tensor, &strides) != TORCH_SUCCESS ||
+        torch_get_const_data_ptr(tensor, &data) != TORCH_SUCCESS) {
+      return std::nullopt;
+    }
+    const auto count = static_cast<size_t>(dims);
+    const TensorView view(data, {sizes, count}, {strides, count}, dtype);
+    return data != nullptr || product(view.sizes) == 0 ? std::optional(view)
+                                                       : std::nullopt;
+  }
+
+ private:
+  void* implementation_of(PyObject* object) const {
+    PyObject* address =
+        getter_ != nullptr ? getter_->get(object, getter_->closure) : nullptr;
+    void* result = address != nullptr ? PyLong_AsVoidPtr(address) : nullptr;
+    Py_XDECREF(address);
+    PyErr_Clear();
+    return result;
+  }
+
+  const PyGetSetDef* getter_ = nullptr;
+  int32_t cpu_ = aoti_torch_device_type_cpu();
+  int32_t strided_ = aoti_torch_layout_strided();
+};
+
+}  // namespace pkg::python
