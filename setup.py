@@ -117,8 +117,8 @@ def binding() -> Extension:
     }
     return CppExtension(
         "pkg._C",
-        relative(list(CSRC.glob("*.cpp"))),
-        depends=headers(CSRC),
+        relative([*CSRC.glob("*.cpp"), *(CSRC / "python").glob("*.cpp")]),
+        depends=headers(CSRC, CSRC / "python"),
         define_macros=[(name, f'"{text}"') for name, text in facts.items()],
         extra_compile_args=[*cxx_flags(), *FLAGS.cpu_levels()["baseline"]],
         extra_link_args=link_flags(),

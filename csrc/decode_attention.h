@@ -167,12 +167,4 @@ inline Tensor allocate_decode_output(const DecodeAttentionPlan& plan,
   return allocate_attention_output(shape, query);
 }
 
-inline void check_decode_attention(
-    const TensorView& query, const TensorView& key_cache,
-    const TensorView& value_cache, const TensorView& cache_lengths,
-    const std::optional<TensorView>& block_table) {
-  plan_decode_attention(query, key_cache, value_cache, cache_lengths,
-                        block_table, std::nullopt);
-}
-
 }  // namespace pkg

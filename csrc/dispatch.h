@@ -106,17 +106,4 @@ Result explained_dispatch(const Check& check, const char* name,
   }
 }
 
-// The same for tensors that have memory. Where PyTorch would print the message
-// of a failure, the checks run beforehand; sizes that are symbols would become
-// numbers by that.
-template <class Result, class Check, class... Arguments>
-Result checked_dispatch(const Check& check, const char* name,
-                        const Arguments&... arguments) {
-  if (!dispatch_errors_have_messages()) {
-    check();
-    return dispatch<Result>(name, "", arguments...);
-  }
-  return explained_dispatch<Result>(check, name, arguments...);
-}
-
 }  // namespace pkg

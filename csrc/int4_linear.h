@@ -35,13 +35,4 @@ inline Int4LinearPlan plan_int4_linear(const TensorView& input,
   return {plan, layout, group_size};
 }
 
-inline void check_int4_linear(const TensorView& input,
-                              const TensorView& packed_w,
-                              const TensorView& scales_and_zeros,
-                              int64_t group_size, int64_t inner_k_tiles,
-                              const std::optional<TensorView>& bias) {
-  plan_int4_linear(input, packed_w, scales_and_zeros, group_size, inner_k_tiles,
-                   bias);
-}
-
 }  // namespace pkg

@@ -15,17 +15,28 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "compiler.h"
 #include "tensor.h"
+#include "text.h"
 
 namespace pkg {
 
 inline constexpr size_t kMaxResults = 5;
 
-// An argument as Python gives it: None, a tensor, a number, a text or a dtype.
-using DirectArgument = std::variant<std::monostate, TensorView, double, int64_t,
-                                    bool, std::string_view, ScalarType>;
+// A list of integers that needs no memory of its own.
+struct IntegerList {
+  static constexpr size_t kMost = 8;
+  std::array<int64_t, kMost> values;
+  size_t count = 0;
+};
+
+// An argument as Python gives it: None, a tensor, a number, a text, a dtype or
+// a list of integers.
+using DirectArgument =
+    std::variant<std::monostate, TensorView, double, int64_t, bool,
+                 std::string_view, ScalarType, IntegerList>;
 using DirectResults = std::array<std::optional<Tensor>, kMaxResults>;
 
 // False where the arguments' types are not the kernel's.
@@ -62,6 +73,9 @@ struct KernelEntry<function> {
   template <class T>
   using Value = std::remove_cvref_t<T>;
 
+  static constexpr bool kIsDirect =
+      !(std::is_same_v<Value<Arguments>, Tensor> || ...);
+
   static Result dispatched(typename OnTensor<Arguments>::type... arguments) {
     return function(arguments...);
   }
@@ -73,10 +87,13 @@ struct KernelEntry<function> {
   }
 
  private:
+  using Integers = std::vector<int64_t>;
+
   // What holds an argument of this type.
   template <class T>
-  using Held =
-      std::conditional_t<std::is_same_v<T, std::string>, std::string_view, T>;
+  using Held = std::conditional_t<
+      std::is_same_v<T, Text>, std::string_view,
+      std::conditional_t<std::is_same_v<T, Integers>, IntegerList, T>>;
 
   template <class T>
   static bool fits(const DirectArgument& argument) {
@@ -94,8 +111,13 @@ struct KernelEntry<function> {
       return std::holds_alternative<std::monostate>(argument)
                  ? T()
                  : T(get<typename T::value_type>(argument));
+    } else if constexpr (std::is_same_v<T, Text>) {
+      return Text{std::string(*std::get_if<std::string_view>(&argument))};
+    } else if constexpr (std::is_same_v<T, Integers>) {
+      const auto& list = *std::get_if<IntegerList>(&argument);
+      return Integers(list.values.begin(), list.values.begin() + list.count);
     } else {
-      return T(*std::get_if<Held<T>>(&argument));
+      return *std::get_if<T>(&argument);
     }
   }
 
@@ -158,21 +180,26 @@ class KernelLibrary {
                 std::string_view key)
       : dispatcher_(dispatcher), is_cpu_(key == "CPU") {}
 
-  // A kernel that only the dispatcher enters.
-  void impl(const char* name,
-            void (*boxed)(StableIValue*, uint64_t, uint64_t)) {
-    dispatcher_.impl(name, boxed);
-  }
-
-  // A kernel on TensorViews, which may be entered without the dispatcher: one
-  // that writes to nothing but its results, and refuses what it cannot do.
+  // A kernel: a function on tensors or TensorViews, numbers, texts and lists.
+  // On the CPU one without a `const Tensor&` among its arguments is entered
+  // without the dispatcher too: it writes to nothing but its results, and
+  // refuses what it cannot do.
   template <auto function>
   void impl(const char* name) {
     using Entry = detail::KernelEntry<function>;
     dispatcher_.impl(name, TORCH_BOX(&Entry::dispatched));
-    if (is_cpu_) {
-      direct_kernels.add(name, &Entry::direct);
+    if constexpr (Entry::kIsDirect) {
+      if (is_cpu_) {
+        direct_kernels.add(name, &Entry::direct);
+      }
     }
+  }
+
+  // What a composite operator does in the plain case, for direct calls alone:
+  // it throws an ArgumentError where the composite has more to do.
+  template <auto function>
+  void impl_directly(const char* name) {
+    direct_kernels.add(name, &detail::KernelEntry<function>::direct);
   }
 
  private:

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <string_view>
+
 #include "check.h"
 #include "namespace.h"
 #include "scaled_dot_product_attention.h"
@@ -107,6 +109,14 @@ bool defined = false;
 }  // namespace
 
 bool operators_are_defined() { return defined; }
+
+std::vector<std::string> operator_names() {
+  std::vector<std::string> names;
+  for (const std::string_view schema : kSchemas) {
+    names.emplace_back(schema.substr(0, schema.find('(')));
+  }
+  return names;
+}
 
 void define_operators() {
   if (defined) {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "namespace.h"
 
 namespace pkg {
@@ -16,5 +19,8 @@ inline constexpr const char* kNamespaceTaken =
 void define_operators();
 
 bool operators_are_defined();
+
+// In the order of their schemas, without the namespace.
+std::vector<std::string> operator_names();
 
 }  // namespace pkg

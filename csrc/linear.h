@@ -157,12 +157,6 @@ inline LinearPlan plan_linear(const TensorView& input, const TensorView& weight,
   return plan;
 }
 
-inline void check_linear(const TensorView& input, const TensorView& weight,
-                         const std::optional<TensorView>& bias,
-                         const std::optional<Text>& activation) {
-  plan_linear(input, weight, bias, activation);
-}
-
 // The stride from one output feature to the next in weight.
 inline int64_t column_stride_of(const TensorView& weight) {
   return sizes_of(weight).size() == 2 ? strides_of(weight)[0] : 0;

@@ -139,11 +139,6 @@ inline void fold_batch_into_rows(MatmulPlan& plan) {
   plan.batch_dims = 0;
 }
 
-inline void check_matmul(const TensorView& a, const TensorView& b,
-                         std::optional<ScalarType> out_dtype) {
-  plan_matmul(a, b, out_dtype);
-}
-
 inline Tensor allocate_matmul_output(const MatmulPlan& plan,
                                      const TensorView& a) {
   return empty_contiguous({plan.output_sizes.data(), plan.output_dims},

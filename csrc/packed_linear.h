@@ -60,12 +60,4 @@ inline LinearPlan plan_packed_linear(const TensorView& input,
   return plan;
 }
 
-inline void check_packed_linear(const TensorView& input,
-                                const TensorView& packed_weight,
-                                int64_t out_features,
-                                const std::optional<TensorView>& bias,
-                                const std::optional<Text>& activation) {
-  plan_packed_linear(input, packed_weight, out_features, bias, activation);
-}
-
 }  // namespace pkg

@@ -2,8 +2,8 @@
 // device.
 //
 // Eight bits: the largest magnitude over 127. Half a step more on either side
-// would make the steps 0.4 % smaller, and then whole numbers up to 127 no longer
-// stay as they are.
+// would make the steps 0.4 % smaller, and then whole numbers up to 127 no
+// longer stay as they are.
 //
 // Four bits: there are eight negative values and seven positive ones, so the
 // side on which the largest magnitude lies gets the eight, for which the scale

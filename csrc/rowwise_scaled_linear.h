@@ -165,17 +165,6 @@ inline int64_t weight_scale_stride(const TensorView& weight_scale) {
   return weight_scale.strides[is_row ? 1 : 0];
 }
 
-inline void check_rowwise_scaled_linear(const char* op, RowValues values,
-                                        const TensorView& input,
-                                        const TensorView& input_scale,
-                                        const TensorView& weight,
-                                        const TensorView& weight_scale,
-                                        const std::optional<TensorView>& bias,
-                                        std::optional<ScalarType> out_dtype) {
-  plan_rowwise_scaled_linear(op, values, input, input_scale, weight,
-                             weight_scale, bias, out_dtype);
-}
-
 inline Tensor allocate_rowwise_scaled_output(
     const RowwiseScaledLinearPlan& plan, const TensorView& input) {
   return empty_contiguous({plan.output_sizes.data(), plan.leading_dims + 1},

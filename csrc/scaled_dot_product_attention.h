@@ -156,6 +156,7 @@ inline AttentionShape plan_attention(
   }
 
   if (attn_mask) {
+    check_strided(op, "attn_mask", *attn_mask);
     const auto mask = sizes_of(*attn_mask);
     const ScalarType mask_type = dtype_of(*attn_mask);
     PKG_CHECK(!is_causal, op,

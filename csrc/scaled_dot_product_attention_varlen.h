@@ -233,16 +233,5 @@ inline void check_packed_attention_backward(const PackedAttentionShape& shape,
 }
 
 // All that can be told without computing: on the CPU the offsets too.
-inline void check_scaled_dot_product_attention_varlen(
-    const TensorView& query, const TensorView& key, const TensorView& value,
-    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
-    const PackedAttentionOptions& options) {
-  const PackedAttentionShape shape = plan_packed_attention(
-      query, key, value, cu_seqlens_q, cu_seqlens_k, options);
-  if (device_of(query).type == aoti_torch_device_type_cpu()) {
-    read_packed_rows(shape, cu_seqlens_q);
-    read_packed_columns(shape, cu_seqlens_k);
-  }
-}
 
 }  // namespace pkg

@@ -154,12 +154,6 @@ inline SpatialCorrelationPlan plan_spatial_correlation_sample(
   return plan;
 }
 
-inline void check_spatial_correlation_sample(
-    const TensorView& input1, const TensorView& input2,
-    const SpatialCorrelationOptions& options) {
-  plan_spatial_correlation_sample(input1, input2, options);
-}
-
 // The gradient of one input, given the output's and the other input.
 inline SpatialCorrelationPlan plan_spatial_correlation_sample_backward(
     const TensorView& grad, const TensorView& other,

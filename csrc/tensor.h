@@ -194,13 +194,18 @@ inline bool has_strided_layout(const Tensor& tensor) {
 // tensor that it is made of.
 class TensorView {
  public:
+  // An undefined tensor, which is what None in a tensor's place becomes, has
+  // no property: check_strided() refuses it.
   // NOLINTNEXTLINE(google-explicit-constructor): a tensor may always be viewed.
   TensorView(const Tensor& tensor)
-      : sizes(sizes_of(tensor)),
-        dtype(dtype_of(tensor)),
-        device(device_of(tensor)),
-        is_strided(has_strided_layout(tensor)),
-        tensor_(tensor.get()) {
+      : is_defined(tensor.defined()), tensor_(tensor.get()) {
+    if (!is_defined) {
+      return;
+    }
+    sizes = sizes_of(tensor);
+    dtype = dtype_of(tensor);
+    device = device_of(tensor);
+    is_strided = has_strided_layout(tensor);
     if (is_strided) {
       int64_t* data = nullptr;
       TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &data));
@@ -228,11 +233,23 @@ class TensorView {
     return data;
   }
 
+  // False for a tensor whose storage was freed, as FSDP frees that of a
+  // parameter between its uses: untyped_storage().resize_(0).
+  bool has_memory() const {
+    if (tensor_ == nullptr || product(sizes) == 0) {
+      return true;
+    }
+    int64_t bytes = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor_, &bytes));
+    return bytes > 0;
+  }
+
   std::span<const int64_t> sizes;
   std::span<const int64_t> strides;
-  ScalarType dtype;
-  DeviceId device;
-  bool is_strided;
+  ScalarType dtype = ScalarType::Undefined;
+  DeviceId device{-1, -1};
+  bool is_defined = true;
+  bool is_strided = false;
 
  private:
   AtenTensorHandle tensor_ = nullptr;
@@ -255,11 +272,18 @@ inline std::string shape_text(const TensorView& tensor) {
   return shape_text(tensor.sizes);
 }
 
-// A sparse or otherwise exotic tensor has no strides to compute with.
+// Every operand passes here before a kernel reads it: None, a sparse or
+// otherwise exotic tensor, which has no strides, and one without memory.
 inline void check_strided(const char* op, const char* name,
                           const TensorView& tensor) {
+  PKG_CHECK(tensor.is_defined, op, ": ", name,
+            " is None; it must be a torch.Tensor");
   PKG_CHECK(tensor.is_strided, op, ": ", name,
             " is not a strided (dense) tensor; convert it with .to_dense()");
+  PKG_CHECK(tensor.has_memory(), op, ": ", name, " of shape ",
+            shape_text(tensor),
+            " has no memory: its storage was freed (resized to 0 bytes); "
+            "restore it, as FSDP's unshard() does, before the call");
 }
 
 inline void check_floating(const char* op, const char* name,

@@ -22,22 +22,38 @@ def build_info() -> BuildInfo: ...
 def cpu_capability() -> str | None: ...
 def _set_cpu_capability(capability: str) -> None: ...
 def cpu_capabilities() -> list[str]: ...
-def _direct_call(
+def _use_kernels(find_kernel: int | None) -> None: ...
+def _set_short_way(
     name: str,
-    kernel: int,
+    *,
+    record: Callable[..., Any] | None = None,
+    has_autocast: bool | None = None,
+    observed_as: str | None = None,
+) -> None: ...
+def _by_position(name: str) -> Callable[..., Any]: ...
+def _inner_call(
+    name: str,
+    otherwise: Callable[..., Any],
+    record: Callable[..., Any] | None,
+    is_observed: bool,
     is_checked: bool,
     has_autocast: bool,
-    record: Callable[..., Any] | None,
-    otherwise: Callable[..., Any],
 ) -> Callable[..., Any]: ...
+
+# From here on made by `make generate`, from the schemas of csrc/library.cpp.
 def muladd(a: Tensor, b: Tensor, c: float) -> Tensor: ...
 def mul(a: Tensor, b: Tensor) -> Tensor: ...
 def add_out(a: Tensor, b: Tensor, out: Tensor) -> None: ...
 def d_sigmoid(z: Tensor) -> Tensor: ...
+def d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor: ...
 def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = ...) -> Tensor: ...
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = ..., activation: str | None = ...
 ) -> Tensor: ...
+def linear_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]: ...
+def linear_activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor: ...
 def pack_linear_weight(weight: Tensor) -> Tensor: ...
 def packed_linear(
     input: Tensor,
@@ -82,14 +98,23 @@ def lltm(
 def lltm_sequence(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]: ...
-def decode_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    cache_lengths: Tensor,
-    block_table: Tensor | None = ...,
-    scale: float | None = ...,
-) -> Tensor: ...
+def lltm_forward(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def lltm_backward(
+    grad_hidden: Tensor | None,
+    grad_cells: Tensor | None,
+    grad_gates: Tensor | None,
+    gates: Tensor,
+    hidden: Tensor,
+    cells: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    old_h: Tensor,
+    needs_input: bool,
+    needs_weights: bool,
+    needs_old_h: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -100,6 +125,45 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+) -> Tensor: ...
+def scaled_dot_product_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    keeps_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def scaled_dot_product_attention_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    output_residual: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    needs_mask_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+def decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = ...,
+    scale: float | None = ...,
+) -> Tensor: ...
+def attention_dropout_mask(
+    seed: Tensor, batch: int, rows: int, columns: int, dropout_p: float
 ) -> Tensor: ...
 def scaled_dot_product_attention_varlen(
     query: Tensor,
@@ -113,6 +177,37 @@ def scaled_dot_product_attention_varlen(
     softmax_scale: float | None = ...,
     causal: bool = ...,
 ) -> Tensor: ...
+def scaled_dot_product_attention_varlen_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    dropout_seed: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    keeps_residual: bool,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def scaled_dot_product_attention_varlen_backward(
+    grad_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    dropout_seed: Tensor | None,
+    output: Tensor,
+    log_sum_exp: Tensor,
+    output_residual: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def spatial_correlation_sample(
     input1: Tensor,
     input2: Tensor,
@@ -122,4 +217,15 @@ def spatial_correlation_sample(
     padding: int | tuple[int, int] = ...,
     dilation: int | tuple[int, int] = ...,
     dilation_patch: int | tuple[int, int] = ...,
+) -> Tensor: ...
+def spatial_correlation_sample_backward(
+    grad: Tensor,
+    other: Tensor,
+    of_input2: bool,
+    kernel_size: int | tuple[int, int],
+    patch_size: int | tuple[int, int],
+    stride: int | tuple[int, int],
+    padding: int | tuple[int, int],
+    dilation: int | tuple[int, int],
+    dilation_patch: int | tuple[int, int],
 ) -> Tensor: ...

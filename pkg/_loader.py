@@ -58,11 +58,13 @@ def load() -> ModuleType:
         sys.modules["pkg._C"] = module
         cpu_library = ctypes.CDLL(str(module.__file__))
         module._set_cpu_capability(cpu_capability)
+        _use_kernels(module)
         return module
     module = _import_binding()
     cpu_capability = _choose_cpu_capability(module)
     cpu_library = _load_library(f"_cpu_{cpu_capability}")
     module._set_cpu_capability(cpu_capability)
+    _use_kernels(module)
     cuda_loaded = _load_cuda()
     if not cuda_loaded:
         _explain_missing_cuda_kernels()
@@ -196,6 +198,11 @@ def _choose_cpu_capability(module: ModuleType) -> str:
             f"only {', '.join(runnable)}. Choose one of these or unset the variable"
         )
     return asked
+
+
+def _use_kernels(module: ModuleType) -> None:
+    """Tells the functions of ``pkg._C`` where the CPU library has its kernels."""
+    module._use_kernels(ctypes.cast(cpu_library.pkg_direct_kernel, ctypes.c_void_p).value)
 
 
 def _load_cuda() -> bool:

@@ -42,7 +42,7 @@ def source_folder() -> Path:
     """
     here = Path(__file__).parent
     for folder in (here.parent / "csrc", here / "_csrc"):
-        if (folder / "pybind.cpp").exists():
+        if (folder / "python" / "pybind.cpp").exists():
             return folder
     raise FileNotFoundError(
         f"pkg.jit: no C++ sources beside {here}; the install is damaged. Reinstall pkg-kernels, "
@@ -140,7 +140,7 @@ def load(
             build directory or left it behind, CUDA is asked for and cannot be
             built, ``amx`` is and does not run here, or the compiler refuses a
             source.
-        FileNotFoundError: ``sources`` has no ``pybind.cpp``.
+        FileNotFoundError: ``sources`` has no ``python/pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
     """
     import torch
@@ -149,8 +149,8 @@ def load(
     if not namespace.isidentifier():
         raise ValueError(f"pkg.jit: namespace {namespace!r} is no identifier")
     folder = Path(sources) if sources is not None else source_folder()
-    if not (folder / "pybind.cpp").exists():
-        raise FileNotFoundError(f"pkg.jit: {folder} has no pybind.cpp; it is no csrc folder")
+    if not (folder / "python" / "pybind.cpp").exists():
+        raise FileNotFoundError(f"pkg.jit: {folder} has no python/pybind.cpp; it is no csrc folder")
     level = capability or best_capability()
     if level not in _build_flags.cpu_levels():
         raise ValueError(
@@ -170,7 +170,9 @@ def load(
             f"CUDA_HOME={cpp_extension.CUDA_HOME}, "
             f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
         )
-    files = sorted([*folder.glob("*.cpp"), *(folder / "cpu").glob("*.cpp")])
+    files = sorted(
+        path for part in (".", "python", "cpu") for path in (folder / part).glob("*.cpp")
+    )
     if cuda:
         files += sorted((folder / "cuda").glob("*.cu"))
     cflags = [

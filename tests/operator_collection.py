@@ -14,6 +14,16 @@ import pkg
 
 FOLDER = Path(__file__).parent / "ops"
 
+INFERENCE_ONLY = frozenset(
+    {
+        *("add_out", "decode_attention", "pack_linear_weight", "packed_linear"),
+        *("pack_tensor_core_tiled_layout", "unpack_tensor_core_tiled_layout"),
+        *("dequantize_tensor_core_tiled_layout", "quantize_rowwise"),
+        *("rowwise_scaled_linear_s8s4", "rowwise_scaled_linear_s4s4"),
+    }
+)
+"""The public operators that record no gradient."""
+
 
 @cache
 def operator_classes() -> dict[str, type[OperatorTests]]:

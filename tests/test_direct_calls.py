@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from operator_collection import operator_classes
+from operator_collection import INFERENCE_ONLY, operator_classes, public_operators
 from samples import normal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,7 +23,8 @@ import pkg
 from pkg.ops._call import direct_call
 from pkg.testing import Sample, same_bits
 
-OPERATORS = ["d_sigmoid", "matmul", "mul", "muladd", "scaled_dot_product_attention"]
+# Writing into an argument is the one thing that only the dispatcher does right.
+OPERATORS = [name for name in public_operators() if name != "add_out"]
 
 
 def way_of(name: str, *args: Any, has_autocast: bool = False) -> str:
@@ -40,14 +41,16 @@ def way_of(name: str, *args: Any, has_autocast: bool = False) -> str:
 
 
 def arguments_of(operator: str) -> tuple[Any, ...]:
-    a, b = normal(2, 8, 8).float(), normal(2, 8, 8, seed=1).float()
-    extra = {"d_sigmoid": (a,), "muladd": (a, b, 0.5), "scaled_dot_product_attention": (a, b, a)}
-    return extra.get(operator, (a, b))
+    return next(sample.args for sample in samples_of(operator) if not sample.kwargs)
 
 
 def samples_of(operator: str) -> list[Sample]:
     samples = [s.converted(torch.float32) for s in operator_classes()[operator]().samples()]
     return [sample for sample in samples if not sample.random]
+
+
+def results_of(returned: Any) -> list[Tensor]:
+    return list(returned) if isinstance(returned, tuple) else [returned]
 
 
 def dispatched(operator: str) -> Callable[..., Any]:
@@ -89,36 +92,38 @@ def test_a_plain_call_does_not_pass_the_dispatcher(
 ) -> None:
     # Without this the rest of the file would prove nothing.
     function, args = getattr(pkg.ops, operator), arguments_of(operator)
-    expected = dispatched(operator)(*args)
+    expected = results_of(dispatched(operator)(*args))
     monkeypatch.setattr(torch._ops.OpOverload, "__call__", None)
     for state in (nullcontext(), torch.no_grad(), torch.inference_mode()):
         with state:
-            assert same_bits(function(*args), expected)
-    with_gradient = [a.clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
-    result = function(*with_gradient)
-    assert same_bits(result.detach(), expected)
-    leaves = [a for a in with_gradient if isinstance(a, Tensor)]
-    gradients = torch.autograd.grad(result.sum(), leaves)
-    assert all(gradient.isfinite().all() for gradient in gradients)
+            results = results_of(function(*args))
+            assert all(map(same_bits, results, expected))
+    if operator in INFERENCE_ONLY:
+        return
+    leaf = args[0].clone().requires_grad_()
+    results = results_of(function(leaf, *args[1:]))
+    assert all(map(same_bits, [result.detach() for result in results], expected))
+    (gradient,) = torch.autograd.grad(sum(result.sum() for result in results), leaf)
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_results_and_gradients_are_those_of_the_dispatched_operator(operator: str) -> None:
     functions = (getattr(pkg.ops, operator), dispatched(operator))
+    has_gradients = operator not in INFERENCE_ONLY | {"int4_linear"}
     for sample in samples_of(operator):
         results, gradients = [], []
         for function in functions:
-            own = sample.map_tensors(
-                lambda t: t.requires_grad_() if t.is_floating_point() else t
-            ).copy()
+            own = sample.copy()
             with torch.no_grad():
-                results.append(function(*own.args, **own.kwargs))
-            if not sample.values_only:
-                result = function(*own.args, **own.kwargs)
-                leaves = [t for t in own.tensors if t.requires_grad]
-                gradients.append(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
-        assert same_bits(*results), str(sample)
-        assert results[0].stride() == results[1].stride(), str(sample)
+                results.append(results_of(function(*own.args, **own.kwargs)))
+            if has_gradients and not sample.values_only:
+                leaves = [t.requires_grad_() for t in own.tensors if t.is_floating_point()]
+                total = sum(r.sum() for r in results_of(function(*own.args, **own.kwargs)))
+                gradients.append(torch.autograd.grad(total, leaves, allow_unused=True))
+        for direct, wanted in zip(*results, strict=True):
+            assert same_bits(direct, wanted), str(sample)
+            assert direct.stride() == wanted.stride(), str(sample)
         for direct, wanted in zip(*gradients, strict=True) if gradients else ():
             assert same_bits(direct, wanted), str(sample)
 
@@ -230,26 +235,31 @@ def test_a_gradient_is_recorded_where_autograd_is_on() -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        (),
-        (torch.ones(2),),
-        (torch.ones(2), torch.ones(2), 0.5, None),
         (torch.ones(2), torch.ones(3), 0.5),
         (torch.ones(2), None, 0.5),
-        (torch.ones(2), torch.ones(2), 1),
         (torch.ones(2), torch.ones(2), True),
         (torch.ones(2), torch.ones(2), "0.5"),
         (torch.ones(2), torch.ones(2), torch.complex64),
-        (torch.ones(2), torch.ones(2), 2**80),
-        (torch.ones(2),) * 20,
+        (torch.ones(2), torch.ones(2), 2**80 * 10**300),
     ],
 )
 def test_what_a_kernel_does_not_take_is_left_to_the_dispatcher(args: tuple[Any, ...]) -> None:
     assert way_of("muladd", *args) == "otherwise"
 
 
-def test_an_operator_without_a_kernel_of_its_own_takes_the_other_way() -> None:
-    function = pkg.ops.mul
-    assert direct_call("scaled_dot_product_attention", function) is function
+def test_a_whole_number_is_a_float() -> None:
+    assert way_of("muladd", torch.ones(2), torch.ones(2), 1) == "kernel"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4, 20])
+def test_a_call_by_position_has_all_arguments(count: int) -> None:
+    with pytest.raises(TypeError, match=f"muladd takes 3 arguments but {count} were given"):
+        way_of("muladd", *(torch.ones(2),) * count)
+
+
+def test_what_writes_to_an_argument_has_no_short_way() -> None:
+    function = pkg.ops.add_out
+    assert direct_call("add_out", function) is function
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -274,16 +284,18 @@ def test_modes_and_profilers_see_the_operator(operator: str) -> None:
 def test_observers_see_the_operator(operator: str, tmp_path: Path) -> None:
     # Unlike a profiler this one cannot be asked after, so every call tells of itself.
     args, file = arguments_of(operator), tmp_path / "trace.json"
-    has_parts = operator == "scaled_dot_product_attention"
+    has_parts = operator.startswith("scaled_dot_product_attention")
     kernel = f"pkg::{operator}_forward" if has_parts else f"pkg::{operator}"
-    for function in (getattr(pkg.ops, operator), dispatched(operator)):
+    public = getattr(pkg.ops, operator)
+    for function in (public, dispatched(operator)):
         observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
         observer.start()
         function(*args)
         observer.stop()
         observer.unregister_callback()
         names = [node["name"] for node in json.loads(file.read_text())["nodes"]]
-        assert names.count(kernel) == 1
+        # An operator that autograd passes on is told of once more on its way.
+        assert names.count(kernel) == 1 or (function is not public and kernel in names)
 
 
 @pytest.mark.tracing
@@ -291,18 +303,18 @@ def test_observers_see_the_operator(operator: str, tmp_path: Path) -> None:
 def test_graphs_hold_the_operator(operator: str) -> None:
     function, args = getattr(pkg.ops, operator), arguments_of(operator)
     tensors = [a for a in args if isinstance(a, Tensor)]
-    rest = [a for a in args if not isinstance(a, Tensor)]
 
     class Module(torch.nn.Module):
         def forward(self, *inputs: Tensor) -> Any:
-            return function(*inputs, *rest)
+            given = iter(inputs)
+            return function(*(next(given) if isinstance(a, Tensor) else a for a in args))
 
-    expected = function(*args)
+    expected = results_of(function(*args))
     traced = torch.jit.trace(Module(), tuple(tensors))
     assert f"pkg::{operator}" in str(traced.graph)
-    assert same_bits(traced(*tensors), expected)
+    assert all(map(same_bits, results_of(traced(*tensors)), expected))
     compiled = torch.compile(Module(), fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(*tensors), expected)
+    assert all(map(same_bits, results_of(compiled(*tensors)), expected))
     for graph in (
         make_fx(Module())(*tensors),
         torch.export.export(Module(), tuple(tensors)).graph_module,

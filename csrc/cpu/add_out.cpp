@@ -22,7 +22,7 @@ void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   });
 }
 
-PKG_IMPLEMENT(CPU, library) { library.impl("add_out", TORCH_BOX(&add_out)); }
+PKG_IMPLEMENT(CPU, library) { library.impl<&add_out>("add_out"); }
 
 }  // namespace
 }  // namespace pkg::cpu

@@ -17,8 +17,8 @@
 namespace pkg::cpu {
 namespace {
 
-void run_linear(const LinearPlan& plan, const Tensor& input,
-                const Tensor& weight, const std::optional<Tensor>& bias,
+void run_linear(const LinearPlan& plan, const TensorView& input,
+                const TensorView& weight, const std::optional<TensorView>& bias,
                 const Tensor& output, const Tensor* pre_activation) {
   with_floating_type(plan.type, [&](auto example) {
     using T = decltype(example);
@@ -41,8 +41,8 @@ void run_linear(const LinearPlan& plan, const Tensor& input,
   });
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight,
-              const std::optional<Tensor>& bias,
+Tensor linear(const TensorView& input, const TensorView& weight,
+              const std::optional<TensorView>& bias,
               const std::optional<Text>& activation) {
   const LinearPlan plan = plan_linear(input, weight, bias, activation);
   const Tensor output = allocate_linear_output(plan, input);
@@ -51,8 +51,9 @@ Tensor linear(const Tensor& input, const Tensor& weight,
 }
 
 std::tuple<Tensor, Tensor> linear_forward(
-    const Tensor& input, const Tensor& weight,
-    const std::optional<Tensor>& bias, const std::optional<Text>& activation) {
+    const TensorView& input, const TensorView& weight,
+    const std::optional<TensorView>& bias,
+    const std::optional<Text>& activation) {
   const LinearPlan plan = plan_linear(input, weight, bias, activation);
   const Tensor output = allocate_linear_output(plan, input);
   const Tensor pre_activation = allocate_pre_activation(plan, input);
@@ -76,8 +77,8 @@ Tensor run_backward(const TensorView& grad, const TensorView& saved) {
   return plan.output;
 }
 
-Tensor linear_activation_backward(const Tensor& grad, const Tensor& saved,
-                                  Text activation) {
+Tensor linear_activation_backward(const TensorView& grad,
+                                  const TensorView& saved, Text activation) {
   switch (check_linear_activation_backward(grad, saved, activation)) {
     case Activation::Relu:
       return run_backward<Activation::Relu>(grad, saved);
@@ -94,10 +95,9 @@ Tensor linear_activation_backward(const Tensor& grad, const Tensor& saved,
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("linear", TORCH_BOX(&linear));
-  library.impl("linear_forward", TORCH_BOX(&linear_forward));
-  library.impl("linear_activation_backward",
-               TORCH_BOX(&linear_activation_backward));
+  library.impl<&linear>("linear");
+  library.impl<&linear_forward>("linear_forward");
+  library.impl<&linear_activation_backward>("linear_activation_backward");
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace pkg::cpu {
 namespace {
 
-Tensor pack_linear_weight(const Tensor& weight) {
+Tensor pack_linear_weight(const TensorView& weight) {
   check_pack_linear_weight(weight);
   const Tensor packed = allocate_packed_weight(weight);
   const auto sizes = sizes_of(weight);
@@ -29,7 +29,7 @@ Tensor pack_linear_weight(const Tensor& weight) {
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("pack_linear_weight", TORCH_BOX(&pack_linear_weight));
+  library.impl<&pack_linear_weight>("pack_linear_weight");
 }
 
 }  // namespace

@@ -13,8 +13,9 @@ namespace {
 // The kernels load whole cache lines of the packed operand.
 constexpr uintptr_t kAlignment = 64;
 
-Tensor packed_linear(const Tensor& input, const Tensor& packed_weight,
-                     int64_t out_features, const std::optional<Tensor>& bias,
+Tensor packed_linear(const TensorView& input, const TensorView& packed_weight,
+                     int64_t out_features,
+                     const std::optional<TensorView>& bias,
                      const std::optional<Text>& activation) {
   const LinearPlan plan =
       plan_packed_linear(input, packed_weight, out_features, bias, activation);
@@ -42,9 +43,7 @@ Tensor packed_linear(const Tensor& input, const Tensor& packed_weight,
   return output;
 }
 
-PKG_IMPLEMENT(CPU, library) {
-  library.impl("packed_linear", TORCH_BOX(&packed_linear));
-}
+PKG_IMPLEMENT(CPU, library) { library.impl<&packed_linear>("packed_linear"); }
 
 }  // namespace
 }  // namespace pkg::cpu

@@ -12,8 +12,8 @@
 namespace pkg::cpu {
 namespace {
 
-Tensor attention_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
-                              int64_t columns, double dropout_p) {
+Tensor attention_dropout_mask(const TensorView& seed, int64_t batch,
+                              int64_t rows, int64_t columns, double dropout_p) {
   check_dropout_mask(seed, batch, rows, columns, dropout_p);
   const Tensor mask = empty_contiguous(std::array{batch, rows, columns},
                                        ScalarType::Bool, device_of(seed));
@@ -40,7 +40,7 @@ Tensor attention_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("attention_dropout_mask", TORCH_BOX(&attention_dropout_mask));
+  library.impl<&attention_dropout_mask>("attention_dropout_mask");
 }
 
 }  // namespace

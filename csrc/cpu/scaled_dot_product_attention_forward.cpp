@@ -134,7 +134,21 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
   return {output, log_sum_exp, output_residual};
 }
 
+// The composite operator where it has no seed to draw.
+Tensor attention_without_dropout(const TensorView& query, const TensorView& key,
+                                 const TensorView& value,
+                                 const std::optional<TensorView>& attn_mask,
+                                 double dropout_p, bool is_causal,
+                                 std::optional<double> scale, bool enable_gqa) {
+  PKG_CHECK(dropout_p == 0.0, "dropout draws a seed");
+  return std::get<0>(scaled_dot_product_attention_forward(
+      query, key, value, attn_mask, std::nullopt, dropout_p, is_causal, scale,
+      enable_gqa, false));
+}
+
 PKG_IMPLEMENT(CPU, library) {
+  library.impl_directly<&attention_without_dropout>(
+      "scaled_dot_product_attention");
   library.impl<&scaled_dot_product_attention_forward>(
       "scaled_dot_product_attention_forward");
 }

@@ -89,7 +89,21 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
   return {output, log_sum_exp, output_residual};
 }
 
+// The composite operator where it has no seed to draw.
+Tensor packed_attention_without_dropout(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+    std::optional<double> softmax_scale, bool causal) {
+  PKG_CHECK(dropout_p == 0.0, "dropout draws a seed");
+  return std::get<0>(scaled_dot_product_attention_varlen_forward(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, std::nullopt, max_seqlen_q,
+      max_seqlen_k, dropout_p, softmax_scale, causal, false));
+}
+
 PKG_IMPLEMENT(CPU, library) {
+  library.impl_directly<&packed_attention_without_dropout>(
+      "scaled_dot_product_attention_varlen");
   library.impl<&scaled_dot_product_attention_varlen_forward>(
       "scaled_dot_product_attention_varlen_forward");
 }

@@ -254,28 +254,23 @@ class Correlation {
   bool has_window_;
 };
 
-Tensor spatial_correlation_sample(const Tensor& input1, const Tensor& input2,
-                                  std::vector<int64_t> kernel_size,
-                                  std::vector<int64_t> patch_size,
-                                  std::vector<int64_t> stride,
-                                  std::vector<int64_t> padding,
-                                  std::vector<int64_t> dilation,
-                                  std::vector<int64_t> dilation_patch) {
-  const TensorView view1(input1);
-  const TensorView view2(input2);
+Tensor spatial_correlation_sample(
+    const TensorView& input1, const TensorView& input2,
+    std::vector<int64_t> kernel_size, std::vector<int64_t> patch_size,
+    std::vector<int64_t> stride, std::vector<int64_t> padding,
+    std::vector<int64_t> dilation, std::vector<int64_t> dilation_patch) {
   const SpatialCorrelationPlan plan = plan_spatial_correlation_sample(
-      view1, view2,
+      input1, input2,
       {kernel_size, patch_size, stride, padding, dilation, dilation_patch});
-  const Tensor output = allocate_correlation(plan, view1);
+  const Tensor output = allocate_correlation(plan, input1);
   with_floating_type(plan.type, [&](auto example) {
-    Correlation<decltype(example)>(plan, view1, view2, output).run();
+    Correlation<decltype(example)>(plan, input1, input2, output).run();
   });
   return output;
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("spatial_correlation_sample",
-               TORCH_BOX(&spatial_correlation_sample));
+  library.impl<&spatial_correlation_sample>("spatial_correlation_sample");
 }
 
 }  // namespace

@@ -212,27 +212,24 @@ class ImageGradient {
 };
 
 Tensor spatial_correlation_sample_backward(
-    const Tensor& grad, const Tensor& other, bool of_input2,
+    const TensorView& grad, const TensorView& other, bool of_input2,
     std::vector<int64_t> kernel_size, std::vector<int64_t> patch_size,
     std::vector<int64_t> stride, std::vector<int64_t> padding,
     std::vector<int64_t> dilation, std::vector<int64_t> dilation_patch) {
-  const TensorView grad_view(grad);
-  const TensorView other_view(other);
   const SpatialCorrelationPlan plan = plan_spatial_correlation_sample_backward(
-      grad_view, other_view,
+      grad, other,
       {kernel_size, patch_size, stride, padding, dilation, dilation_patch});
-  const Tensor result = allocate_image_gradient(plan, other_view);
+  const Tensor result = allocate_image_gradient(plan, other);
   with_floating_type(plan.type, [&](auto example) {
-    ImageGradient<decltype(example)>(plan, grad_view, other_view, of_input2,
-                                     result)
+    ImageGradient<decltype(example)>(plan, grad, other, of_input2, result)
         .run();
   });
   return result;
 }
 
 PKG_IMPLEMENT(CPU, library) {
-  library.impl("spatial_correlation_sample_backward",
-               TORCH_BOX(&spatial_correlation_sample_backward));
+  library.impl<&spatial_correlation_sample_backward>(
+      "spatial_correlation_sample_backward");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("add_out", TORCH_BOX(&add_out));
+  library.impl<&add_out>("add_out");
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("d_sigmoid", TORCH_BOX(&d_sigmoid));
-  library.impl("d_sigmoid_backward", TORCH_BOX(&d_sigmoid_backward));
+  library.impl<&d_sigmoid>("d_sigmoid");
+  library.impl<&d_sigmoid_backward>("d_sigmoid_backward");
 }
 
 }  // namespace

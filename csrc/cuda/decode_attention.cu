@@ -92,7 +92,7 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_cache,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("decode_attention", TORCH_BOX(&decode_attention));
+  library.impl<&decode_attention>("decode_attention");
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ Tensor dequantize_tensor_core_tiled_layout(const Tensor& packed_w,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("dequantize_tensor_core_tiled_layout",
-               TORCH_BOX(&dequantize_tensor_core_tiled_layout));
+  library.impl<&dequantize_tensor_core_tiled_layout>(
+      "dequantize_tensor_core_tiled_layout");
 }
 
 }  // namespace

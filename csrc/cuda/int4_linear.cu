@@ -68,7 +68,7 @@ Tensor int4_linear(const Tensor& input, const Tensor& packed_w,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("int4_linear", TORCH_BOX(&int4_linear));
+  library.impl<&int4_linear>("int4_linear");
 }
 
 }  // namespace

@@ -54,10 +54,9 @@ Tensor linear_activation_backward(const Tensor& grad, const Tensor& saved,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("linear", TORCH_BOX(&linear));
-  library.impl("linear_forward", TORCH_BOX(&linear_forward));
-  library.impl("linear_activation_backward",
-               TORCH_BOX(&linear_activation_backward));
+  library.impl<&linear>("linear");
+  library.impl<&linear_forward>("linear_forward");
+  library.impl<&linear_activation_backward>("linear_activation_backward");
 }
 
 }  // namespace

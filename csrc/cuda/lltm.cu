@@ -21,9 +21,7 @@ std::tuple<Tensor, Tensor> lltm(const Tensor& input, const Tensor& weights,
   return {hidden, cells};
 }
 
-PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("lltm", TORCH_BOX(&lltm));
-}
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) { library.impl<&lltm>("lltm"); }
 
 }  // namespace
 }  // namespace pkg::cuda

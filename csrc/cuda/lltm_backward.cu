@@ -190,7 +190,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lltm_backward(
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("lltm_backward", TORCH_BOX(&lltm_backward));
+  library.impl<&lltm_backward>("lltm_backward");
 }
 
 }  // namespace

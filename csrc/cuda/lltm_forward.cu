@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm_forward(const Tensor& input,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("lltm_forward", TORCH_BOX(&lltm_forward));
+  library.impl<&lltm_forward>("lltm_forward");
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ std::tuple<Tensor, Tensor> lltm_sequence(const Tensor& input,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("lltm_sequence", TORCH_BOX(&lltm_sequence));
+  library.impl<&lltm_sequence>("lltm_sequence");
 }
 
 }  // namespace

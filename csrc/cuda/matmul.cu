@@ -60,7 +60,7 @@ Tensor matmul(const Tensor& a, const Tensor& b,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("matmul", TORCH_BOX(&matmul));
+  library.impl<&matmul>("matmul");
 }
 
 }  // namespace

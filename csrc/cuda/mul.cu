@@ -14,9 +14,7 @@ Tensor mul(const Tensor& a, const Tensor& b) {
   return output;
 }
 
-PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("mul", TORCH_BOX(&mul));
-}
+PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) { library.impl<&mul>("mul"); }
 
 }  // namespace
 }  // namespace pkg::cuda

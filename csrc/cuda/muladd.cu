@@ -16,7 +16,7 @@ Tensor muladd(const Tensor& a, const Tensor& b, double c) {
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("muladd", TORCH_BOX(&muladd));
+  library.impl<&muladd>("muladd");
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ Tensor pack_linear_weight(const Tensor& weight) {
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("pack_linear_weight", TORCH_BOX(&pack_linear_weight));
+  library.impl<&pack_linear_weight>("pack_linear_weight");
 }
 
 }  // namespace

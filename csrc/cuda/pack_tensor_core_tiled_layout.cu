@@ -29,8 +29,7 @@ Tensor pack_tensor_core_tiled_layout(const Tensor& w, int64_t inner_k_tiles) {
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("pack_tensor_core_tiled_layout",
-               TORCH_BOX(&pack_tensor_core_tiled_layout));
+  library.impl<&pack_tensor_core_tiled_layout>("pack_tensor_core_tiled_layout");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ Tensor packed_linear(const Tensor& input, const Tensor& packed_weight,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("packed_linear", TORCH_BOX(&packed_linear));
+  library.impl<&packed_linear>("packed_linear");
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& tensor,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("quantize_rowwise", TORCH_BOX(&quantize_rowwise));
+  library.impl<&quantize_rowwise>("quantize_rowwise");
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ Tensor rowwise_scaled_linear_s4s4(const Tensor& input,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("rowwise_scaled_linear_s4s4",
-               TORCH_BOX(&rowwise_scaled_linear_s4s4));
+  library.impl<&rowwise_scaled_linear_s4s4>("rowwise_scaled_linear_s4s4");
 }
 
 }  // namespace

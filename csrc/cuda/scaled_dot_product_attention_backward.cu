@@ -192,8 +192,8 @@ scaled_dot_product_attention_backward(
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("scaled_dot_product_attention_backward",
-               TORCH_BOX(&scaled_dot_product_attention_backward));
+  library.impl<&scaled_dot_product_attention_backward>(
+      "scaled_dot_product_attention_backward");
 }
 
 }  // namespace

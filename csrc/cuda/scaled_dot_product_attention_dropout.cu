@@ -26,7 +26,7 @@ Tensor attention_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("attention_dropout_mask", TORCH_BOX(&attention_dropout_mask));
+  library.impl<&attention_dropout_mask>("attention_dropout_mask");
 }
 
 }  // namespace

@@ -66,8 +66,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("scaled_dot_product_attention_varlen_backward",
-               TORCH_BOX(&scaled_dot_product_attention_varlen_backward));
+  library.impl<&scaled_dot_product_attention_varlen_backward>(
+      "scaled_dot_product_attention_varlen_backward");
 }
 
 }  // namespace

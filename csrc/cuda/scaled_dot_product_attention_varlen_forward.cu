@@ -44,8 +44,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("scaled_dot_product_attention_varlen_forward",
-               TORCH_BOX(&scaled_dot_product_attention_varlen_forward));
+  library.impl<&scaled_dot_product_attention_varlen_forward>(
+      "scaled_dot_product_attention_varlen_forward");
 }
 
 }  // namespace

@@ -73,10 +73,9 @@ Tensor spatial_correlation_sample_backward(
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("spatial_correlation_sample",
-               TORCH_BOX(&spatial_correlation_sample));
-  library.impl("spatial_correlation_sample_backward",
-               TORCH_BOX(&spatial_correlation_sample_backward));
+  library.impl<&spatial_correlation_sample>("spatial_correlation_sample");
+  library.impl<&spatial_correlation_sample_backward>(
+      "spatial_correlation_sample_backward");
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ Tensor unpack_tensor_core_tiled_layout(const Tensor& packed_w,
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
-  library.impl("unpack_tensor_core_tiled_layout",
-               TORCH_BOX(&unpack_tensor_core_tiled_layout));
+  library.impl<&unpack_tensor_core_tiled_layout>(
+      "unpack_tensor_core_tiled_layout");
 }
 
 }  // namespace

@@ -20,7 +20,6 @@ from .comparison import Claim
 from .text import Corpus, Vocabulary
 from .training import Training
 
-
 # So many are drawn as points too, since a single one makes no line.
 FEW_STEPS = 30
 

@@ -1,4 +1,4 @@
-"""The public operators, one module each."""
+"""The public operators, one module each. Made by ``make generate``."""
 
 from .add_out import add_out
 from .d_sigmoid import d_sigmoid
@@ -11,8 +11,6 @@ from .lltm_sequence import lltm_sequence
 from .matmul import matmul
 from .mul import mul
 from .muladd import muladd
-
-# Helpers in plain PyTorch, not operators: they are not in __all__.
 from .pack_int4 import pack_int4 as pack_int4
 from .pack_int4 import unpack_int4 as unpack_int4
 from .pack_linear_weight import pack_linear_weight

@@ -1,9 +1,10 @@
 """The way of a call from Python to a CPU kernel, as short as it may be.
 
-An operator's autograd is written in Python, and PyTorch's dispatcher takes long to get there. So a
-public function asks first whether the dispatcher would do nothing but enter the kernel, or record
-a gradient around it, and then does just that; ``csrc/direct_call.cpp`` says what it asks. All else
-goes through ``torch.ops``, errors included: the kernel is then asked again and refuses in words.
+An operator's autograd is written in Python, and PyTorch's dispatcher takes long to get there. So
+the functions of ``pkg._C``, which the public functions call, ask first whether the dispatcher would
+do nothing but enter the kernel, or record a gradient around it, and then do just that;
+``csrc/python/thread_state.h`` says what they ask. All else goes through ``torch.ops``, errors
+included: the kernel is then asked again and refuses in words.
 
 Measured at 8 x 8, float32, on a Zen 4 (3.7 GHz), one thread, PyTorch 2.13.0, 2026-11-20, before and
 after, with PyTorch's own nearest function beside it, in nanoseconds:
@@ -26,22 +27,67 @@ boxed entry, with the stable ABI's tensor handles, took 0.5 more.
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from pkg import _C, _loader
+from pkg import _C
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def operator(function: _Function) -> _Function:
+    """Lets the public function of an operator take the short way: a decorator.
+
+    The function's body is what ``torch.compile`` traces: one call of the operator that has the
+    function's name and parameters, through ``torch.ops``. Where nothing is compiled the function
+    of ``pkg._C`` is called in its stead, with the same arguments.
+
+    A function of the same parameters is compiled from text, since one of ``*args`` would take a
+    tenth of a microsecond more, a twentieth of a small call.
+    """
+    name, code = function.__name__, function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    by_keyword = names[code.co_argcount :]
+    parameters = ", ".join(
+        [*names[: code.co_argcount], *(["*", *by_keyword] if by_keyword else [])]
+    )
+    passed = ", ".join([*names[: code.co_argcount], *(f"{each}={each}" for each in by_keyword)])
+    text = (
+        "def make(is_dynamo_compiling, traced, call):\n"
+        f"    def {name}({parameters}):\n"
+        "        if is_dynamo_compiling():\n"
+        f"            return traced({passed})\n"
+        f"        return call({', '.join(names)})\n"
+        f"    return {name}\n"
+    )
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<the short way of {name}>", "exec"), function.__globals__, made)
+    short = made["make"](is_dynamo_compiling, function, _C._by_position(name))
+    short.__defaults__, short.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return functools.update_wrapper(short, function)  # type: ignore[return-value]
+
+
+def part(name: str) -> Callable[..., Any]:
+    """An operator that is a part of another, as a function of its arguments by position."""
+    traced, call = in_order(name), _C._by_position(name)
+
+    def function(*values: Any) -> Any:
+        return traced(*values) if is_dynamo_compiling() else call(*values)
+
+    return function
 
 
 def in_order(name: str) -> Callable[..., Any]:
-    """The operator as a function that takes its arguments all by position, in their order."""
+    """The operator of ``torch.ops`` as a function of its arguments by position."""
     operator = getattr(torch.ops.pkg, name).default
     arguments = operator._schema.arguments
     keywords = [argument.name for argument in arguments if argument.kwarg_only]
     if not keywords:
-        return operator  # type: ignore[no-any-return]
+        return operator
     positional = len(arguments) - len(keywords)
 
     def call(*values: Any) -> Any:
@@ -63,6 +109,8 @@ def direct_call(
 ) -> Callable[..., Any]:
     """A function that enters the operator's CPU kernel without PyTorch's dispatcher.
 
+    For what runs inside the dispatcher; a public function is made by :func:`operator`.
+
     Args:
         name: The operator, without its namespace.
         otherwise: What to call where the dispatcher has more to do than to enter the
@@ -76,13 +124,4 @@ def direct_call(
         A function of the operator's arguments, all by position. It is ``otherwise`` itself
         where the library has no kernel of the name.
     """
-    find = _loader.cpu_library.pkg_direct_kernel
-    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    return _C._direct_call(
-        f"pkg::{name}" if is_observed else "",
-        find(name.encode()) or 0,
-        is_checked,
-        has_autocast,
-        record,
-        otherwise,
-    )
+    return _C._inner_call(name, otherwise, record, is_observed, is_checked, has_autocast)

@@ -15,6 +15,8 @@ from torch._functorch import autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from pkg import _C
+
 from ._call import direct_call, in_order
 from ._strides import result_strides, strides_after_number
 
@@ -152,6 +154,7 @@ def register_gradients(
 
     recorded = function(run_below).apply
     _recording[name] = function(direct_call(name, run_below, is_checked=False)).apply
+    _C._set_short_way(name, record=_recording[name])
 
     def call_or_record(*values: Any) -> Any:
         recording = torch.is_grad_enabled() and any(
@@ -179,26 +182,26 @@ def register_gradients(
     library.impl(name, kernel, "Autograd")
 
 
-def short_call(
-    name: str, *, composite: str | None = None, otherwise: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """The operator as a function of its arguments by position, for its public function.
-
-    To be called when all else is registered. The function has no meaning to torch.compile:
-    ask ``is_dynamo_compiling`` first, and call the operator then.
+def register_recording(
+    name: str, record: Callable[..., Any], *, observed_as: str | None = None
+) -> None:
+    """Says how an operator without a gradient of its own records one past the dispatcher.
 
     Args:
-        name: The operator that has kernels, without its namespace.
-        composite: The composite operator of which it is all that is left.
-        otherwise: What calls the composite operator, with the arguments of the other.
+        name: The operator's name, without its namespace.
+        record: Takes its arguments by position, calls what ``recording`` gives for an operator
+            that has a gradient, and returns what the operator returns.
+        observed_as: The operator that PyTorch's observers are told of in the place of a
+            composite one: the one that has kernels.
     """
-    public = f"pkg::{composite or name}"
-    return direct_call(
-        name,
-        otherwise or in_order(name),
-        record=_recording.get(name),
-        has_autocast=torch._C._dispatch_has_kernel_for_dispatch_key(public, "AutocastCPU"),
+    _C._set_short_way(
+        name, record=record, observed_as=None if observed_as is None else f"pkg::{observed_as}"
     )
+
+
+def recording(name: str) -> Callable[..., Any]:
+    """What computes an operator's result and records its gradient, with the dispatcher left out."""
+    return _recording[name]
 
 
 def register_lower_precision_autocast(name: str) -> None:
@@ -233,6 +236,7 @@ def register_lower_precision_autocast(name: str) -> None:
 
     for device, key in _AUTOCAST_KEYS.items():
         register_for(device, key)
+    _C._set_short_way(name, has_autocast=True)
 
 
 def batch_to_front(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:

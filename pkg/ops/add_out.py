@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import operator
 from ._registration import (
     batch_to_front,
     check_one_device,
@@ -16,7 +17,11 @@ from ._registration import (
     register_fake,
 )
 
+TABLE = ("writes `a + b` into `out`", "floating, integers, bool", "no")
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Writes ``a + b`` into ``out``.
 

@@ -7,18 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator, part
 from ._registration import (
     batch_to_front,
     fake_pointwise,
     register_fake,
     register_gradients,
-    short_call,
 )
 from .mul import mul
 
+TABLE = (
+    "`(1 - sigmoid(z)) * sigmoid(z)`, exact to the last digits for large `z` too",
+    "floating",
+    "yes, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def d_sigmoid(z: Tensor) -> Tensor:
     """Computes the derivative of the sigmoid, ``(1 - σ(z)) σ(z)``, in one pass.
 
@@ -38,20 +45,11 @@ def d_sigmoid(z: Tensor) -> Tensor:
         >>> d_sigmoid(torch.tensor([0.0, 2.0, -2.0]))
         tensor([0.2500, 0.1050, 0.1050])
     """
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.d_sigmoid.default(z)
-    else:
-        result = _call(z)
-    return result
+    return torch.ops.pkg.d_sigmoid.default(z)
 
 
-def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """``grad`` times the derivative of :func:`d_sigmoid` at ``z``, in one pass."""
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.d_sigmoid_backward.default(grad, z)
-    else:
-        result = _call_backward(grad, z)
-    return result
+# grad times the derivative of d_sigmoid at z, in one pass.
+_d_sigmoid_backward = part("d_sigmoid_backward")
 
 
 @register_fake("d_sigmoid")
@@ -97,4 +95,3 @@ register_gradients("d_sigmoid", _backward)
 register_gradients("d_sigmoid_backward", _double_backward)
 torch.library.register_vmap("pkg::d_sigmoid", _vmap)
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)
-_call, _call_backward = short_call("d_sigmoid"), short_call("d_sigmoid_backward")

@@ -7,18 +7,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator
 from ._inference import register_inference_only
 from ._registration import (
     check_one_device,
     register_fake,
     register_lower_precision_autocast,
-    short_call,
 )
 from .scaled_dot_product_attention import _each_slice, _new_output
 
+TABLE = (
+    "attention of the newest queries of each sequence to its cache of keys and values, "
+    "contiguous or in pages, for generating text",
+    "floating",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def decode_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -73,10 +81,9 @@ def decode_attention(
         ... ).view(1)
         tensor([5.])
     """
-    arguments = (query, key_cache, value_cache, cache_lengths, block_table, scale)
-    operator = torch.ops.pkg.decode_attention.default
-    output: Tensor = (operator if is_dynamo_compiling() else _call)(*arguments)
-    return output
+    return torch.ops.pkg.decode_attention.default(
+        query, key_cache, value_cache, cache_lengths, block_table, scale
+    )
 
 
 @register_fake("decode_attention")
@@ -138,4 +145,3 @@ register_inference_only(
 )
 torch.library.register_vmap("pkg::decode_attention", _vmap)
 register_lower_precision_autocast("decode_attention")
-_call = short_call("decode_attention")

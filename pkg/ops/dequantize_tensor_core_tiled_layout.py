@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 
+TABLE = (
+    "`(q - 8) * scale + zero` for each value of a packed weight",
+    "int32 and bfloat16 into bfloat16",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def dequantize_tensor_core_tiled_layout(
     packed_w: Tensor, scales_and_zeros: Tensor, group_size: int, inner_k_tiles: int
 ) -> Tensor:
@@ -44,9 +53,9 @@ def dequantize_tensor_core_tiled_layout(
         >>> dequantize_tensor_core_tiled_layout(packed, scales_and_zeros, 32, 2)[0, :2]
         tensor([4., 4.], dtype=torch.bfloat16)
     """
-    operator = torch.ops.pkg.dequantize_tensor_core_tiled_layout.default
-    result: Tensor = operator(packed_w, scales_and_zeros, group_size, inner_k_tiles)
-    return result
+    return torch.ops.pkg.dequantize_tensor_core_tiled_layout.default(
+        packed_w, scales_and_zeros, group_size, inner_k_tiles
+    )
 
 
 @register_fake("dequantize_tensor_core_tiled_layout")

@@ -8,14 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from ._registration import check_one_device, register_fake, register_gradients, short_call
+from ._call import operator
+from ._registration import check_one_device, register_fake, register_gradients
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 from .linear import result_shape
 from .matmul import matmul
+from .unpack_tensor_core_tiled_layout import unpack_tensor_core_tiled_layout
+
+TABLE = (
+    "a linear layer with a weight of 4-bit values, which are never written out",
+    "floating",
+    "yes, of input and bias, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
 
+@operator
 def int4_linear(
     input: Tensor,
     packed_w: Tensor,
@@ -68,10 +77,9 @@ def int4_linear(
         >>> int4_linear(torch.ones(1, 32), packed, scales_and_zeros, 32, 2)[0, :2]
         tensor([24., 24.])
     """
-    arguments = (input, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias)
-    operator = torch.ops.pkg.int4_linear.default
-    result: Tensor = (operator if is_dynamo_compiling() else _call)(*arguments)
-    return result
+    return torch.ops.pkg.int4_linear.default(
+        input, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias
+    )
 
 
 @register_fake("int4_linear")
@@ -98,8 +106,7 @@ def weight_of(
 ) -> Tensor:
     """The weight in a dtype, rounded once to it (in float64 not at all), as a matrix."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    unpack = torch.ops.pkg.unpack_tensor_core_tiled_layout.default
-    values = unpack(packed_w, inner_k_tiles)
+    values = unpack_tensor_core_tiled_layout(packed_w, inner_k_tiles)
     groups = (values - 8).unflatten(-1, (values.shape[-1] // group_size, group_size)).to(wide)
     scales, zeros = scales_and_zeros.to(wide).transpose(0, 1).unsqueeze(-1).unbind(-2)
     weight: Tensor = (groups * scales + zeros).flatten(-2).to(dtype)
@@ -161,4 +168,3 @@ def _vmap(
 
 register_gradients("int4_linear", _backward, setup_context=_setup_context)
 torch.library.register_vmap("pkg::int4_linear", _vmap)
-_call = short_call("int4_linear")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -11,14 +11,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from ._call import operator, part
 from ._registration import (
     batch_to_front,
     check_one_device,
     fake_pointwise,
     library,
+    recording,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
+    register_recording,
 )
 from .matmul import matmul
 
@@ -26,6 +29,16 @@ ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 """What may follow the product."""
 
 
+TABLE = (
+    '`torch.nn.functional.linear` and then `"relu"`, `"gelu"`, `"gelu_tanh"` or `"silu"`,'
+    " while the sums are in registers",
+    "floating",
+    "yes, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
+
+
+@operator
 def linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
@@ -57,20 +70,12 @@ def linear(
         >>> linear(torch.tensor([1.0, -2.0]), torch.eye(2), activation="relu")
         tensor([1., 0.])
     """
-    result: Tensor = torch.ops.pkg.linear.default(input, weight, bias, activation)
-    return result
+    return torch.ops.pkg.linear.default(input, weight, bias, activation)
 
 
-def _activation_backward(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """``grad`` times the activation's derivative, in one pass.
-
-    Args:
-        grad: The gradient of the activation's result.
-        saved: The activation's argument, of the same shape and dtype; for relu its result.
-        activation: Any but None.
-    """
-    result: Tensor = torch.ops.pkg.linear_activation_backward.default(grad, saved, activation)
-    return result
+# The gradient of the activation's result times its derivative, in one pass, given the activation's
+# argument or, for relu, its result.
+_activation_backward: Callable[[Tensor, Tensor, str], Tensor] = part("linear_activation_backward")
 
 
 def _keeps_pre_activation(activation: str | None) -> bool:
@@ -114,8 +119,8 @@ def _autograd(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """Records a call through the operator that keeps what the gradient needs."""
-    recording = torch.is_grad_enabled() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    recording = torch.is_grad_enabled() and any(
+        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in (input, weight, bias)
     )
     # In forward mode too: without a formula for it, the other operator refuses.
     if recording or forward_ad._current_level >= 0:
@@ -124,6 +129,12 @@ def _autograd(
         return output
     with torch._C._AutoDispatchBelowAutograd():
         return linear(input, weight, bias, activation)
+
+
+def _record(*arguments: Any) -> Tensor:
+    """The same with the dispatcher left out."""
+    output: Tensor = recording("linear_forward")(*arguments)[0]
+    return output
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
@@ -293,3 +304,4 @@ torch.library.register_vmap("pkg::linear", _vmap)
 torch.library.register_vmap("pkg::linear_forward", _vmap_forward)
 torch.library.register_vmap("pkg::linear_activation_backward", _vmap_activation_backward)
 register_lower_precision_autocast("linear")
+register_recording("linear", _record)

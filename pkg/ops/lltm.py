@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
-from ._call import direct_call
+from ._call import operator, part
 from ._registration import (
-    _recording,
     check_one_device,
     library,
+    recording,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
+    register_recording,
 )
 
 _Two = tuple[Tensor, Tensor]
@@ -25,6 +25,16 @@ _Three = tuple[Tensor, Tensor, Tensor]
 _Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+TABLE = (
+    "a step of the recurrent cell of PyTorch's tutorial on C++ extensions, its gates "
+    "activated while their sums are in the cache; the module is `pkg.nn.LLTM`",
+    "floating",
+    "yes, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
+
+
+@operator
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
     """Computes one step of an LLTM, a long-long-term-memory cell.
 
@@ -59,17 +69,10 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
         >>> new_cell
         tensor([[1., 1.]])
     """
-    if is_dynamo_compiling():
-        result: _Two = torch.ops.pkg.lltm.default(input, weights, bias, old_h, old_cell)
-    else:
-        result = _call(input, weights, bias, old_h, old_cell)
-    return result
+    return torch.ops.pkg.lltm.default(input, weights, bias, old_h, old_cell)
 
 
-def _lltm_backward(*arguments: Any) -> _Five:
-    operator = torch.ops.pkg.lltm_backward.default
-    gradients: _Five = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
-    return gradients
+_lltm_backward: Callable[..., _Five] = part("lltm_backward")
 
 
 def fake_states(name: str, rank: int, *tensors: Tensor) -> tuple[Any, ...]:
@@ -254,7 +257,9 @@ def autograd_through(name: str) -> Callable[..., _Two]:
     operator = getattr(torch.ops.pkg, name).default
 
     def kernel(*tensors: Tensor) -> _Two:
-        recording = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        recording = torch.is_grad_enabled() and any(
+            isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors
+        )
         # In forward mode too: without a formula for it, the other operator refuses.
         if recording or torch.autograd.forward_ad._current_level >= 0:
             hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
@@ -266,16 +271,10 @@ def autograd_through(name: str) -> Callable[..., _Two]:
     return kernel
 
 
-def call_or_record(name: str) -> Callable[..., _Two]:
-    """Such an operator, called in the shortest way."""
-    recorded = _recording["lltm_forward"]
-
-    def record(*tensors: Tensor) -> _Two:
-        hidden, cells, _ = recorded(*tensors)
-        return hidden, cells
-
-    otherwise = getattr(torch.ops.pkg, name).default
-    return direct_call(name, otherwise, record=record, has_autocast=True)
+def record_states(*tensors: Tensor) -> _Two:
+    """Such an operator's results and their gradient, with the dispatcher left out."""
+    hidden, cells, _ = recording("lltm_forward")(*tensors)
+    return hidden, cells
 
 
 def each_slice(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,7 +343,4 @@ torch.library.register_vmap("pkg::lltm", vmap_rule(torch.ops.pkg.lltm.default))
 torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_forward.default))
 torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))
 register_lower_precision_autocast("lltm")
-_call = call_or_record("lltm")
-_call_backward = direct_call(
-    "lltm_backward", torch.ops.pkg.lltm_backward.default, record=_recording["lltm_backward"]
-)
+register_recording("lltm", record_states)

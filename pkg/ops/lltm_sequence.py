@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from ._registration import library, register_fake, register_lower_precision_autocast
-from .lltm import _Two, autograd_through, call_or_record, fake_states, vmap_rule
+from ._call import operator
+from ._registration import (
+    library,
+    register_fake,
+    register_lower_precision_autocast,
+    register_recording,
+)
+from .lltm import _Two, autograd_through, fake_states, record_states, vmap_rule
+
+TABLE = (
+    "all steps of a sequence: weights packed once, the input multiplied for many steps at a time",
+    "floating",
+    "yes, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
 
+@operator
 def lltm_sequence(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> _Two:
@@ -41,11 +54,7 @@ def lltm_sequence(
         >>> cells[:, 0, 0]
         tensor([1., 2., 3.])
     """
-    if is_dynamo_compiling():
-        result: _Two = torch.ops.pkg.lltm_sequence.default(input, weights, bias, old_h, old_cell)
-    else:
-        result = _call(input, weights, bias, old_h, old_cell)
-    return result
+    return torch.ops.pkg.lltm_sequence.default(input, weights, bias, old_h, old_cell)
 
 
 @register_fake("lltm_sequence")
@@ -57,4 +66,4 @@ def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell:
 library.impl("lltm_sequence", autograd_through("lltm_sequence"), "Autograd")
 torch.library.register_vmap("pkg::lltm_sequence", vmap_rule(torch.ops.pkg.lltm_sequence.default))
 register_lower_precision_autocast("lltm_sequence")
-_call = call_or_record("lltm_sequence")
+register_recording("lltm_sequence", record_states)

@@ -7,18 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator
 from ._registration import (
     check_one_device,
     reduce_to,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
-    short_call,
 )
 
+TABLE = (
+    "`torch.matmul`, any strides, half precision accumulated in float32",
+    "floating; int8 into int32",
+    "yes",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """Multiplies matrices with the semantics of :func:`torch.matmul`.
 
@@ -46,11 +53,7 @@ def matmul(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Ten
         tensor([[1., 2.],
                 [3., 4.]])
     """
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.matmul.default(a, b, out_dtype=out_dtype)
-    else:
-        result = _call(a, b, out_dtype)
-    return result
+    return torch.ops.pkg.matmul.default(a, b, out_dtype=out_dtype)
 
 
 @register_fake("matmul")
@@ -142,4 +145,3 @@ def _vmap(
 register_gradients("matmul", _backward)
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")
-_call = short_call("matmul")

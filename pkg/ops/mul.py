@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator
 from ._registration import (
     fake_pointwise,
     reduce_to,
     register_fake,
     register_gradients,
     register_pointwise_vmap,
-    short_call,
 )
 
+TABLE = ("`a * b`", "floating, integers, bool", "yes")
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def mul(a: Tensor, b: Tensor) -> Tensor:
     """Multiplies two tensors elementwise: ``a * b``.
 
@@ -38,11 +41,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
         tensor([[3., 6.],
                 [4., 8.]])
     """
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.mul.default(a, b)
-    else:
-        result = _call(a, b)
-    return result
+    return torch.ops.pkg.mul.default(a, b)
 
 
 @register_fake("mul")
@@ -60,4 +59,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 register_gradients("mul", _backward)
 register_pointwise_vmap("mul")
-_call = short_call("mul")

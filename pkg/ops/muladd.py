@@ -6,19 +6,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator
 from ._registration import (
     fake_pointwise,
     reduce_to,
     register_fake,
     register_gradients,
     register_pointwise_vmap,
-    short_call,
 )
 from .mul import mul
 
+TABLE = ("`a * b + c` in one pass, `c` a number", "floating; integers become floating", "yes")
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
     """Computes ``a * b + c`` in one pass over memory.
 
@@ -40,11 +43,7 @@ def muladd(a: Tensor, b: Tensor, c: float) -> Tensor:
         >>> muladd(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.5)
         tensor([3.5000, 8.5000])
     """
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.muladd.default(a, b, c)
-    else:
-        result = _call(a, b, c)
-    return result
+    return torch.ops.pkg.muladd.default(a, b, c)
 
 
 @register_fake("muladd")
@@ -70,4 +69,3 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 register_gradients("muladd", _backward, setup_context=_setup_context)
 register_pointwise_vmap("muladd")
-_call = short_call("muladd")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import operator
 from ._inference import register_inference_only
 from ._registration import register_fake
 
@@ -16,6 +17,15 @@ _PACKED_ROWS = 64
 _PACKED_COLUMNS = 4
 
 
+TABLE = (
+    "the weight in the order in which the product reads it, for this process",
+    "floating",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
+
+
+@operator
 def pack_linear_weight(weight: Tensor) -> Tensor:
     """Packs the weight of :func:`pkg.ops.packed_linear`, for many calls with the same weight.
 
@@ -41,8 +51,7 @@ def pack_linear_weight(weight: Tensor) -> Tensor:
         >>> torch.ops.pkg.packed_linear(torch.arange(3.0), packed, 3)
         tensor([0., 1., 2.])
     """
-    result: Tensor = torch.ops.pkg.pack_linear_weight.default(weight)
-    return result
+    return torch.ops.pkg.pack_linear_weight.default(weight)
 
 
 def packed_shape(out_features: Any, in_features: Any) -> tuple[Any, Any]:

@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from ._registration import register_fake, short_call
+from ._call import operator
+from ._registration import register_fake
 from ._tensor_core_tiled_layout import INNER_K_TILES
 
+TABLE = (
+    "values from 0 to 15, eight to a word, in the order of the GPU's tensor cores",
+    "int32, or uint8 with two in each byte",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
     """Packs values of four bits into the tensor-core tiled layout.
 
@@ -48,11 +56,7 @@ def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
         >>> f"{packed[0, 0, 1, 0].item() & 0xFFFFFFFF:08x}"
         'b3b3a2a2'
     """
-    if is_dynamo_compiling():
-        result: Tensor = torch.ops.pkg.pack_tensor_core_tiled_layout.default(w, inner_k_tiles)
-    else:
-        result = _call(w, inner_k_tiles)
-    return result
+    return torch.ops.pkg.pack_tensor_core_tiled_layout.default(w, inner_k_tiles)
 
 
 @register_fake("pack_tensor_core_tiled_layout")
@@ -81,4 +85,3 @@ def _vmap(
 
 
 torch.library.register_vmap("pkg::pack_tensor_core_tiled_layout", _vmap)
-_call = short_call("pack_tensor_core_tiled_layout")

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from .linear import result_shape
 from .pack_linear_weight import packed_shape
 
+TABLE = ("`linear` with a packed weight", "floating", "no")
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def packed_linear(
     input: Tensor,
     packed_weight: Tensor,
@@ -43,9 +48,7 @@ def packed_linear(
         >>> packed_linear(torch.tensor([3.0, -4.0]), packed, 1, activation="relu")
         tensor([0.])
     """
-    operator = torch.ops.pkg.packed_linear.default
-    result: Tensor = operator(input, packed_weight, out_features, bias, activation)
-    return result
+    return torch.ops.pkg.packed_linear.default(input, packed_weight, out_features, bias, activation)
 
 
 @register_fake("packed_linear")

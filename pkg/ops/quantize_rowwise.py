@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator
 from ._inference import register_inference_only
-from ._registration import register_fake, short_call
+from ._registration import register_fake
+
+TABLE = (
+    "each row as integers of 8 or 4 bits and a scale of its own",
+    "floating into int8 or packed int4",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
 
+@operator
 def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     """Symmetric quantisation by row, as :func:`pkg.ops.rowwise_scaled_linear_s8s4` takes it.
 
@@ -48,9 +56,7 @@ def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
         >>> quantize_rowwise(torch.tensor([[2.0, -0.5]]), bits=4)
         (tensor([[40]], dtype=torch.int8), tensor([-0.2500]))
     """
-    operator = torch.ops.pkg.quantize_rowwise.default
-    result: tuple[Tensor, Tensor] = (operator if is_dynamo_compiling() else _call)(input, bits)
-    return result
+    return torch.ops.pkg.quantize_rowwise.default(input, bits)
 
 
 @register_fake("quantize_rowwise")
@@ -73,4 +79,3 @@ def _vmap(
 
 register_inference_only("quantize_rowwise", "detach what requires it")
 torch.library.register_vmap("pkg::quantize_rowwise", _vmap)
-_call = short_call("quantize_rowwise")

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from ._registration import short_call
+from ._call import operator
 from ._rowwise_scaled_linear import register
 
+TABLE = (
+    "a linear layer in integers, exact, then scaled by row and by column",
+    "int8 times packed int4; scales and bias floating",
+    "no",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def rowwise_scaled_linear_s8s4(
     input: Tensor,
     input_scale: Tensor,
@@ -52,11 +59,9 @@ def rowwise_scaled_linear_s8s4(
         >>> rowwise_scaled_linear_s8s4(values, scales[0], weight, scales[1])
         tensor([[515.5000,   1.0000]])
     """
-    arguments = (input, input_scale, weight, weight_scale, bias, out_dtype)
-    operator = torch.ops.pkg.rowwise_scaled_linear_s8s4.default
-    result: Tensor = (operator if is_dynamo_compiling() else _call)(*arguments)
-    return result
+    return torch.ops.pkg.rowwise_scaled_linear_s8s4.default(
+        input, input_scale, weight, weight_scale, bias, out_dtype
+    )
 
 
 register("rowwise_scaled_linear_s8s4", values_of_byte=1)
-_call = short_call("rowwise_scaled_linear_s8s4")

@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import in_order, operator, part
 from ._registration import (
     batch_to_front,
     check_one_device,
     library,
+    recording,
     reduce_to,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
-    short_call,
+    register_recording,
 )
 from .matmul import matmul
 
@@ -25,6 +26,15 @@ _Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+TABLE = (
+    "what PyTorch's function of that name does, without the matrix of scores",
+    "floating",
+    "yes, of masks too",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
+
+
+@operator
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -83,36 +93,35 @@ def scaled_dot_product_attention(
         tensor([[1., 2.],
                 [2., 4.]])
     """
-    arguments = (query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, False)
-    # Without a seed to draw, the composite operator is its forward operator and nothing else.
-    is_composite = is_dynamo_compiling() or dropout_p != 0.0
-    output: Tensor = (_composite if is_composite else _call_forward)(*arguments)[0]
-    return output
+    return torch.ops.pkg.scaled_dot_product_attention.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
-def _composite(
+def _record(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    _: None,
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-    _keeps_residual: bool,
-) -> tuple[Tensor]:
-    return (
-        torch.ops.pkg.scaled_dot_product_attention.default(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        ),
+) -> Tensor:
+    """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
+    output: Tensor
+    if dropout_p != 0.0:
+        output = in_order("scaled_dot_product_attention")(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+        return output
+    output, *_ = recording("scaled_dot_product_attention_forward")(
+        *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True)
     )
+    return output
 
 
-def _attention_backward(*arguments: Any) -> _Four:
-    operator = torch.ops.pkg.scaled_dot_product_attention_backward.default
-    gradients: _Four = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
-    return gradients
+_attention_backward: Callable[..., _Four] = part("scaled_dot_product_attention_backward")
 
 
 def _leading_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:
@@ -474,9 +483,6 @@ torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
 torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
 register_lower_precision_autocast("scaled_dot_product_attention")
-_call_forward = short_call(
-    "scaled_dot_product_attention_forward",
-    composite="scaled_dot_product_attention",
-    otherwise=_composite,
+register_recording(
+    "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"
 )
-_call_backward = short_call("scaled_dot_product_attention_backward")

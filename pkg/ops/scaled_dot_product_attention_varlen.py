@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
+from ._call import operator, part
 from ._registration import (
     check_one_device,
     library,
+    recording,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
-    short_call,
+    register_recording,
 )
 from .scaled_dot_product_attention import _double_backward as _dense_double_backward
 from .scaled_dot_product_attention import _each_slice, _has_residual, _stacked
@@ -24,6 +25,17 @@ from .scaled_dot_product_attention import _each_slice, _has_residual, _stacked
 _Three = tuple[Tensor, Tensor, Tensor]
 
 
+TABLE = (
+    "the same within each sequence of a packed batch, nothing padded; the first ten arguments of "
+    "flash-attn's `flash_attn_varlen_func`, in its order and by its names, but for its `q`, `k` "
+    "and `v`",
+    "floating",
+    "yes",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
+
+
+@operator
 def scaled_dot_product_attention_varlen(
     query: Tensor,
     key: Tensor,
@@ -86,33 +98,37 @@ def scaled_dot_product_attention_varlen(
         >>> attend(query, key, value, starts, starts, 2, 2, causal=True).flatten()
         tensor([1., 2., 5.])
     """
-    arguments = (
-        *(query, key, value, cu_seqlens_q, cu_seqlens_k, None),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
+    return torch.ops.pkg.scaled_dot_product_attention_varlen.default(
+        *(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        *(dropout_p, softmax_scale, causal),
     )
-    # Without a seed to draw, the composite operator is its forward operator and nothing else.
-    is_composite = is_dynamo_compiling() or dropout_p != 0.0
-    output: Tensor = (_composite if is_composite else _call_forward)(*arguments)[0]
-    return output
 
 
-def _composite(
+def _record(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    _: None,
-    *options: Any,
-) -> tuple[Tensor]:
-    operator = torch.ops.pkg.scaled_dot_product_attention_varlen.default
-    return (operator(query, key, value, cu_seqlens_q, cu_seqlens_k, *options[:-1]),)
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+) -> Tensor:
+    """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
+    tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k)
+    options = (max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)
+    output: Tensor
+    if dropout_p != 0.0:
+        output = torch.ops.pkg.scaled_dot_product_attention_varlen.default(*tensors, *options)
+        return output
+    forward = recording("scaled_dot_product_attention_varlen_forward")
+    output, *_ = forward(*tensors, None, *options, True)
+    return output
 
 
-def _attention_backward(*arguments: Any) -> _Three:
-    operator = torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default
-    gradients: _Three = (operator if is_dynamo_compiling() else _call_backward)(*arguments)
-    return gradients
+_attention_backward: Callable[..., _Three] = part("scaled_dot_product_attention_varlen_backward")
 
 
 def _decomposed(
@@ -330,9 +346,8 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
 torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_backward", _vmap_backward)
 register_lower_precision_autocast("scaled_dot_product_attention_varlen")
-_call_forward = short_call(
-    "scaled_dot_product_attention_varlen_forward",
-    composite="scaled_dot_product_attention_varlen",
-    otherwise=_composite,
+register_recording(
+    "scaled_dot_product_attention_varlen",
+    _record,
+    observed_as="scaled_dot_product_attention_varlen_forward",
 )
-_call_backward = short_call("scaled_dot_product_attention_varlen_backward")

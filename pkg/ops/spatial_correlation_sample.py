@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._call import operator, part
 from ._registration import (
     check_one_device,
     register_fake,
@@ -15,7 +16,16 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 
+TABLE = (
+    "the correlation layer of FlowNet, a cost volume, with the parameters of "
+    "spatial-correlation-sampler",
+    "floating",
+    "yes, to any order",
+)
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def spatial_correlation_sample(
     input1: Tensor,
     input2: Tensor,
@@ -68,10 +78,12 @@ def spatial_correlation_sample(
                 [2., 6., 0.]])
     """
     given = (kernel_size, patch_size, stride, padding, dilation, dilation_patch)
-    result: Tensor = torch.ops.pkg.spatial_correlation_sample.default(
+    return torch.ops.pkg.spatial_correlation_sample.default(
         input1, input2, *(_pair_of(value) for value in given)
     )
-    return result
+
+
+_gradient = part("spatial_correlation_sample_backward")
 
 
 def _pair_of(value: int | Sequence[int]) -> Sequence[int]:
@@ -129,10 +141,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     input1, input2 = ctx.saved_tensors
-    gradient = torch.ops.pkg.spatial_correlation_sample_backward.default
     return (
-        gradient(grad, input2, False, *ctx.options) if ctx.needs_input_grad[0] else None,
-        gradient(grad, input1, True, *ctx.options) if ctx.needs_input_grad[1] else None,
+        _gradient(grad, input2, False, *ctx.options) if ctx.needs_input_grad[0] else None,
+        _gradient(grad, input1, True, *ctx.options) if ctx.needs_input_grad[1] else None,
         *(None,) * len(ctx.options),
     )
 
@@ -150,11 +161,9 @@ def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_of_grad = grad_of_other = None
     if ctx.needs_input_grad[0]:
         images = (other, grad_grad) if ctx.of_input2 else (grad_grad, other)
-        grad_of_grad = torch.ops.pkg.spatial_correlation_sample.default(*images, *ctx.options)
+        grad_of_grad = spatial_correlation_sample(*images, *ctx.options)
     if ctx.needs_input_grad[1]:
-        grad_of_other = torch.ops.pkg.spatial_correlation_sample_backward.default(
-            grad, grad_grad, not ctx.of_input2, *ctx.options
-        )
+        grad_of_other = _gradient(grad, grad_grad, not ctx.of_input2, *ctx.options)
     return grad_of_grad, grad_of_other, *(None,) * (1 + len(ctx.options))
 
 

@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from ._registration import register_fake, short_call
+from ._call import operator
+from ._registration import register_fake
 from ._tensor_core_tiled_layout import weight_shape
 
+TABLE = ("its inverse", "int32", "no")
+"""What README's table says of it: what it computes, dtypes, gradients."""
 
+
+@operator
 def unpack_tensor_core_tiled_layout(packed_w: Tensor, inner_k_tiles: int) -> Tensor:
     """The inverse of :func:`pkg.ops.pack_tensor_core_tiled_layout`.
 
@@ -34,12 +38,7 @@ def unpack_tensor_core_tiled_layout(packed_w: Tensor, inner_k_tiles: int) -> Ten
         >>> torch.equal(unpack_tensor_core_tiled_layout(packed, 2), w)
         True
     """
-    if is_dynamo_compiling():
-        operator = torch.ops.pkg.unpack_tensor_core_tiled_layout.default
-        result: Tensor = operator(packed_w, inner_k_tiles)
-    else:
-        result = _call(packed_w, inner_k_tiles)
-    return result
+    return torch.ops.pkg.unpack_tensor_core_tiled_layout.default(packed_w, inner_k_tiles)
 
 
 @register_fake("unpack_tensor_core_tiled_layout")
@@ -59,4 +58,3 @@ def _vmap(
 
 
 torch.library.register_vmap("pkg::unpack_tensor_core_tiled_layout", _vmap)
-_call = short_call("unpack_tensor_core_tiled_layout")

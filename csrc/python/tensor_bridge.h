@@ -11,9 +11,9 @@
 #include <array>
 #include <optional>
 
+#include "../symbol_lookup.h"
+#include "../tensor.h"
 #include "pybind_headers.h"
-#include "symbol_lookup.h"
-#include "tensor.h"
 
 namespace pkg::python {
 

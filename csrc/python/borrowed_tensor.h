@@ -12,9 +12,9 @@
 
 #include <optional>
 
+#include "../tensor.h"
 #include "pybind_headers.h"
-#include "tensor.h"
-#include "tensor_caster.h"
+#include "tensor_bridge.h"
 
 namespace pkg::python {
 
@@ -67,11 +67,19 @@ class BorrowedTensors {
     }
     const auto count = static_cast<size_t>(dims);
     const TensorView view(data, {sizes, count}, {strides, count}, dtype);
-    return data != nullptr || product(view.sizes) == 0 ? std::optional(view)
-                                                       : std::nullopt;
+    const bool is_readable =
+        (data != nullptr && has_memory(tensor)) || product(view.sizes) == 0;
+    return is_readable ? std::optional(view) : std::nullopt;
   }
 
  private:
+  // A storage that was freed leaves its tensors with an offset for an address.
+  static bool has_memory(AtenTensorHandle tensor) {
+    int64_t bytes = 0;
+    return aoti_torch_get_storage_size(tensor, &bytes) == TORCH_SUCCESS &&
+           bytes > 0;
+  }
+
   void* implementation_of(PyObject* object) const {
     PyObject* address =
         getter_ != nullptr ? getter_->get(object, getter_->closure) : nullptr;

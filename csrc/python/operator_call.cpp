@@ -1,0 +1,296 @@
+#include "operator_call.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "tensor_bridge.h"
+#include "thread_state.h"
+
+namespace pkg::python {
+namespace {
+
+// Tells observers that follow every operator of one.
+class ObservedCall {
+ public:
+  explicit ObservedCall(const char* name) {
+    aoti_record_function_start(name, nullptr, nullptr, 0, &handle_);
+  }
+  ~ObservedCall() { aoti_record_function_end(handle_); }
+  ObservedCall(const ObservedCall&) = delete;
+  ObservedCall& operator=(const ObservedCall&) = delete;
+
+ private:
+  AtenRecordFunctionHandle handle_ = nullptr;
+};
+
+std::optional<int64_t> integer_of(PyObject* value) {
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  return overflow == 0 ? std::optional(number) : std::nullopt;
+}
+
+std::optional<IntegerList> integers_of(PyObject* value, size_t count) {
+  IntegerList list;
+  if (PyLong_CheckExact(value)) {
+    const auto number = integer_of(value);
+    if (!number || count > IntegerList::kMost) {
+      return std::nullopt;
+    }
+    std::fill_n(list.values.begin(), count, *number);
+    list.count = count;
+    return list;
+  }
+  const auto size = static_cast<size_t>(PySequence_Fast_GET_SIZE(value));
+  if (size > IntegerList::kMost) {
+    return std::nullopt;
+  }
+  for (; list.count < size; ++list.count) {
+    const auto number = integer_of(PySequence_Fast_GET_ITEM(value, list.count));
+    if (!number) {
+      return std::nullopt;
+    }
+    list.values[list.count] = *number;
+  }
+  return list;
+}
+
+// A value that fits the parameter, as a kernel takes it; false for what none
+// takes.
+bool convert(PyObject* value, const Parameter& parameter,
+             DirectArgument& argument) {
+  const auto assign = [&](const auto& converted) {
+    if (converted) {
+      argument = *converted;
+    }
+    return converted.has_value();
+  };
+  if (value == Py_None) {
+    argument = std::monostate{};
+    return true;
+  }
+  switch (parameter.type) {
+    case ValueType::Tensor:
+      return assign(ThreadState::instance().memory_of(value));
+    case ValueType::Float:
+      if (PyLong_CheckExact(value)) {
+        const double number = PyLong_AsDouble(value);
+        PyErr_Clear();  // too large: -1, and the dispatcher says so
+        argument = number;
+        return number != -1.0;
+      }
+      argument = PyFloat_AS_DOUBLE(value);
+      return true;
+    case ValueType::Integer:
+      return assign(integer_of(value));
+    case ValueType::Boolean:
+      argument = value == Py_True;
+      return true;
+    case ValueType::Text: {
+      Py_ssize_t length = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(value, &length);
+      if (text == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      argument = std::string_view(text, static_cast<size_t>(length));
+      return true;
+    }
+    case ValueType::Dtype: {
+      const auto dtype = TensorBridge::instance().dtype_of_object(value);
+      argument = *dtype;
+      return *dtype != ScalarType::Undefined;
+    }
+    case ValueType::Integers:
+      return assign(integers_of(value, parameter.list_size));
+  }
+  return false;
+}
+
+PyObject* object_of(const Tensor& tensor) {
+  return TensorBridge::instance().object_of(tensor.get());
+}
+
+PyObject* tuple_of(const DirectResults& results) {
+  Py_ssize_t count = 0;
+  while (count < static_cast<Py_ssize_t>(results.size()) && results[count]) {
+    ++count;
+  }
+  PyObject* objects = PyTuple_New(count);
+  for (Py_ssize_t i = 0; objects != nullptr && i < count; ++i) {
+    PyObject* object = object_of(*results[i]);
+    if (object == nullptr) {
+      Py_CLEAR(objects);
+      break;
+    }
+    PyTuple_SET_ITEM(objects, i, object);
+  }
+  return objects;
+}
+
+// A function of pkg/_refusals.py.
+py::object refusal(const char* name) {
+  return py::module_::import("pkg._refusals").attr(name);
+}
+
+}  // namespace
+
+PyObject* OperatorCall::operator()(PyObject* const* values) const {
+  const auto& state = ThreadState::instance();
+  if (kernel == nullptr || !are_plain(values)) {
+    return long_way(values);
+  }
+  if (is_checked) {
+    if (!state.is_plain() || (has_autocast && !state.is_autocast_off())) {
+      return long_way(values);
+    }
+    if (needs_gradient(values)) {
+      return record && state.is_autograd_on()
+                 ? PyObject_Vectorcall(record.ptr(), values, signature->size(),
+                                       nullptr)
+                 : long_way(values);
+    }
+  }
+  PyObject* result = run(values);
+  return result != nullptr || PyErr_Occurred() != nullptr ? result
+                                                          : long_way(values);
+}
+
+// Of the types that the schema has, and the tensors of no subclass: one does as
+// it likes.
+bool OperatorCall::are_plain(PyObject* const* values) const {
+  const auto& state = ThreadState::instance();
+  for (const Parameter& parameter : signature->parameters()) {
+    PyObject* value = *values++;
+    if (!(parameter.type == ValueType::Tensor && value != Py_None
+              ? state.is_plain_type(value)
+              : parameter.fits(value))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool OperatorCall::needs_gradient(PyObject* const* values) const {
+  const auto& state = ThreadState::instance();
+  if (!aoti_torch_grad_mode_is_enabled()) {
+    return false;
+  }
+  for (const Parameter& parameter : signature->parameters()) {
+    PyObject* value = *values++;
+    if (parameter.type == ValueType::Tensor && value != Py_None &&
+        state.requires_gradient(value)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+PyObject* OperatorCall::run(PyObject* const* values) const {
+  std::array<DirectArgument, kMaxArguments> arguments;
+  DirectResults results;
+  size_t count = 0;
+  for (const Parameter& parameter : signature->parameters()) {
+    if (!convert(values[count], parameter, arguments[count])) {
+      return nullptr;
+    }
+    ++count;
+  }
+  if (!enter(arguments.data(), results)) {
+    return nullptr;
+  }
+  return results[1] ? tuple_of(results) : object_of(*results[0]);
+}
+
+// False where the kernel refuses.
+bool OperatorCall::enter(const DirectArgument* arguments,
+                         DirectResults& results) const {
+  PyThreadState* thread = PyEval_SaveThread();
+  bool done = false;
+  try {
+    std::optional<ObservedCall> observed;
+    if (!observed_as.empty()) {
+      observed.emplace(observed_as.c_str());
+    }
+    done = kernel(arguments, signature->size(), results);
+  } catch (const std::exception&) {
+  }
+  PyEval_RestoreThread(thread);
+  return done;
+}
+
+PyObject* OperatorCall::long_way(PyObject* const* values) const {
+  if (otherwise) {
+    return PyObject_Vectorcall(otherwise.ptr(), values, signature->size(),
+                               nullptr);
+  }
+  if (are_refused(values)) {
+    return nullptr;
+  }
+  PyObject* result = dispatch(values);
+  if (result == nullptr) {
+    explain(values);
+  }
+  return result;
+}
+
+// Through torch.ops, which takes no number for a list.
+PyObject* OperatorCall::dispatch(PyObject* const* values) const {
+  std::array<PyObject*, kMaxArguments> arguments;
+  std::vector<py::object> lists;
+  size_t count = 0;
+  for (const Parameter& parameter : signature->parameters()) {
+    arguments[count] = values[count];
+    if (parameter.type == ValueType::Integers &&
+        !PySequence_Check(values[count])) {
+      py::list list;
+      for (size_t i = 0; i < parameter.list_size; ++i) {
+        list.append(py::handle(values[count]));
+      }
+      arguments[count] = list.ptr();
+      lists.push_back(std::move(list));
+    }
+    ++count;
+  }
+  return PyObject_Vectorcall(dispatched.ptr(), arguments.data(),
+                             signature->positional(), signature->keywords());
+}
+
+// Whether a value is of a type that the operator does not take; the error that
+// says so is set then.
+bool OperatorCall::are_refused(PyObject* const* values) const {
+  size_t i = 0;
+  for (const Parameter& parameter : signature->parameters()) {
+    if (!parameter.fits(values[i])) {
+      try {
+        refusal("check_type")(signature->name(), parameter.name,
+                              parameter.description(), py::handle(values[i]));
+      } catch (py::error_already_set& error) {
+        error.restore();
+        return true;
+      }
+    }
+    ++i;
+  }
+  return false;
+}
+
+// Puts an error in the place of PyTorch's where that does not say what is wrong
+// with which argument.
+void OperatorCall::explain(PyObject* const* values) const {
+  py::error_already_set theirs;
+  try {
+    py::dict named;
+    for (const Parameter& parameter : signature->parameters()) {
+      named[parameter.name] = py::handle(*values++);
+    }
+    refusal("explain")(signature->name(), named, theirs.value());
+    theirs.restore();
+  } catch (py::error_already_set& ours) {
+    ours.restore();
+  }
+}
+
+}  // namespace pkg::python

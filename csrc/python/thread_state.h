@@ -1,0 +1,203 @@
+// What the thread and its tensors are in, as Python knows it: the questions
+// that decide whether PyTorch's dispatcher would do nothing but enter a CPU
+// kernel.
+//
+// - the tensors: of the types torch.Tensor or Parameter and of no subclass, on
+//   the CPU, dense, with memory, not lazily negated. Conjugate tensors are
+//   complex, which no kernel takes; wrappers of torch.func have no memory;
+// - the state of the thread: no transform of torch.func, no TorchDispatchMode
+//   or TorchFunctionMode, no level of forward-mode differentiation, no tracing,
+//   no profiler, and no autocast where the operator has a rule for it.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "borrowed_tensor.h"
+#include "pybind_headers.h"
+
+namespace pkg::python {
+
+namespace py = pybind11;
+
+// Takes over a reference. True for False, 0 and nothing else.
+inline bool is_false(PyObject* answer) {
+  if (answer == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool result = answer == Py_False || PyObject_Not(answer) == 1;
+  Py_DECREF(answer);
+  return result;
+}
+
+// None where this PyTorch lacks it.
+inline py::object attribute(const py::object& owner, const char* name) {
+  return py::getattr(owner, name, py::none());
+}
+
+inline py::object attribute(const char* module, const char* name) {
+  return attribute(py::module_::import(module), name);
+}
+
+inline constexpr int kCallingConvention = METH_VARARGS | METH_KEYWORDS |
+                                          METH_NOARGS | METH_O | METH_FASTCALL |
+                                          METH_METHOD;
+
+// A function without arguments that answers False or 0 in the plain case. One
+// written in C is entered straight, which spares a third of the time.
+class Question {
+ public:
+  explicit Question(py::object function) : function_(std::move(function)) {
+    PyObject* object = function_.ptr();
+    if (PyCFunction_Check(object) &&
+        (PyCFunction_GetFlags(object) & kCallingConvention) == METH_NOARGS) {
+      entry_ = PyCFunction_GetFunction(object);
+      self_ = PyCFunction_GetSelf(object);
+    }
+  }
+
+  // Never, where there is no such function.
+  bool is_denied() const {
+    return is_false(entry_ != nullptr ? entry_(self_, nullptr)
+                                      : PyObject_CallNoArgs(function_.ptr()));
+  }
+
+ private:
+  py::object function_;
+  PyCFunction entry_ = nullptr;
+  PyObject* self_ = nullptr;
+};
+
+// The same of a tensor: a method of TensorBase, or an attribute.
+class TensorQuestion {
+ public:
+  explicit TensorQuestion(const char* name)
+      : name_(py::reinterpret_steal<py::object>(
+            PyUnicode_InternFromString(name))),
+        descriptor_(attribute(attribute("torch._C", "TensorBase"), name)) {
+    if (Py_IS_TYPE(descriptor_.ptr(), &PyGetSetDescr_Type)) {
+      const PyGetSetDef* definition =
+          reinterpret_cast<PyGetSetDescrObject*>(descriptor_.ptr())->d_getset;
+      getter_ = definition->get;
+      closure_ = definition->closure;
+    } else if (Py_IS_TYPE(descriptor_.ptr(), &PyMethodDescr_Type)) {
+      const PyMethodDef* definition =
+          reinterpret_cast<PyMethodDescrObject*>(descriptor_.ptr())->d_method;
+      if ((definition->ml_flags & kCallingConvention) == METH_NOARGS) {
+        method_ = definition->ml_meth;
+      }
+    }
+  }
+
+  bool is_denied(PyObject* tensor) const {
+    return is_false(getter_ != nullptr   ? getter_(tensor, closure_)
+                    : method_ != nullptr ? method_(tensor, nullptr)
+                                         : ask_slowly(tensor));
+  }
+
+ private:
+  PyObject* ask_slowly(PyObject* tensor) const {
+    PyObject* value = PyObject_GetAttr(tensor, name_.ptr());
+    if (value == nullptr || !PyCallable_Check(value)) {
+      return value;
+    }
+    PyObject* answer = PyObject_CallNoArgs(value);
+    Py_DECREF(value);
+    return answer;
+  }
+
+  py::object name_;
+  py::object descriptor_;
+  getter getter_ = nullptr;
+  void* closure_ = nullptr;
+  PyCFunction method_ = nullptr;
+};
+
+// Where PyTorch keeps what a thread is in. Made when the package is imported,
+// and never freed.
+class ThreadState {
+ public:
+  static const ThreadState& instance() {
+    static const ThreadState* state = new ThreadState();
+    return *state;
+  }
+
+  bool is_plain() const {
+    for (const auto& question : questions_) {
+      if (!question.is_denied()) {
+        return false;
+      }
+    }
+    PyObject* level = PyDict_GetItem(forward_mode_.ptr(), level_.ptr());
+    PyObject* profiling = PyDict_GetItem(profiler_.ptr(), profiling_.ptr());
+    return level != nullptr && PyLong_AsLong(level) < 0 &&
+           profiling == Py_False;
+  }
+
+  bool is_autocast_off() const { return is_excluded(autocast_, Py_True); }
+
+  bool is_autograd_on() const { return is_excluded(autograd_, Py_False); }
+
+  bool is_plain_type(PyObject* object) const {
+    return Py_TYPE(object) == tensor_ || Py_TYPE(object) == parameter_;
+  }
+
+  bool requires_gradient(PyObject* tensor) const {
+    return !requires_grad_.is_denied(tensor);
+  }
+
+  // A tensor that is nothing but dense memory on the CPU; otherwise nothing.
+  std::optional<TensorView> memory_of(PyObject* tensor) const {
+    const std::optional<TensorView> view = tensors_.read(tensor);
+    return view && is_negated_.is_denied(tensor) ? view : std::nullopt;
+  }
+
+  bool can_read_tensors() const { return tensors_.can_be_read(); }
+
+ private:
+  // Whether this is the answer for a key of the dispatcher.
+  bool is_excluded(const py::object& key, PyObject* expected) const {
+    PyObject* answer = PyObject_CallOneArg(is_excluded_.ptr(), key.ptr());
+    if (answer == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    Py_DECREF(answer);
+    return answer == expected;
+  }
+
+  ThreadState() = default;
+
+  BorrowedTensors tensors_;
+  py::object tensor_type_ = attribute("torch", "Tensor");
+  py::object parameter_type_ = attribute("torch.nn", "Parameter");
+  PyTypeObject* tensor_ = reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());
+  PyTypeObject* parameter_ =
+      reinterpret_cast<PyTypeObject*>(parameter_type_.ptr());
+  std::array<Question, 5> questions_{
+      Question(attribute("torch._C", "_are_functorch_transforms_active")),
+      Question(attribute("torch._C", "_len_torch_dispatch_stack")),
+      Question(attribute("torch._C", "_len_torch_function_stack")),
+      Question(attribute("torch._C", "_is_tracing")),
+      Question(attribute("torch._C._autograd", "_profiler_enabled")),
+  };
+  TensorQuestion requires_grad_{"requires_grad"};
+  TensorQuestion is_negated_{"is_neg"};
+  py::object forward_mode_ = attribute("torch.autograd.forward_ad", "__dict__");
+  py::object profiler_ = attribute("torch.autograd.profiler", "__dict__");
+  py::object is_excluded_ =
+      attribute("torch._C", "_dispatch_tls_is_dispatch_key_excluded");
+  py::object keys_ = attribute("torch._C", "DispatchKey");
+  py::object autocast_ = attribute(keys_, "AutocastCPU");
+  py::object autograd_ = attribute(keys_, "AutogradFunctionality");
+  py::str level_ = interned("_current_level");
+  py::str profiling_ = interned("_is_profiler_enabled");
+
+  static py::str interned(const char* text) {
+    return py::reinterpret_steal<py::str>(PyUnicode_InternFromString(text));
+  }
+};
+
+}  // namespace pkg::python
