@@ -30,7 +30,7 @@ WHEEL_TESTS ?= tests
 WHEEL_TORCH ?= $(or $(TORCH),torch)
 MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
 
-.PHONY: help demo test bench debug format lint clean wheel test-matrix test-processors
+.PHONY: help demo test bench debug generate format lint clean wheel test-matrix test-processors
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo 'make test    run the tests, on every CPU library that this processor can use'
 	@echo 'make bench   time the operators beside PyTorch'"'"'s (OPERATORS="matmul mul" for some)'
 	@echo 'make debug   describe this machine, its compilers, its PyTorch and what was built'
+	@echo 'make generate  write the lists that name every operator'
 	@echo 'make format  format and mend the sources;  make lint: check them'
 	@echo 'make wheel   build, repair, check, install and test a wheel for this platform, in dist/'
 	@echo 'make test-matrix   test that wheel with every PyTorch of MATRIX'
@@ -61,6 +62,10 @@ bench: $(INSTALLED)
 # It must work where nothing else does.
 debug:
 	@$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) pkg/environment.py
+
+# Imports nothing that has to be built.
+generate: | $(RUN)
+	$(RUN) tools/generate.py
 
 format: $(INSTALLED)
 	$(RUN) -m ruff check --fix .

@@ -1,7 +1,7 @@
 // How an operator's kernel is registered: with PyTorch's dispatcher, and for
 // the CPU also by name in a table of its own library, through which pkg._C
 // enters it where the dispatcher would have nothing else to do
-// (csrc/direct_call.cpp).
+// (csrc/python/operator_call.cpp).
 #pragma once
 
 #include <torch/csrc/stable/library.h>

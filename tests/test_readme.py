@@ -57,7 +57,8 @@ HERE = [
 NEEDS = {HERE[1]: ("examples/output/gpt.safetensors", HERE[0])}
 # Run by the test of the new operator, where what it compiles is compiled already.
 WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
-# Its last step.
+# Its last steps.
+GENERATE = "make generate"
 FORMAT = "make format"
 # Of the checkout, beside the files.
 PARTS = (
@@ -135,7 +136,7 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
 
 
 def test_every_command_is_run_somewhere() -> None:
-    run = [*HERE, WITH_THE_NEW_OPERATOR, FORMAT, PREREQUISITES]
+    run = [*HERE, WITH_THE_NEW_OPERATOR, GENERATE, FORMAT, PREREQUISITES]
     assert sorted(commands()) == sorted([*run, *IN_CI])
 
 
@@ -275,6 +276,8 @@ def take_steps(folder: Path) -> None:
     for block in blocks():
         if block.path:
             put(folder, block)
+    done = shell(f"{GENERATE} RUN={shlex.quote(sys.executable)}", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def formatter() -> str | None:
