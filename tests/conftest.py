@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Several test processes share the cores: a thread that waits must not spin. Read when torch loads.
@@ -63,3 +65,15 @@ def seed(request: pytest.FixtureRequest) -> int:
     value = zlib.crc32(request.node.nodeid.encode())
     torch.manual_seed(value)
     return value
+
+
+@pytest.fixture
+def unwritten_memory_is_not_zero() -> Iterator[None]:
+    """glibc fills memory that it hands out: on the CPU what no kernel writes is no chance zero."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    perturb = -6  # M_PERTURB of malloc.h
+    if mallopt is not None:
+        mallopt(perturb, 0x80)
+    yield
+    if mallopt is not None:
+        mallopt(perturb, 0)

@@ -197,6 +197,42 @@ def backward(operators: Operators, call: Call, outputs: attention.Outputs) -> tu
     )
 
 
+@pytest.mark.usefixtures("unwritten_memory_is_not_zero")
+@pytest.mark.parametrize("key_heads", [0, 2])
+def test_attention_without_query_heads(emulated_operators: Operators, key_heads: int) -> None:
+    """No matrix of scores has a part in the gradients of the key heads: they are zero."""
+    query, key = torch.randn(2, 0, 3, 4), torch.randn(2, key_heads, 5, 4)
+    options = (None, None, 0.0, False, None, True)
+    outputs = emulated_operators.scaled_dot_product_attention_forward(
+        query, key, key, *options, True
+    )
+    assert outputs[0].shape == query.shape
+    gradients = emulated_operators.scaled_dot_product_attention_backward(
+        query, query, key, key, *options[:2], *outputs, *options[2:], False
+    )
+    assert [gradient.shape for gradient in gradients[:3]] == [query.shape, key.shape, key.shape]
+    assert all((gradient == 0).all() for gradient in gradients[1:3])
+
+
+@pytest.mark.usefixtures("unwritten_memory_is_not_zero")
+@pytest.mark.parametrize("key_heads", [0, 2])
+def test_packed_attention_without_query_heads(
+    emulated_operators: Operators, key_heads: int
+) -> None:
+    query, key = torch.randn(3, 0, 4), torch.randn(5, key_heads, 4)
+    inputs = (query, key, key, torch.tensor([0, 3]), torch.tensor([0, 5]), None)
+    options = (3, 5, 0.0, None, False)
+    outputs = emulated_operators.scaled_dot_product_attention_varlen_forward(
+        *inputs, *options, True
+    )
+    assert outputs[0].shape == query.shape
+    gradients = emulated_operators.scaled_dot_product_attention_varlen_backward(
+        query, *inputs, *outputs, *options
+    )
+    assert [gradient.shape for gradient in gradients] == [query.shape, key.shape, key.shape]
+    assert all((gradient == 0).all() for gradient in gradients[1:])
+
+
 make = attention.make
 CALLS = {
     "plain": lambda: make(2, 3, rows=9, columns=70, head=5, value_head=6),

@@ -20,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pkg
 
+pytestmark = pytest.mark.usefixtures("unwritten_memory_is_not_zero")
+
 Shape = tuple[int, ...]
 # Head size of query and key, and of value.
 HEAD_SIZES = ((0, 4), (4, 0), (0, 0), (4, 6))

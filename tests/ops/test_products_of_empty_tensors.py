@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 import pkg
 
+pytestmark = pytest.mark.usefixtures("unwritten_memory_is_not_zero")
+
 Shape = tuple[int, ...]
 # Sizes that broadcast with one another, as dimensions of a batch.
 PAIRS = ((0, 0), (0, 1), (1, 0), (2, 2), (1, 2), (2, 1))
