@@ -9,7 +9,18 @@ import torch
 from samples import FLOATING, normal
 from torch import Tensor
 
-from pkg.testing import LAYOUTS, Sample, copy_of, expanded, expect, guarded, same_bits, ulp
+from pkg.testing import (
+    LAYOUTS,
+    Expected,
+    Sample,
+    copy_of,
+    expanded,
+    expect,
+    guarded,
+    same_bits,
+    tolerance,
+    ulp,
+)
 from pkg.testing.exact import AccurateProducts, power_of_two
 from pkg.testing.tolerance import rounding_of_a_sum
 
@@ -88,6 +99,33 @@ def test_the_bound_admits_twice_the_plain_error_and_no_more(dtype: torch.dtype) 
     wrong[7, 9] += bound + 2 * max(ulp(wrong, dtype)[7, 9], rounding_of_a_sum(wrong, dtype))
     with pytest.raises(AssertionError, match=r"1 of 1600 elements are not; at \[7, 9\]"):
         expected.compare(wrong.to(dtype), "output")
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_a_large_result_is_compared_in_parts_by_the_same_rule(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = Sample((normal(40, 60).to(dtype), normal(60, 40).to(dtype)))
+
+    def product() -> Expected:
+        return expect(lambda given: [given.args[0] @ given.args[1]], sample)[0]
+
+    whole = product()
+    monkeypatch.setattr(tolerance, "_PART", 100)
+    parts = product()
+    assert parts.plain_error == whole.plain_error
+    floor = rounding_of_a_sum(whole.exact, dtype)
+    # Accepted only with the rounding that the largest result allows, which is in another part.
+    least = int(whole.exact.abs().argmin())
+    factor = 3 if dtype == torch.float64 else 2
+    for error, right in ((0.8, True), (2.5, False)):
+        off = whole.exact.clone()
+        off.view(-1)[least] += factor * whole.nearby_error() + error * floor
+        if right:
+            parts.compare(off.to(dtype), "output")
+        else:
+            with pytest.raises(AssertionError, match="1 of 1600 elements are not"):
+                parts.compare(off.to(dtype), "output")
 
 
 def test_what_is_infinite_or_nan_must_be_so() -> None:

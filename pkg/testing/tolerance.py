@@ -60,6 +60,7 @@ RULE = (
 """The rule in one line, for those who print what they hold results to."""
 
 _ENOUGH_ERRORS = 1024
+_PART = 1 << 18  # elements of a large result that are compared at a time
 _LEAST_INPUTS, _MOST_INPUTS = 16, 64
 _FLOAT64_OVER_FLOAT32 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
@@ -100,6 +101,8 @@ class Expected:
             _require(actual == self.plain, actual, self.plain, name, "must equal the reference")
             return
 
+        if actual.numel() > _PART and self._holds_in_parts(actual, max_ulps):
+            return
         rounded = self.exact.to(actual.dtype)
         finite = actual.isfinite() & rounded.isfinite()
         # Where plain PyTorch overflows on the way, an operator may do either.
@@ -120,6 +123,21 @@ class Expected:
         if max_ulps is not None and actual.dtype != torch.float64:
             within = ~finite | (error <= max_ulps * unit)
             _require(within, actual, self.exact, name, f"must be within {max_ulps} ulp")
+
+    def _holds_in_parts(self, actual: Tensor, max_ulps: float | None) -> bool:
+        """Whether each part of a large result is close enough, which then all of it is.
+
+        A part has no larger results than the whole, so the rounding that it is allowed is no
+        larger either. Parts stay in a cache: several times as fast.
+        """
+        tensors = (actual, self.exact, self.plain)
+        for part, exact, plain in zip(*(t.reshape(-1).split(_PART) for t in tensors), strict=True):
+            expected = Expected(exact, plain, self.plain_error, lambda: self.plain_error)
+            try:
+                expected.compare(part, "a part", max_ulps)
+            except AssertionError:
+                return False
+        return True
 
 
 def ulp(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -257,6 +275,9 @@ def _largest_errors(evaluate: Evaluate, sample: Sample, inputs: int) -> list[flo
 
 
 def _largest_error(plain: Tensor, exact: Tensor) -> float:
+    if plain.numel() > _PART:
+        parts = zip(*(t.reshape(-1).split(_PART) for t in (plain, exact)), strict=True)
+        return max(_largest_error(*part) for part in parts)
     finite = plain.isfinite() & exact.to(plain.dtype).isfinite()
     error = (plain.double() - exact).abs()[finite]
     return float(error.max()) if error.numel() else 0.0
