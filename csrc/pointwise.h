@@ -237,10 +237,9 @@ void coalesce(PointwiseLoop<kOperands>& loop) {
 }
 
 template <int kOperands>
-PointwiseLoop<kOperands> loop_over(
-    const Shape& shape,
-    const std::array<const TensorView*, kOperands>& operands) {
-  PointwiseLoop<kOperands> loop;
+void lay_over(const Shape& shape,
+              const std::array<const TensorView*, kOperands>& operands,
+              PointwiseLoop<kOperands>& loop) {
   loop.dims = static_cast<int>(shape.dims);
   std::reverse_copy(shape.sizes.begin(), shape.sizes.begin() + loop.dims,
                     loop.sizes.begin());
@@ -250,7 +249,6 @@ PointwiseLoop<kOperands> loop_over(
                         loop.strides[operand].data());
     }
   }
-  return loop;
 }
 
 }  // namespace detail
@@ -412,7 +410,7 @@ PointwisePlan<kOperands> plan_pointwise(
       of_operand[0] = 1;
     }
   } else {
-    loop = detail::loop_over<kOperands>(shape, operands);
+    detail::lay_over<kOperands>(shape, operands, loop);
     const auto order = detail::order_of_dims(loop, 1);
     strides = detail::strides_in_order(shape, order);
     std::reverse_copy(strides.begin(), strides.begin() + loop.dims,
@@ -433,7 +431,8 @@ template <int kOperands>
 PointwiseLoop<kOperands> plan_pointwise_into(
     const Shape& shape,
     const std::array<const TensorView*, kOperands>& operands) {
-  auto loop = detail::loop_over<kOperands>(shape, operands);
+  PointwiseLoop<kOperands> loop;
+  detail::lay_over<kOperands>(shape, operands, loop);
   detail::permute(loop, detail::order_of_dims(loop, 0));
   detail::coalesce(loop);
   return loop;
