@@ -15,11 +15,16 @@ TORCH_STAMP := $(VENV)/.torch-$(TORCH_NAME)
 ifeq ($(TORCH),)
 TORCH_STAMP := $(firstword $(wildcard $(VENV)/.torch-*) $(TORCH_STAMP))
 endif
+# The package is installed; with every CPU library.
 INSTALLED := $(VENV)/.installed
+INSTALLED_ALL := $(VENV)/.installed-all
 CPP_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+BUILT_FROM := $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES)
 # Quoted as the shell needs them; the list stands on one line there.
 BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',')
 
+# As many test processes as there are cores, which GPUs and memory limit too.
+PYTEST_ARGUMENTS ?= -n auto --maxprocesses 8 --dist worksteal
 # What the CPU libraries other than the best one have to pass too.
 CAPABILITY_TESTS := tests/ops tests/test_c_functions.py
 
@@ -28,14 +33,19 @@ export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2> /dev/null),3
 # What `make wheel` tests in the environment that it installs the wheel into.
 WHEEL_TESTS ?= tests
 WHEEL_TORCH ?= $(or $(TORCH),torch)
+# WHEEL_ARGUMENTS="--every 7": then the lesser CPU libraries too, with one of so many samples.
+WHEEL_ARGUMENTS ?=
+# CHECK_WHEEL_ARGUMENTS=--needs-cuda where nvcc must have been found.
+CHECK_WHEEL_ARGUMENTS ?=
 MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
 
-.PHONY: help demo test bench debug generate format lint clean wheel test-matrix test-processors
+.PHONY: help demo test test-all bench debug generate format lint clean wheel test-matrix test-processors
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train a small GPT with these operators beside PyTorch'"'"'s, and let it write'
-	@echo 'make test    run the tests, on every CPU library that this processor can use'
+	@echo 'make test    run the tests with the CPU library of this processor, and CUDA where a GPU is'
+	@echo 'make test-all   run them, then the operators'"'"' on every CPU library that this processor runs'
 	@echo 'make bench   time the operators beside PyTorch'"'"'s (OPERATORS="matmul mul" for some)'
 	@echo 'make debug   describe this machine, its compilers, its PyTorch and what was built'
 	@echo 'make generate  write the lists that name every operator'
@@ -50,6 +60,9 @@ demo: $(INSTALLED)
 	$(RUN) examples/gpt.py $(DEMO_ARGUMENTS)
 
 test: $(INSTALLED)
+	$(RUN) -m pytest $(PYTEST_ARGUMENTS)
+
+test-all: $(INSTALLED_ALL)
 	$(RUN) -m pytest $(PYTEST_ARGUMENTS)
 	@set -e; for capability in $$($(RUN) -m pkg env --capabilities | tail -n +2); do \
 	    echo "CPU library $$capability:"; \
@@ -79,7 +92,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 
 wheel: dist/wheel
-	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'
+	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)' $(WHEEL_ARGUMENTS)
 
 test-matrix: dist/wheel
 	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'
@@ -89,20 +102,20 @@ test-processors: $(INSTALLED)
 	$(RUN) tools/test_processors.py $(PROCESSORS) $(PROCESSORS_ARGUMENTS)
 
 # By way of the source distribution, so that it is whole too.
-dist/wheel: $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)
+dist/wheel: $(BUILT_FROM) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)
 	$(PIP) install --quiet -r tools/requirements.txt
 	rm -rf dist
 	$(RUN) -m validate_pyproject pyproject.toml
 	$(RUN) -m build --no-isolation --outdir dist/unrepaired
 	mv dist/unrepaired/*.tar.gz dist/
 	$(RUN) tools/repair_wheel.py dist/unrepaired/*.whl dist
-	$(RUN) tools/check_wheel.py dist/*.whl
+	$(RUN) tools/check_wheel.py dist/*.whl $(CHECK_WHEEL_ARGUMENTS)
 	$(VENV)/bin/check-wheel-contents dist/*.whl
 	$(RUN) -m twine check --strict dist/*.whl dist/*.tar.gz
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info pkg/*.so $(INSTALLED)
+	rm -rf build dist *.egg-info pkg/*.so $(VENV)/.installed*
 
 $(RUN):
 	@command -v '$(PYTHON)' > /dev/null || { echo '$(PYTHON) is not there: install Python 3.10 or newer, or say PYTHON=/path/to/python'; exit 1; }
@@ -117,9 +130,23 @@ $(TORCH_STAMP): | $(RUN)
 	@rm -f $(VENV)/.torch-*
 	@touch $@
 
-# Without build isolation: compiled against this very PyTorch, and only what has changed.
-$(INSTALLED): $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES)
+# Without build isolation: compiled against this very PyTorch, and only what has changed. The
+# libraries of an earlier choice go first; they would grow old beside the new ones.
+define install
 	$(PIP) install $(BUILD_REQUIREMENTS)
-	@echo 'Compiling the C++ libraries; the first time takes minutes.'
-	$(PIP) install --no-build-isolation -e '.[test,dev,bench,examples]'
+	@rm -f pkg/_cpu_*.so pkg/_cuda.*so $(VENV)/.installed*
+	$(BUILT) $(RUN) tools/show_build.py $(PIP) install -v --no-build-isolation -e '.[test,dev,bench,examples]'
+endef
+
+# What this machine runs, unless these variables say something else.
+$(INSTALLED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-native}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
+$(INSTALLED): $(BUILT_FROM)
+	@echo 'Compiling the libraries that this machine runs; the first time takes minutes.'
+	$(install)
 	@touch $@
+
+$(INSTALLED_ALL): BUILT = PKG_CPU_LEVELS= PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
+$(INSTALLED_ALL): $(BUILT_FROM)
+	@echo 'Compiling every CPU library; the first time takes minutes.'
+	$(install)
+	@touch $(INSTALLED) $@

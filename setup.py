@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -299,23 +300,27 @@ class Build(BuildExtension):
 
 
 def native_level() -> str:
-    """The best CPU library that this processor runs, by what the compiler says of it.
-
-    A processor runs a library when ``-march=native`` defines every macro that the library's own
-    flags do; csrc/cpu_features.cpp asks the processor itself, once it is compiled.
-    """
-
-    def defined(*flags: str) -> set[str]:
-        command = [*compiler_command(), *flags, "-dM", "-E", "-x", "c++", os.devnull]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return {line.split()[1] for line in text.splitlines()}
-
+    """The CPU library that this processor gets, as csrc/cpu_features.cpp tells the loader."""
     if FLAGS.WINDOWS:
         sys.exit("PKG_CPU_LEVELS=native is not known on Windows: name a library, or unset it")
-    levels = FLAGS.cpu_levels()
-    native = defined("-march=native") if len(levels) > 1 else set()
-    plain = defined()
-    return [name for name, flags in levels.items() if defined(*flags) - plain <= native][-1]
+    source = """
+        #include <cstdio>
+        #include "cpu_features.h"
+        int main() {
+          const auto best = pkg::best_capability(pkg::detect_cpu_features());
+          if (best) std::puts(pkg::capability_name(*best).data());
+        }
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "native")
+        command = [*compiler_command(), "-std=c++20", f"-I{CSRC}", "-o", str(program)]
+        command += [str(CSRC / "cpu_features.cpp"), "-x", "c++", "-"]
+        subprocess.run(command, input=source, text=True, check=True)
+        result = subprocess.run([program], capture_output=True, text=True, check=True)
+        level = result.stdout.strip()
+    if not level:
+        sys.exit("PKG_CPU_LEVELS=native: no CPU library runs on this processor. Name some instead")
+    return level
 
 
 def levels_to_build() -> list[str]:

@@ -33,8 +33,13 @@ DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
 
 
 def builds_cuda() -> bool:
-    """Whether CUDA kernels are to be built where that can be done."""
-    return os.environ.get("PKG_BUILD_CUDA", "1") != "0"
+    """Whether CUDA kernels are to be built where that can be done: what PKG_BUILD_CUDA says."""
+    asked = os.environ.get("PKG_BUILD_CUDA", "1")
+    if asked == "native":
+        import torch
+
+        return torch.version.cuda is not None and torch.cuda.is_available()
+    return asked != "0"
 
 
 def asked_cuda_architectures() -> str:

@@ -24,7 +24,7 @@ CPU_TARGETS = ("_cpu_baseline", "_cpu_avx2", "_cpu_avx512", "_cpu_avx512_bf16", 
 TARGETS = ("_C", *CPU_TARGETS, "_cuda")
 COMPILERS = ("c++", "g++", "clang++", "nvcc", "ninja")
 # Importing PyTorch from a cold disk takes half a minute.
-PROBE_SECONDS = 120
+PROBE_SECONDS = 600  # by then it hangs, however busy the machine is
 
 PROBE_TORCH = """
 import json, torch

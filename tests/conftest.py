@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Name the marker for what need not run again for each instruction set."""
     config.addinivalue_line("markers", "checkout: of the sources, not of an installed package")
     config.addinivalue_line("markers", "tracing: traces or transforms; alike at every CPU level")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one of every PKG_TEST_EVERY parameters of a test; all checks of an operator.
+
+    The number had better have no factor in common with those of dtypes and devices: each is met.
+    """
+    every = int(os.environ.get("PKG_TEST_EVERY", "1"))
+    seen: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        is_check = "check" in getattr(getattr(item, "callspec", None), "params", ())
+        (kept if is_check or seen[name] % every == 0 else left_out).append(item)
+        seen[name] += 1
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(params=DEVICES)

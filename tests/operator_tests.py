@@ -19,7 +19,11 @@ TRACING = (
 """The checks that do not depend on the instruction set; ``-m 'not tracing'`` leaves them out."""
 
 EVERY = int(os.environ.get("PKG_TEST_EVERY", "1"))
-"""Of how many samples one is taken, where a processor is emulated (tools/test_processors.py)."""
+"""Of how many samples, and of how many parameters of any other test (conftest.py), one is taken.
+
+For what another run has proved of all: the lesser CPU libraries, which are made of the same sources
+(`.ci/run`), and emulated processors (tools/test_processors.py).
+"""
 
 
 class OperatorTests:

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from built_libraries import USABLE
 from torch import Tensor
 
 import pkg
@@ -31,6 +32,12 @@ for package in ("rich", "threadpoolctl"):
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:
     return load_benchmarks()
+
+
+@pytest.fixture(autouse=True)
+def no_peer_is_slow(harness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's first call may take long on a busy machine; it is not to be left out for that."""
+    monkeypatch.setattr(harness, "SLOW_SECONDS", math.inf)
 
 
 def case_of(harness: ModuleType, ours: Callable[[], Tensor], dtype: torch.dtype) -> object:
@@ -357,13 +364,16 @@ def test_a_far_slower_peer_is_left_out_and_not_tried_with_more(
     harness: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(harness, "SLOW_SECONDS", 0.05)
+    now = 0.0  # a clock that only the slow peer moves
+    monkeypatch.setattr(sys.modules["pkg._benchmarks._timing"], "timer", lambda: now)
     calls = dict.fromkeys(("pkg", "PyTorch", "other"), 0)
 
     def case(work: float) -> object:
         def call(name: str) -> Tensor:
+            nonlocal now
             calls[name] += 1
             if name == "PyTorch":
-                time.sleep(0.06 * work)
+                now += 0.06 * work
             return torch.ones(3)
 
         peers = {name: lambda name=name: call(name) for name in calls}
@@ -565,7 +575,7 @@ def test_limits_are_found_where_binding_and_kernels_are_one_library(
     assert harness.Limits(memory_bytes=1 << 20).rates["float32"] > 0.1
 
 
-@pytest.mark.parametrize("capability", pkg._C.cpu_capabilities())
+@pytest.mark.parametrize("capability", USABLE or pkg._C.cpu_capabilities())
 def test_every_library_measures_its_limits(capability: str) -> None:
     program = """
 from pkg.__main__ import load_benchmarks
@@ -665,15 +675,16 @@ def test_zentorch_is_timed_in_a_process_of_its_own(
         assert zentorch.versions == {"zentorch": "0.0.fake", "torch": torch.__version__}
         limits = harness.Limits(memory_bytes=1 << 20)
         session = harness.Session(harness.Options(seconds=0.01), limits, [], zentorch)
+        start = time.perf_counter()
         result = session.result("mul", case)
         assert set(result.seconds) == {"pkg", "PyTorch", "zentorch"}
-        assert 0 < result.seconds["zentorch"] < 1
+        assert 0 < result.seconds["zentorch"] < time.perf_counter() - start
         assert result.share == result.rate("pkg") / limits.rates["float32"]
         assert result.skipped == {}
         # Like the real one, this fails when the number of threads changes in its process.
+        start = time.perf_counter()
         one, other = [result.seconds["zentorch"] for result in with_threads(session, case, 2, 1)]
-        assert 0 < one < 1
-        assert 0 < other < 1
+        assert 0 < one + other < time.perf_counter() - start
         for refused in (
             harness.ForeignCall("zentorch_mm", (a.double(), a.mT.double())),
             harness.ForeignCall("zentorch_bmm", (a, a.mT)),

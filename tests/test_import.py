@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from built_libraries import BUILT, USABLE
 
 import pkg
 
@@ -58,9 +59,6 @@ else:
     return result.stdout
 
 
-BUILT = [c for c in pkg._C.cpu_capabilities() if c in pkg._C.build_info()["cpu_levels"]]
-
-
 @pytest.fixture
 def damaged_copy(tmp_path: Path) -> Path:
     """A copy of the installed package, for a test to damage."""
@@ -76,9 +74,14 @@ def damaged_checkout(damaged_copy: Path) -> Path:
     return damaged_copy
 
 
+def test_every_library_of_the_build_is_there() -> None:
+    present = {file.name for file in INSTALLED.glob(f"_cpu_*{SUFFIX}")}
+    assert present == {f"_cpu_{level}{SUFFIX}" for level in BUILT}
+
+
 def test_import_loads_the_best_library() -> None:
     result = run_python("import pkg; print(pkg._C.cpu_capability())")
-    assert result.stdout.split() == [BUILT[-1]]
+    assert result.stdout.split() == [USABLE[-1]]
 
 
 def test_import_brings_nothing_but_the_package() -> None:
@@ -110,7 +113,7 @@ def test_import_is_quick_beside_that_of_torch() -> None:
     assert min(float(run_python(code).stdout) for _ in range(3)) < 0.1
 
 
-@pytest.mark.parametrize("capability", BUILT)
+@pytest.mark.parametrize("capability", USABLE)
 def test_capability_can_be_chosen(capability: str) -> None:
     code = """
         import pkg, torch
@@ -153,7 +156,7 @@ def test_the_best_of_those_that_were_built(damaged_copy: Path) -> None:
     text = loader.read_text()
     built = 'module.build_info()["cpu_levels"]'
     # A build of one library may have another than the baseline: any of them stands for it.
-    best = damaged_copy / "pkg" / f"_cpu_{BUILT[-1]}{SUFFIX}"
+    best = damaged_copy / "pkg" / f"_cpu_{USABLE[-1]}{SUFFIX}"
     shutil.copy(best, best.with_name(f"_cpu_baseline{SUFFIX}"))
     loader.write_text(text.replace(built, "['baseline']"))
     result = run_python("import pkg; print(pkg._C.cpu_capability())", damaged_copy)
@@ -166,7 +169,7 @@ def without_baseline(copy: Path) -> list[str]:
     """Takes the library from a copy; the others that it has."""
     (copy / "pkg" / f"_cpu_baseline{SUFFIX}").unlink(missing_ok=True)
     # A build of the baseline alone has no other: its library under another name stands for it.
-    if BUILT == ["baseline"]:
+    if USABLE == ["baseline"]:
         shutil.copy(pkg._loader.library_file("_cpu_baseline"), copy / "pkg" / f"_cpu_avx2{SUFFIX}")
     files = (copy / "pkg").glob(f"_cpu_*{SUFFIX}")
     present = {file.name.removeprefix("_cpu_").removesuffix(SUFFIX) for file in files}

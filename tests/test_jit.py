@@ -159,14 +159,14 @@ def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         assert "TORCH_CUDA_ARCH_LIST" not in os.environ, "PyTorch asks the GPU"
 
 
-def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
-    # The Python files and the sources as a checkout has them, and no library.
+def test_checkout_without_an_install_compiles_on_import(sources: Path, tmp_path: Path) -> None:
+    # The Python files as a checkout has them, the sources of few operators, and no library.
     shutil.copytree(
         Path(pkg.__file__).parent,
         tmp_path / "pkg",
         ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"),
     )
-    shutil.copytree(pkg.jit.source_folder(), tmp_path / "csrc")
+    shutil.copytree(sources, tmp_path / "csrc")
     code = """
         import pkg, torch
         a = torch.ones(2, requires_grad=True)
@@ -179,7 +179,7 @@ def test_checkout_without_an_install_compiles_on_import(tmp_path: Path) -> None:
         | {
             "PYTHONPATH": str(tmp_path),
             "PKG_JIT": "1",
-            "PKG_BUILD_CUDA": "0",  # minutes, where nvcc and a CUDA build are there
+            "PKG_BUILD_CUDA": "0",  # the folder has no CUDA sources
             "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
         },
         capture_output=True,

@@ -38,7 +38,7 @@ class Products(Dataset):
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_of_a_data_loader(method: str) -> None:
     product_of(0)  # the parent's threads have run
-    loader = DataLoader(Products(), num_workers=2, multiprocessing_context=method, timeout=120)
+    loader = DataLoader(Products(), num_workers=2, multiprocessing_context=method)
     batches = list(loader)
     for index, batch in enumerate(batches):
         # One thread in a worker, perhaps several here: the order of sums may differ.
@@ -47,7 +47,7 @@ def test_workers_of_a_data_loader(method: str) -> None:
 
 def test_a_pool_of_spawned_processes() -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map_async(product_of, range(3)).get(timeout=120)
+        results = pool.map_async(product_of, range(3)).get()
     for index, result in enumerate(results):
         torch.testing.assert_close(result, product_of(index))
 
@@ -130,7 +130,7 @@ def test_a_layer_sees_what_a_broadcast_writes(tmp_path: Path) -> None:
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("first", ["", "import pkg"], ids=["alone", "imported before"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -100,9 +101,17 @@ _scratch = torch.zeros(())
 
 def shared_scratch(a: Tensor, b: Tensor, c: float) -> Tensor:
     global _scratch
-    _scratch = toy.forward(a, b, c)
-    time.sleep(1e-3)
+    _scratch = mine = toy.forward(a, b, c)
+    # Until another thread writes into it; the last one that works waits for nobody.
+    while _scratch is mine and is_one_of_several_workers():
+        time.sleep(1e-4)
     return _scratch.clone()
+
+
+def is_one_of_several_workers() -> bool:
+    """Whether this is a thread of the check of threads, and others of them still run."""
+    workers = [thread for thread in threading.enumerate() if thread.name.endswith("(work)")]
+    return threading.current_thread() in workers and len(workers) > 1
 
 
 def wrong_dtype(a: Tensor, b: Tensor, c: float) -> Tensor:

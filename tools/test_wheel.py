@@ -3,7 +3,8 @@
     python tools/test_wheel.py WHEEL --torch torch==2.10.0 torch [--tests tests/test_import.py …]
 
 Nothing of the checkout but its tests and examples is in reach: they are copied elsewhere. Tests
-that are marked as the checkout's own are left out.
+that are marked as the checkout's own are left out. With --every N the operators' tests follow on
+each CPU library that the processor runs but the best, with one of N samples.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What the tests read; the sources are in the wheel.
 COPIED = ("tests", "examples", "benchmarks", "tools", "build_backend", "docs", "csrc", "setup.py")
+# What depends on the CPU library.
+LIBRARY_TESTS = ("tests/ops", "tests/test_c_functions.py")
 FILES = ("README.md", "pyproject.toml", "Makefile", "CHANGELOG.md", "LICENSE", "MANIFEST.in")
 
 
@@ -50,6 +53,34 @@ def run_tests(python: Path, folder: Path, tests: list[str], arguments: list[str]
     return subprocess.run(command, cwd=folder, env=clean, check=False).returncode
 
 
+def test_libraries(python: Path, folder: Path, every: int, arguments: list[str]) -> list[str]:
+    """Tests the operators on the lesser CPU libraries; names those that fail.
+
+    They are made of the sources that the best one is made of. So a part shows that each computes:
+    every operator and dtype, each check that depends on the instruction set, a sample of so many.
+    """
+    clean = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    usable = subprocess.run(
+        [python, "-m", "pkg", "env", "--capabilities"],
+        cwd=folder,
+        env=clean,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    ).stdout.split()
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["-m", "not checkout and not tracing"]
+    failed = []
+    for library in usable[1:]:
+        print(f"== CPU library {library}, one of {every} samples", flush=True)
+        chosen = {"PKG_CPU_CAPABILITY": library, "PKG_TEST_EVERY": str(every)}
+        rc = subprocess.run(
+            [*command, *arguments, *LIBRARY_TESTS], cwd=folder, env=clean | chosen, check=False
+        ).returncode
+        failed += [library] if rc else []
+    return failed
+
+
 def main() -> None:
     """One environment after another; fails when the tests of any fail."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -57,6 +88,7 @@ def main() -> None:
     parser.add_argument("--torch", nargs="+", required=True, help="as pip names them")
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--pytest", default="-q", help="further arguments of pytest, in one word")
+    parser.add_argument("--every", type=int, help="test the lesser CPU libraries too, one of N")
     given = parser.parse_args()
     failed = []
     for torch in given.torch:
@@ -65,6 +97,11 @@ def main() -> None:
             python = environment(Path(temporary, "venv"), given.wheel, torch)
             rc = run_tests(python, Path(temporary, "tests"), given.tests, given.pytest.split())
             failed += [torch] if rc else []
+            if given.every:
+                libraries = test_libraries(
+                    python, Path(temporary, "tests"), given.every, given.pytest.split()
+                )
+                failed += [f"{torch} and {library}" for library in libraries]
     if failed:
         sys.exit(f"tests failed with {', '.join(failed)}")
 

@@ -234,7 +234,6 @@ class Emulator:
             input=request,
             capture_output=True,
             env=os.environ | OPTIONS,
-            timeout=300,
             check=False,
         )
         if result.returncode != 0:

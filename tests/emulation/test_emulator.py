@@ -62,7 +62,6 @@ def run_case(program: Path, name: str) -> subprocess.CompletedProcess[str]:
         text=True,
         capture_output=True,
         env=os.environ | emulator.OPTIONS,
-        timeout=60,
         check=False,
     )
 
