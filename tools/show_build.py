@@ -18,9 +18,9 @@ import time
 
 SILENCE = 10.0  # seconds without a line after which one says that the build goes on
 
-# A line of ninja: the file's number, the compiler's command, the object in its library's folder.
+# A line of ninja: number of the file, the compiler's command, the object in its library's folder.
 COMPILED = re.compile(r"\[(\d+)/(\d+)\] .* -o \S*/objects-[^/]+/(\S+?)/(\S+)\.o\b")
-DIAGNOSTIC = re.compile(r"(warning|error|Error)( #\S+)?:")
+DIAGNOSTIC = re.compile(r":\d+.* (warning|error)( #\S+)?:|fatal error:|Error:")
 
 
 def shown(line: str) -> str | None:

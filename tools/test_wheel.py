@@ -56,8 +56,9 @@ def run_tests(python: Path, folder: Path, tests: list[str], arguments: list[str]
 def test_libraries(python: Path, folder: Path, every: int, arguments: list[str]) -> list[str]:
     """Tests the operators on the lesser CPU libraries; names those that fail.
 
-    They are made of the sources that the best one is made of. So a part shows that each computes:
-    every operator and dtype, each check that depends on the instruction set, a sample of so many.
+    They are made of the sources that the best one is made of, which passed everything. So a part
+    shows that each computes: every operator and dtype, and every check that depends on the
+    instruction set, with one sample of so many.
     """
     clean = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     usable = subprocess.run(
@@ -69,15 +70,13 @@ def test_libraries(python: Path, folder: Path, every: int, arguments: list[str])
         stdout=subprocess.PIPE,
     ).stdout.split()
     command = [python, "-m", "pytest", "-p", "no:cacheprovider"]
-    command += ["-m", "not checkout and not tracing"]
+    command += ["-m", "not checkout and not tracing", *arguments, *LIBRARY_TESTS]
     failed = []
     for library in usable[1:]:
         print(f"== CPU library {library}, one of {every} samples", flush=True)
         chosen = {"PKG_CPU_CAPABILITY": library, "PKG_TEST_EVERY": str(every)}
-        rc = subprocess.run(
-            [*command, *arguments, *LIBRARY_TESTS], cwd=folder, env=clean | chosen, check=False
-        ).returncode
-        failed += [library] if rc else []
+        done = subprocess.run(command, cwd=folder, env=clean | chosen, check=False)
+        failed += [library] if done.returncode else []
     return failed
 
 
@@ -88,7 +87,7 @@ def main() -> None:
     parser.add_argument("--torch", nargs="+", required=True, help="as pip names them")
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--pytest", default="-q", help="further arguments of pytest, in one word")
-    parser.add_argument("--every", type=int, help="test the lesser CPU libraries too, one of N")
+    parser.add_argument("--every", type=int, help="test the lesser CPU libraries: one sample of N")
     given = parser.parse_args()
     failed = []
     for torch in given.torch:

@@ -30,8 +30,8 @@ def parse_arguments(description: str, arguments: Sequence[str] | None) -> argpar
     training.add_argument(
         "--seconds",
         type=float,
-        default=130,
-        help="stop both runs together after so many seconds of training (130)",
+        default=60,
+        help="stop both runs together after so many seconds of training (60)",
     )
     training.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (0.003)")
     training.add_argument("--seed", type=natural, default=0, help="of every random choice (0)")
