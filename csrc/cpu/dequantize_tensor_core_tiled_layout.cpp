@@ -79,9 +79,10 @@ class Weights {
 #if defined(__AVX512BW__)
 
 void Weights::prepare() {
-  // Twice, since a place has five bits.
-  table_ = _mm512_broadcast_i64x4(
-      _mm256_load_si256(reinterpret_cast<const __m256i*>(weights_)));
+  // Twice, since a place has five bits. With every lane asked for: GCC 12 takes
+  // the plain broadcast for one that reads what was never written.
+  table_ = _mm512_maskz_broadcast_i64x4(
+      0xFF, _mm256_load_si256(reinterpret_cast<const __m256i*>(weights_)));
 }
 
 Vector<uint32_t> Weights::of(Vector<uint32_t> values) const {
