@@ -39,18 +39,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one of every PKG_TEST_EVERY parameters of a test; all checks of an operator.
-
-    The number had better have no factor in common with those of dtypes and devices: each is met.
-    """
+    """Keep one of every PKG_TEST_EVERY parameters of a test; each dtype, each check and device."""
     every = int(os.environ.get("PKG_TEST_EVERY", "1"))
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[object, ...]] = Counter()
     kept, left_out = [], []
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        is_check = "check" in getattr(getattr(item, "callspec", None), "params", ())
-        (kept if is_check or seen[name] % every == 0 else left_out).append(item)
-        seen[name] += 1
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        kinds = (parameters.get("check"), parameters.get("device"))
+        dtypes = (value for value in parameters.values() if isinstance(value, torch.dtype))
+        key = (item.nodeid.partition("[")[0], *kinds, *dtypes)
+        (left_out if seen[key] % every else kept).append(item)
+        seen[key] += 1
     items[:] = kept
     if left_out:
         config.hook.pytest_deselected(items=left_out)
