@@ -165,7 +165,11 @@ def cuda_library() -> Extension:
     extension = CUDAExtension(
         "pkg._cuda",
         relative(list((CSRC / "cuda").glob("*.cu"))),
-        depends=headers(CSRC, CSRC / "cuda"),
+        # Formulas are compiled from the CPU's sources.
+        depends=[
+            *headers(CSRC, CSRC / "cuda", CSRC / "cpu"),
+            *relative(list((CSRC / "cpu").glob("*.cpp"))),
+        ],
         extra_compile_args={
             "cxx": cxx_flags(),
             "nvcc": [

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 #include "tensor.h"
@@ -99,6 +100,21 @@ inline ScalarType result_type(const TensorView& a, const TensorView& b) {
                                                  : with_dims;
 }
 
+// torch.get_default_dtype(), which the stable ABI only shows in what a factory
+// makes when no dtype is given.
+inline ScalarType default_dtype() {
+  std::array<StableIValue, 6> stack{
+      torch::stable::detail::from(std::vector<int64_t>{}),
+      torch::stable::detail::from(std::nullopt),
+      torch::stable::detail::from(std::nullopt),
+      torch::stable::detail::from(std::nullopt),
+      torch::stable::detail::from(std::nullopt),
+      torch::stable::detail::from(std::nullopt)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(
+      "aten::empty", "memory_format", stack.data(), TORCH_ABI_VERSION));
+  return dtype_of(torch::stable::detail::to<Tensor>(stack[0]));
+}
+
 inline void check_pointwise_dtype(const char* op, const char* name,
                                   const TensorView& tensor) {
   check_strided(op, name, tensor);
@@ -117,18 +133,20 @@ struct Shape {
 };
 
 inline Shape broadcast_shapes(const char* op, std::span<const int64_t> a,
-                              std::span<const int64_t> b) {
+                              std::span<const int64_t> b,
+                              const char* a_name = "a",
+                              const char* b_name = "b") {
   Shape shape;
   shape.dims = std::max(a.size(), b.size());
-  PKG_CHECK(shape.dims <= kMaxDims, op, ": a has ", a.size(),
-            " dimensions and b ", b.size(), "; at most ", kMaxDims,
+  PKG_CHECK(shape.dims <= kMaxDims, op, ": ", a_name, " has ", a.size(),
+            " dimensions and ", b_name, " ", b.size(), "; at most ", kMaxDims,
             " are supported");
   for (size_t i = 0; i < shape.dims; ++i) {  // i counts from the last dimension
     const int64_t a_size = i < a.size() ? a[a.size() - 1 - i] : 1;
     const int64_t b_size = i < b.size() ? b[b.size() - 1 - i] : 1;
-    PKG_CHECK(a_size == b_size || a_size == 1 || b_size == 1, op,
-              ": a of shape ", shape_text(a), " and b of shape ", shape_text(b),
-              " do not broadcast: ", a_size, " and ", b_size,
+    PKG_CHECK(a_size == b_size || a_size == 1 || b_size == 1, op, ": ", a_name,
+              " of shape ", shape_text(a), " and ", b_name, " of shape ",
+              shape_text(b), " do not broadcast: ", a_size, " and ", b_size,
               " meet in dimension ", shape.dims - 1 - i,
               "; make them equal, or one of them 1");
     shape.sizes[shape.dims - 1 - i] = a_size == 1 ? b_size : a_size;
@@ -453,12 +471,6 @@ inline PointwisePlan<3> plan_binary(const char* op, const TensorView& a,
   check_same_device(op, "a", a, "b", b);
   const Shape shape = broadcast_shapes(op, sizes_of(a), sizes_of(b));
   return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b}, steps);
-}
-
-inline PointwisePlan<2> plan_unary(const TensorView& input, ScalarType dtype) {
-  const auto sizes = sizes_of(input);
-  return plan_pointwise<2>(broadcast_shapes("pointwise", sizes, sizes), dtype,
-                           {nullptr, &input});
 }
 
 }  // namespace pkg

@@ -92,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     bench.add_argument("--picture", type=Path, metavar="FILE", help="draw the results there")
+    new = commands.add_parser("new", help="write the files of a new operator, in a checkout")
+    new.add_argument("name", help="of the operator: my_op")
+    new.add_argument("schema", help="'my_op(Tensor x, float alpha) -> Tensor'")
     return top
 
 
@@ -133,9 +136,31 @@ def bench(options: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
+def new(options: argparse.Namespace) -> int:
+    """Write an operator's files; 0 when that was done, 2 when it was refused."""
+    tool = Path(__file__).resolve().parent.parent / "tools" / "new_operator.py"
+    if not tool.exists():
+        print(
+            f"pkg new: this pkg, {Path(__file__).parent}, is an install without its sources; run "
+            "it in a checkout that is installed with pip install -e",
+            file=sys.stderr,
+        )
+        return 2
+    spec = importlib.util.spec_from_file_location("pkg_new_operator", tool)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    status: int = module.main([options.name, options.schema])
+    return status
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     options = parser().parse_args(arguments)
+    if options.command == "new":
+        return new(options)
     if options.command == "bench":
         return bench(options)
     if options.capabilities:

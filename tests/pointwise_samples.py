@@ -19,6 +19,29 @@ def unary_shapes() -> list[tuple[int, ...]]:
     ]
 
 
+def unary_samples(*extra: float) -> list[Sample]:
+    """What a pointwise operator of one tensor must take; ``extra`` follows the tensor."""
+    return [
+        Sample((normal(3, 4), *extra), family="matrix"),
+        Sample((normal(6, 35) * 4, *extra), family="matrix"),
+        Sample((normal(2, 3, 4, 5), *extra)),
+        Sample((normal(), *extra), name="no dimension"),
+        Sample((normal(3, 0, 2), *extra), name="empty"),
+        Sample((RANGE, *extra), name="whole range", values_only=True),
+        Sample((SPECIAL_VALUES, *extra), name="special", values_only=True),
+        *(Sample((normal(*shape), *extra), values_only=True) for shape in unary_shapes()),
+    ]
+
+
+def unary_errors(name: str, *extra: float, names: tuple[str]) -> list[ErrorSample]:
+    """The tensor is called by the name in ``names``."""
+    one = torch.ones(3)
+    return [
+        ErrorSample((one.to(dtype), *extra), match=f"{name}: {names[0]} is {dtype}")
+        for dtype in (torch.int64, torch.bool, torch.complex64)
+    ]
+
+
 def refused_dtypes(name: str, argument: str, *before: torch.Tensor) -> list[ErrorSample]:
     """Calls with an argument that is not floating, after the arguments before it."""
     return [
@@ -63,12 +86,19 @@ def mixed_samples(*extra: float) -> list[Sample]:
     return samples
 
 
-def binary_errors(name: str, *extra: float) -> list[ErrorSample]:
+def binary_errors(
+    name: str, *extra: float, names: tuple[str, str] = ("a", "b")
+) -> list[ErrorSample]:
+    """The tensors are called by ``names``."""
     one = torch.ones(3)
+    first, second = names
     return [
-        ErrorSample((torch.ones(2, 3), torch.ones(4), *extra), match=rf"{name}.*\(2, 3\).*\(4,\)"),
-        ErrorSample((one.cfloat(), one, *extra), match=rf"{name}: a is torch.complex64"),
-        ErrorSample((one, one.cdouble(), *extra), match=rf"{name}: b is torch.complex128"),
-        ErrorSample((one.to(torch.uint16), one, *extra), match=rf"{name}: a is torch.uint16"),
+        ErrorSample(
+            (torch.ones(2, 3), torch.ones(4), *extra),
+            match=rf"{name}.*{first}.*\(2, 3\).*{second}.*\(4,\)",
+        ),
+        ErrorSample((one.cfloat(), one, *extra), match=rf"{name}: {first} is torch.complex64"),
+        ErrorSample((one, one.cdouble(), *extra), match=rf"{name}: {second} is torch.complex128"),
+        ErrorSample((one.to(torch.uint16), one, *extra), match=rf"{name}: {first} is torch.uint16"),
         ErrorSample((one.to_sparse(), one, *extra), match="(?i)sparse", error=NotImplementedError),
     ]

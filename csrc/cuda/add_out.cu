@@ -13,7 +13,8 @@ void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   const TensorView operands[] = {out, a, b};
   const auto loop =
       plan_pointwise_into<3>(shape, {&operands[0], &operands[1], &operands[2]});
-  run_pointwise("add_out", {loop, type, out, {&a, &b}}, Add{});
+  run_pointwise("add_out", {loop, type, out, {&operands[1], &operands[2]}},
+                Add{});
 }
 
 PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {

@@ -35,8 +35,8 @@ std::tuple<Tensor, Tensor> linear_forward(
   return {output, pre_activation};
 }
 
-Tensor linear_activation_backward(const Tensor& grad, const Tensor& saved,
-                                  Text name) {
+Tensor linear_activation_backward(const TensorView& grad,
+                                  const TensorView& saved, Text name) {
   constexpr const char* kOp = "linear_activation_backward";
   const Activation activation =
       check_linear_activation_backward(grad, saved, name);

@@ -1,7 +1,13 @@
-// Pointwise operators over one or two inputs: mul, muladd, add_out, d_sigmoid,
-// d_sigmoid_backward.
+// Pointwise operators over one or two inputs: add_out, linear's activations
+// backwards, and the elementwise operators, whose formulas are in csrc/cpu
+// (formula.h).
 //
-// Two kernels run any of the functions of pointwise_functions.cuh.
+// Two kernels run any of these functions. They see their arguments in the type
+// of the computation: float32 for halves and float32, float64, or an unsigned
+// integer. Integers are computed modulo 2^64 and cut to their type afterwards,
+// which gives the same bits as computing in any narrower type, and no undefined
+// overflow.
+//
 // `pointwise_dense` takes operands of one dtype that lie in memory in the same
 // order without gaps, or that are a single element; a thread moves 16 bytes of
 // each operand at a time, the widest access there is. `pointwise_strided` takes
@@ -20,11 +26,30 @@
 #include "device.cuh"
 #include "element_type.cuh"
 #include "numeric.cuh"
-#include "pointwise_functions.cuh"
 
 namespace pkg::cuda {
 
 constexpr int kPointwiseThreads = 256;
+
+struct Add {
+  static constexpr int kInputs = 2;
+  static constexpr bool kTakesIntegers = true;
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number a, Number b) const {
+    return a + b;
+  }
+};
+
+// A function of the elements at one place.
+template <class Function, class Number>
+__device__ __forceinline__ Number apply(const Function& function,
+                                        const Number (&values)[2]) {
+  if constexpr (Function::kInputs == 1) {
+    return function(values[0]);
+  } else {
+    return function(values[0], values[1]);
+  }
+}
 
 // The type in which elements are computed. Integers of one width share the
 // kernel of the unsigned one, and compute in at least 32 bits, so that C++
@@ -70,9 +95,10 @@ __global__ void __launch_bounds__(kPointwiseThreads)
     Packet<Element, kPacket> result;
     PKG_UNROLL
     for (int i = 0; i < kPacket; ++i) {
-      result.values[i] = convert<Element>(
-          function(convert<Number>(values[0].values[i]),
-                   convert<Number>(values[Function::kInputs - 1].values[i])));
+      const Number elements[2] = {
+          convert<Number>(values[0].values[i]),
+          convert<Number>(values[Function::kInputs - 1].values[i])};
+      result.values[i] = convert<Element>(apply(function, elements));
     }
     *reinterpret_cast<Packet<Element, kPacket>*>(operands.output +
                                                  index * kPacket) = result;
@@ -86,8 +112,7 @@ __global__ void __launch_bounds__(kPointwiseThreads)
       values[input] = convert<Number>(
           operands.inputs[input][operands.is_single[input] ? 0 : index]);
     }
-    operands.output[index] =
-        convert<Element>(function(values[0], values[Function::kInputs - 1]));
+    operands.output[index] = convert<Element>(apply(function, values));
   }
 }
 
@@ -126,7 +151,7 @@ __global__ void __launch_bounds__(kPointwiseThreads)
             coordinate * operands.input_strides[input].strides[dimension];
       }
     }
-    Number values[Function::kInputs];
+    Number values[2];
     PKG_UNROLL
     for (int input = 0; input < Function::kInputs; ++input) {
       const Number value =
@@ -135,7 +160,7 @@ __global__ void __launch_bounds__(kPointwiseThreads)
       values[input] =
           static_cast<Number>(round_to(operands.common_type, value));
     }
-    const Number result = function(values[0], values[Function::kInputs - 1]);
+    const Number result = apply(function, values);
     store_as(operands.output, output_offset, operands.output_type,
              round_to(operands.common_type, result));
   }

@@ -43,7 +43,7 @@ struct PointwiseCall {
   PointwiseLoop<kInputs + 1> loop;
   ScalarType common;
   Tensor output;
-  std::array<const Tensor*, kInputs> inputs;
+  std::array<const TensorView*, kInputs> inputs;
 
   // True where every operand is one aligned run of elements of the common
   // dtype, or one element. A bool is not computed as a number: 1 + 1 is 1.

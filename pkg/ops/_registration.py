@@ -279,14 +279,19 @@ def promoted_for_vmap(a: Tensor, b: Tensor, dims: Sequence[int | None]) -> tuple
 
 
 def register_pointwise_vmap(name: str) -> None:
-    """Registers vmap of a pointwise operator on tensors (a, b) and other arguments."""
+    """Registers vmap of a pointwise operator on one or two tensors and then other arguments."""
     operator: Callable[..., Any] = getattr(torch.ops.pkg, name).default
 
-    def rule(
+    def of_one(info: Any, in_dims: Sequence[int | None], *values: Any) -> tuple[Tensor, int | None]:
+        return operator(*values), in_dims[0]
+
+    def of_two(
         info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, *rest: Any
     ) -> tuple[Tensor, int]:
         a, b = promoted_for_vmap(a, b, in_dims[:2])
         a, b = batch_to_front((a, b), in_dims[:2])
         return operator(a, b, *rest), 0
 
-    torch.library.register_vmap(f"pkg::{name}", rule)
+    arguments = operator._schema.arguments  # type: ignore[attr-defined]
+    has_two = len(arguments) > 1 and isinstance(arguments[1].type, torch.TensorType)
+    torch.library.register_vmap(f"pkg::{name}", of_two if has_two else of_one)

@@ -14,6 +14,7 @@ from ._registration import (
     fake_pointwise,
     register_fake,
     register_gradients,
+    register_pointwise_vmap,
 )
 from .mul import mul
 
@@ -80,10 +81,6 @@ def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, Tensor
     return grad_of_grad, grad_of_z
 
 
-def _vmap(info: Any, in_dims: Sequence[int | None], z: Tensor) -> tuple[Tensor, int | None]:
-    return d_sigmoid(z), in_dims[0]
-
-
 def _vmap_backward(
     info: Any, in_dims: Sequence[int | None], grad: Tensor, z: Tensor
 ) -> tuple[Tensor, int]:
@@ -93,5 +90,5 @@ def _vmap_backward(
 
 register_gradients("d_sigmoid", _backward)
 register_gradients("d_sigmoid_backward", _double_backward)
-torch.library.register_vmap("pkg::d_sigmoid", _vmap)
+register_pointwise_vmap("d_sigmoid")
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)

@@ -1,3 +1,8 @@
+#define PKG_ON_CUDA
+#define PKG_FORMULAS_ALONE
+#include "../../csrc/cpu/d_sigmoid.cpp"
+#include "../../csrc/cpu/mul.cpp"
+#include "../../csrc/cpu/muladd.cpp"
 #include "../../csrc/cuda/activation.cuh"
 #include "../../csrc/cuda/pointwise.cuh"
 #include "batches.h"
@@ -96,15 +101,15 @@ bool run_pointwise(const Request& request) {
   }
   const std::string& function = request.text("function");
   if (function == "mul") {
-    run(request, cuda::Multiply());
+    run(request, BoundFormula<mul_formula, double>());
   } else if (function == "muladd") {
-    run(request, cuda::MultiplyAdd{request.real("c")});
+    run(request, BoundFormula<muladd_formula, double>{{request.real("c")}});
   } else if (function == "add") {
     run(request, cuda::Add());
   } else if (function == "d_sigmoid") {
-    run(request, cuda::SigmoidDerivative());
+    run(request, BoundFormula<d_sigmoid_formula, double>());
   } else if (function == "d_sigmoid_backward") {
-    run(request, cuda::SigmoidDerivativeBackward());
+    run(request, BoundFormula<d_sigmoid_backward_formula, double>());
   } else if (function == "relu_backward") {
     run(request, cuda::ActivationBackward<cuda::Relu>());
   } else if (function == "gelu_backward") {

@@ -29,10 +29,6 @@ def muladd(a: Tensor, b: Tensor) -> Tensor:
     return references.muladd(a, b, C)
 
 
-def d_sigmoid_backward(z: Tensor, grad: Tensor) -> Tensor:
-    return references.d_sigmoid_backward(grad, z)
-
-
 def activation_backward(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda saved, grad: references.linear_activation_backward(grad, saved, name)
 
@@ -43,7 +39,7 @@ REFERENCES: dict[str, Callable[..., Tensor]] = {
     "muladd": muladd,
     "add": add,
     "d_sigmoid": references.d_sigmoid,
-    "d_sigmoid_backward": d_sigmoid_backward,
+    "d_sigmoid_backward": references.d_sigmoid_backward,
     **{f"{name}_backward": activation_backward(name) for name in ACTIVATIONS},
 }
 BINARY = ["mul", "muladd", "add", "d_sigmoid_backward", "gelu_backward"]

@@ -6,7 +6,14 @@ import pytest
 import references
 import torch
 from operator_tests import OperatorTests
-from pointwise_samples import RANGE, SPECIAL_VALUES, refused_dtypes, unary_shapes
+from pointwise_samples import (
+    RANGE,
+    SPECIAL_VALUES,
+    refused_dtypes,
+    unary_errors,
+    unary_samples,
+    unary_shapes,
+)
 from samples import normal
 
 import pkg
@@ -19,19 +26,10 @@ class TestDSigmoid(OperatorTests):
     function = staticmethod(pkg.ops.d_sigmoid)
 
     def samples(self) -> list[Sample]:
-        return [
-            Sample((normal(3, 4),), family="matrix"),
-            Sample((normal(6, 35) * 4,), family="matrix"),
-            Sample((normal(2, 3, 4, 5),)),
-            Sample((normal(),), name="no dimension"),
-            Sample((normal(3, 0, 2),), name="empty"),
-            Sample((RANGE,), name="whole range", values_only=True),
-            Sample((SPECIAL_VALUES,), name="special", values_only=True),
-            *(Sample((normal(*shape),), values_only=True) for shape in unary_shapes()),
-        ]
+        return unary_samples()
 
     def errors(self) -> list[ErrorSample]:
-        return refused_dtypes("d_sigmoid", "z")
+        return unary_errors("d_sigmoid", names=("z",))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_no_digits_cancel(self, device: torch.device, dtype: torch.dtype) -> None:
