@@ -1,5 +1,5 @@
-// The functions of a formula (formula.h), of one number: as cpu/formula_math.h has
-// them for vectors.
+// The functions of a formula (formula.h), of one number: as cpu/formula_math.h
+// has them for vectors.
 #pragma once
 
 #include <math.h>
