@@ -5,7 +5,7 @@
 #include <array>
 #include <tuple>
 
-#include "rowwise_scaled_linear.h"
+#include "rows.h"
 #include "tensor.h"
 
 namespace pkg {

@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 
+#include "rows.h"
 #include "tensor.h"
 
 namespace pkg {
@@ -33,17 +34,6 @@ struct RowwiseScaledLinearPlan {
   size_t leading_dims;
   std::array<int64_t, kMaxDims> output_sizes;
 };
-
-// Where the rows of a tensor with leading dimensions begin.
-inline int64_t row_offset(const TensorView& tensor, size_t leading_dims,
-                          int64_t row) {
-  int64_t offset = 0;
-  for (size_t d = leading_dims; d-- > 0;) {
-    offset += row % tensor.sizes[d] * tensor.strides[d];
-    row /= tensor.sizes[d];
-  }
-  return offset;
-}
 
 namespace detail {
 

@@ -25,12 +25,7 @@ from pkg import _build_flags
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-# A block may say which file of the project it is, or where in a file it belongs: after the line
-# that a list or a namespace opens with, whatever stands in it, or at the end.
-FENCE = re.compile(
-    r"^( *)```(\w+)(?: (\S+))?(?: after ([^\n]*)| (at the end))?\n(.*?)^\1```$",
-    re.DOTALL | re.MULTILINE,
-)
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 # Too long for a test, or for an environment of their own: .ci/run has each of them.
 IN_CI = {"make demo", "make test", "make bench", "pip install ."}
@@ -64,9 +59,10 @@ HERE = [
 NEEDS = {HERE[1]: ("examples/output/gpt.safetensors", HERE[0])}
 # Run by the test of the new operator, where what it compiles is compiled already.
 WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
-# Its last steps.
-GENERATE = "make generate"
 FORMAT = "make format"
+# Writes an operator, its files and the line.
+NEW = 'python -m pkg new scaled_product "scaled_product(Tensor a, Tensor b, float scale) -> Tensor"'
+NAME = "scaled_product"
 # Of the checkout, beside the files.
 PARTS = (
     *("csrc", "pkg", "tests", "benchmarks", "examples", "docs", "tools", "build_backend"),
@@ -77,12 +73,9 @@ PREREQUISITES = "apt-get install make g++ python3-dev python3-venv"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, the file that it is or goes into, its text."""
+    """A fenced block."""
 
     language: str
-    path: str | None
-    after: str | None
-    at_the_end: bool
     text: str
     line: int
 
@@ -90,10 +83,10 @@ class Block:
 def blocks() -> list[Block]:
     found = []
     for match in FENCE.finditer(README):
-        indent, language, path, after, end, text = match.groups()
+        indent, language, text = match.groups()
         lines = (line.removeprefix(indent) for line in text.splitlines(keepends=True))
         line = README.count("\n", 0, match.start()) + 1
-        found.append(Block(language, path, after, bool(end), "".join(lines), line))
+        found.append(Block(language, "".join(lines), line))
     return found
 
 
@@ -120,6 +113,7 @@ def shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
+        timeout=1200,
     )
 
 
@@ -142,7 +136,7 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
 
 
 def test_every_command_is_run_somewhere() -> None:
-    run = [*HERE, WITH_THE_NEW_OPERATOR, GENERATE, FORMAT, PREREQUISITES]
+    run = [*HERE, WITH_THE_NEW_OPERATOR, NEW, PREREQUISITES]
     assert sorted(commands()) == sorted([*run, *IN_CI, *IN_OTHER_WORDS])
 
 
@@ -199,7 +193,7 @@ def test_make_knows_the_commands_in_the_text(command: str) -> None:
 def test_examples() -> None:
     tested = 0
     for block in blocks():
-        if ">>>" in block.text and not block.path:
+        if ">>>" in block.text:
             test = doctest.DocTestParser().get_doctest(
                 block.text, {}, f"README.md:{block.line}", "README.md", block.line
             )
@@ -266,36 +260,14 @@ def test_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-# With mul the gradient is computed; muladd is timed, beside the machine's limits.
-KERNELS = {"mul", "muladd", "pointwise", "machine_limits"}
-
-
-def put(folder: Path, block: Block) -> None:
-    """Does what a reader does with a block: writes the file, or adds the lines to it."""
-    assert block.path is not None
-    path = folder / block.path
-    if not block.after and not block.at_the_end:
-        path.write_text(block.text, "utf-8")
-        return
-    text = path.read_text("utf-8")
-    # A reader who has taken the steps runs these tests too.
-    if f"\n{block.text}" in text:
-        return
-    lines = text.splitlines(keepends=True)
-    index = len(lines)
-    if block.after:
-        (index,) = (i + 1 for i, line in enumerate(lines) if line.strip() == block.after)
-    lines.insert(index, block.text)
-    path.write_text("".join(lines), "utf-8")
-
-
-def take_steps(folder: Path) -> None:
-    """All steps of "Add an operator" but the last."""
-    for block in blocks():
-        if block.path:
-            put(folder, block)
-    done = shell(f"{GENERATE} RUN={shlex.quote(sys.executable)}", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+def files_of(folder: Path) -> dict[str, str]:
+    """The texts of a tree, without what was built or run in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        for part in PARTS
+        for path in (folder / part).rglob("*")
+        if path.suffix in {".py", ".pyi", ".cpp", ".h", ".cu", ".cuh", ".md"}
+    }
 
 
 def formatter() -> str | None:
@@ -312,10 +284,9 @@ def formatter() -> str | None:
 
 @pytest.fixture(scope="module")
 def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout in which the steps of "Add an operator" were taken.
+    """A copy of the checkout in which "Add an operator" was done.
 
-    Of the other operators it has the kernels that are run in it: the rest would take minutes to
-    compile.
+    A reader who has done it already runs these tests too.
     """
     folder = tmp_path_factory.mktemp("operator")
     ignored = shutil.ignore_patterns("*.so", "__pycache__", "output")
@@ -324,66 +295,82 @@ def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(entry, folder)
         elif entry.name in PARTS:
             shutil.copytree(entry, folder / entry.name, ignore=ignored)
-    for source in (folder / "csrc").glob("c*/*.c*"):
-        if source.suffix in {".cpp", ".cu"} and source.stem not in KERNELS:
-            source.unlink()
-    take_steps(folder)
-    if command := formatter():
-        done = shell(command, folder)
+    if not (folder / "pkg" / "ops" / f"{NAME}.py").exists():
+        done = shell(NEW.replace("-m pkg new", "tools/new_operator.py"), folder)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
 @pytest.mark.checkout
-def test_the_steps_may_have_been_taken_before(with_new_operator: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    shutil.copytree(with_new_operator, again, ignore=shutil.ignore_patterns("build"))
-    take_steps(again)
-    for block in blocks():
-        if block.path:
-            text = (with_new_operator / block.path).read_text("utf-8")
-            assert (again / block.path).read_text("utf-8") == text, block.path
+def test_a_new_operator_is_four_files_and_one_line(with_new_operator: Path) -> None:
+    if (ROOT / "pkg" / "ops" / f"{NAME}.py").exists():
+        pytest.skip("it is in this checkout")
+    before, after = files_of(ROOT), files_of(with_new_operator)
+    table = README.partition("## Add an operator")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `([^`]*)` \|", table, re.MULTILINE))
+    new = set(after) - set(before)
+    assert len(new) == 4
+    assert named == new | {"csrc/library.cpp"}
+    generated = {"pkg/_C.pyi", "pkg/ops/__init__.py"}
+    assert {path for path in before if after[path] != before[path]} - generated == {
+        "csrc/library.cpp"
+    }
+    lines = before["csrc/library.cpp"].splitlines()
+    added = [line for line in after["csrc/library.cpp"].splitlines() if line not in lines]
+    assert added == ['    "scaled_product(Tensor a, Tensor b, float scale) -> Tensor",']
+
+
+# With mul the gradient is computed; muladd is timed, beside the machine's limits.
+KERNELS = {NAME, "mul", "muladd", "pointwise", "machine_limits"}
 
 
 @pytest.mark.checkout
-def test_an_operator_added_by_the_steps_passes_its_tests(with_new_operator: Path) -> None:
-    # With a build folder of its own: it is compiled from other sources than the user's. CUDA where
-    # it can be run; that its kernel compiles, the next test shows.
-    built = {"TORCH_EXTENSIONS_DIR": str(with_new_operator / "build")}
-    built["PKG_BUILD_CUDA"] = str(int(torch.cuda.is_available()))
-    # Of the whole suite, what is of the new operator, and the README's own tests but for the
-    # commands, which are the same as without it, and the steps, which are these.
-    tests = "(squared_difference or test_readme) and not (test_command or steps)"
+def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Path) -> None:
+    # Of the other operators with the kernels that are run alone: the rest would take minutes to
+    # compile.
+    tree = tmp_path / "tree"
+    shutil.copytree(with_new_operator, tree)
+    for source in (tree / "csrc").glob("c*/*.c*"):
+        if source.suffix in {".cpp", ".cu"} and source.stem not in KERNELS:
+            source.unlink()
+    # With a build folder of its own: it is compiled from other sources than the user's. A
+    # compiler's cache, where there is one, has all but the new operator of an earlier run.
+    built = {
+        "TORCH_EXTENSIONS_DIR": str(tree / "build"),
+        "CCACHE_BASEDIR": str(tree),
+        # CUDA where it can be run; that its kernel compiles, the next test shows.
+        "PKG_BUILD_CUDA": str(int(torch.cuda.is_available())),
+        "PATH": f"/usr/lib/ccache{os.pathsep}{Path(sys.executable).parent}{os.pathsep}"
+        + os.environ["PATH"],
+    }
+    # Of the whole suite, what is of the new operator, and the README's own tests. Its commands are
+    # the same as without it, and so is what this command writes.
+    tests = f"({NAME} or test_readme) and not (test_command or new_operator)"
     for command in (
-        # The first one compiles, which takes as long as all the rest.
-        'PKG_JIT=1 python -c "import torch; from pkg import _C; '
-        '_C.squared_difference(torch.ones(3), torch.zeros(3))"',
         f"PKG_JIT=1 python -m pytest -q -p no:cacheprovider -k {shlex.quote(tests)}",
-        "PKG_JIT=1 python -m pkg bench squared_difference --seconds 0.1",
+        f'PKG_JIT=1 python -c "import torch; from pkg import _C; '
+        f'_C.{NAME}(torch.ones(3), torch.zeros(3), 0.5)"',
         WITH_THE_NEW_OPERATOR,
     ):
-        done = shell(command, with_new_operator, **built)
+        done = shell(command, tree, **built)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.checkout
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-def test_the_cuda_kernel_of_the_steps_compiles(with_new_operator: Path) -> None:
+def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -> None:
     includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
     flags = [*_build_flags.nvcc_flags(threads=1), "-arch=sm_80", *includes]
-    source = "csrc/cuda/squared_difference.cu"
+    source = f"csrc/cuda/{NAME}.cu"
     done = shell(f"nvcc {' '.join(flags)} -c {source} -o object.o", with_new_operator)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.checkout
 @pytest.mark.skipif(formatter() is None, reason="no make or tools of make lint")
-def test_the_files_of_the_steps_are_as_the_project_wants_them(with_new_operator: Path) -> None:
-    # They were formatted: what a block of the README says is what stands there still.
-    for block in blocks():
-        if block.path:
-            text = (with_new_operator / block.path).read_text("utf-8")
-            assert block.text in text, f"line {block.line}"
+def test_the_files_of_the_new_operator_are_as_the_project_wants_them(
+    with_new_operator: Path,
+) -> None:
     command = str(formatter()).replace("format", "lint", 1)
     done = shell(command, with_new_operator)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -264,6 +264,13 @@ def product(head: str, terms: Sequence[str]) -> str:
     return f"{head}(\n{within}\n{margin})"
 
 
+def choice(value: str, condition: str) -> str:
+    """A value or None, as an item of a list that is indented by eight."""
+    parts = [value, f"if {condition}", "else None"]
+    line = " ".join(parts)
+    return line if len(line) + 9 <= PYTHON_COLUMNS else "\n        ".join(parts)
+
+
 def words(text: str, indent: int, columns: int = PYTHON_COLUMNS, more: int = 0) -> str:
     """Words in lines, all indented, those after the first by ``more`` as well."""
     lines = [" " * indent]
@@ -287,6 +294,9 @@ def cpp_source(operator: Operator) -> str:
         CPP_COLUMNS - len("// "),
     )
     factors = {each.name: each.cpp_factor for each in operator.parameters}
+    head = filled("PKG_ELEMENTWISE(", items, ",", ") {")
+    body = filled("  return ", [factors[each] for each in operator.terms], " *", ";")
+    short = f"{head} {body.strip()} }}"
     return "\n".join(
         [
             *(f"// {line}" for line in about.splitlines()),
@@ -294,9 +304,7 @@ def cpp_source(operator: Operator) -> str:
             "",
             "namespace pkg {",
             "",
-            filled("PKG_ELEMENTWISE(", items, ",", ") {"),
-            filled("  return ", [factors[each] for each in operator.terms], " *", ";"),
-            "}",
+            *([short] if len(short) <= CPP_COLUMNS else [head, body, "}"]),
             "",
             "}  // namespace pkg",
             "",
@@ -389,7 +397,7 @@ def gradient_source(operator: Operator) -> list[str]:
         lines.append(product("    slope = ", ["grad", *numbers]))
     if len(tensors) == 2:
         results = [
-            f"reduce_to({slope} * {other}, {each}) if ctx.needs_input_grad[{index}] else None"
+            choice(f"reduce_to({slope} * {other}, {each})", f"ctx.needs_input_grad[{index}]")
             for index, (each, other) in enumerate(zip(tensors, tensors[::-1], strict=True))
         ]
     elif numbers:
@@ -416,6 +424,9 @@ def python_source(operator: Operator) -> str:
     dtype = f"torch.result_type({', '.join(tensors)})" if two else f"{tensors[0]}.dtype"
     stand_in = [f'"{name}"', tensors[0], tensors[-1], dtype]
     stand_in += ["then_number=True"] if numbers else []
+    computes = f"`{' * '.join(operator.terms)}`"
+    if len(computes) > 60:
+        computes = "the product of its arguments"
     register = [f'"{name}"', "_backward"]
     register += ["setup_context=_setup_context"] if numbers else []
     lines = [
@@ -433,7 +444,7 @@ def python_source(operator: Operator) -> str:
         *(f"    {each}," for each in helpers),
         ")",
         "",
-        call("TABLE = ", [f'"`{" * ".join(operator.terms)}`"', '"floating"', '"yes"']),
+        f'TABLE = ("{computes}", "floating", "yes")',
         '"""What README\'s table says of it: what it computes, dtypes, gradients."""',
         *("", ""),
         "@operator",

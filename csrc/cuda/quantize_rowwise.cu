@@ -4,7 +4,7 @@
 #include "../quantize_rowwise.h"
 #include "launch.h"
 #include "quantize_rowwise.cuh"
-#include "rowwise_scaled_linear.h"
+#include "rows.h"
 
 namespace pkg::cuda {
 namespace {
