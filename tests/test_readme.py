@@ -113,7 +113,6 @@ def shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=1200,
     )
 
 

@@ -6,9 +6,9 @@
 #include "../rowwise_scaled_linear.h"
 #include "launch.h"
 #include "pointwise.h"
+#include "rows.h"
 #include "rowwise_scaled_linear.cuh"
 #include "rowwise_scaled_linear_cutlass.h"
-#include "rows.h"
 
 namespace pkg::cuda {
 
