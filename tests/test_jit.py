@@ -105,7 +105,7 @@ def test_lock_without_an_owner_is_explained(tmp_path: Path) -> None:
 
 
 def test_wrong_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no pybind\.cpp"):
+    with pytest.raises(FileNotFoundError, match=r"has no python/pybind\.cpp"):
         pkg.jit.load(namespace="pkg_jit_nothing", sources=tmp_path)
 
 

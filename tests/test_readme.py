@@ -342,9 +342,9 @@ def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Pa
         "PATH": f"/usr/lib/ccache{os.pathsep}{Path(sys.executable).parent}{os.pathsep}"
         + os.environ["PATH"],
     }
-    # Of the whole suite, what is of the new operator, and the README's own tests. Its commands are
-    # the same as without it, and so is what this command writes.
-    tests = f"({NAME} or test_readme) and not (test_command or new_operator)"
+    # Of the whole suite, what is of the new operator, and the README's own tests. Its commands and
+    # examples are the same as without it, and so is what this command writes.
+    tests = f"({NAME} or test_readme) and not (test_command or new_operator or test_examples)"
     for command in (
         f"PKG_JIT=1 python -m pytest -q -p no:cacheprovider -k {shlex.quote(tests)}",
         f'PKG_JIT=1 python -c "import torch; from pkg import _C; '

@@ -56,7 +56,7 @@ def _fake(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
     if torch.is_grad_enabled():
         for name, tensor in (("a", a), ("b", b), ("out", out)):
-            if tensor.requires_grad:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
                 raise RuntimeError(
                     f"add_out: {name} requires a gradient, which writing into out cannot record. "
                     "Use torch.add, or call it under torch.no_grad()"

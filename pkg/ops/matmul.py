@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -79,9 +80,10 @@ def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Gradient of ``b`` for operands of at least two dimensions."""
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for the whole batch: sum over it inside the product.
-        # Not by reshape(-1, ...), which cannot count rows without elements.
-        a = a.flatten(0, -2)
-        grad = grad.flatten(0, -2)
+        # Not by reshape(-1, ...), which cannot count rows without elements, nor by flatten(), for
+        # which a batched gradient has no rule.
+        a = a.reshape(prod(a.shape[:-1]), a.shape[-1])
+        grad = grad.reshape(prod(grad.shape[:-1]), grad.shape[-1])
     return reduce_to(matmul(a.mT, grad), b)
 
 
