@@ -148,8 +148,13 @@ struct BoundFormula {
   template <class V, class... More>
   PKG_FORMULA_INLINE V operator()(V first, More... more) const {
     static_assert(1 + sizeof...(More) == Traits::kTensors);
-    return compute(std::make_index_sequence<Traits::kNumbers>(), first,
-                   more...);
+    constexpr std::make_index_sequence<Traits::kNumbers> kEach;
+    if constexpr (std::is_same_v<V, bool>) {
+      // In integers, as C++ computes with bools; any but 0 is true.
+      return compute(kEach, int{first}, int{more}...) != 0;
+    } else {
+      return compute(kEach, first, more...);
+    }
   }
 
  private:
