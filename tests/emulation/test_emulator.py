@@ -87,9 +87,8 @@ def plant(
     ``program_files`` are all that include it: of a template that two of them instantiate the linker
     keeps one.
     """
-    for part in (HERE, Path("csrc", "cuda")):
+    for part in (HERE, Path("csrc")):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
-    shutil.copy(ROOT / "csrc" / "philox.h", folder / "csrc")
     file = folder / "csrc" / "cuda" / kernel
     text = file.read_text()
     assert right in text
