@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 
+#include "alike.h"
 #include "pointwise.h"
 #include "tensor.h"
 #include "text.h"
@@ -192,12 +193,8 @@ inline Activation check_linear_activation_backward(const TensorView& grad,
   check_floating(kOp, "grad", grad);
   check_floating(kOp, "saved", saved);
   check_same_device(kOp, "saved", saved, "grad", grad);
-  PKG_CHECK(dtype_of(grad) == dtype_of(saved), kOp, ": grad is ",
-            dtype_name(dtype_of(grad)), " but saved is ",
-            dtype_name(dtype_of(saved)), "; they must have one dtype");
-  PKG_CHECK(std::ranges::equal(sizes_of(grad), sizes_of(saved)), kOp,
-            ": grad has shape ", shape_text(grad), " but saved has shape ",
-            shape_text(saved), "; they must be equal");
+  check_same_dtype(kOp, "grad", grad, "saved", saved);
+  check_same_shape(kOp, "grad", grad, "saved", saved);
   return activation_of_name(kOp, activation);
 }
 

@@ -13,6 +13,7 @@ import torch
 from pkg.testing import ErrorSample, Report, Sample, check_op, checks_for
 
 TRACING = (
+    "samples",
     *("registration", "fake", "meta", "compile", "compile_dynamic", "inductor", "export"),
     *("autocast", "func", "jvp", "vmap"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call import in_order, operator, part
+from ._call import operator, part
 from ._registration import (
     batch_to_front,
     check_one_device,
@@ -111,8 +111,8 @@ def _record(
     """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
     output: Tensor
     if dropout_p != 0.0:
-        output = in_order("scaled_dot_product_attention")(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        output = torch.ops.pkg.scaled_dot_product_attention.default(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
         return output
     output, *_ = recording("scaled_dot_product_attention_forward")(
