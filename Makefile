@@ -18,7 +18,7 @@ endif
 # The package is installed; with every CPU library.
 INSTALLED := $(VENV)/.installed
 INSTALLED_ALL := $(VENV)/.installed-all
-CPP_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+CPP_SOURCES := $(wildcard $(foreach folder,csrc csrc/* csrc/*/*,$(addprefix $(folder)/*.,cpp h cu cuh)))
 BUILT_FROM := $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES)
 # Quoted as the shell needs them; the list stands on one line there.
 BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',')

@@ -78,7 +78,7 @@ def relative(paths: list[Path]) -> list[str]:
 
 def headers(*folders: Path) -> list[str]:
     """Files whose change means a new build of the sources beside them."""
-    return relative([p for folder in folders for p in (*folder.glob("*.h"), *folder.glob("*.cuh"))])
+    return relative([p for each in folders for p in (*each.rglob("*.h"), *each.rglob("*.cuh"))])
 
 
 def find_cuda_home() -> Path | None:
@@ -119,7 +119,8 @@ def binding() -> Extension:
     return CppExtension(
         "pkg._C",
         relative([*CSRC.glob("*.cpp"), *(CSRC / "python").glob("*.cpp")]),
-        depends=headers(CSRC, CSRC / "python"),
+        depends=[*relative(list(CSRC.glob("*.h"))), *headers(CSRC / "host", CSRC / "python")],
+        include_dirs=[str(CSRC)],
         define_macros=[(name, f'"{text}"') for name, text in facts.items()],
         extra_compile_args=[*cxx_flags(), *FLAGS.cpu_levels()["baseline"]],
         extra_link_args=link_flags(),
@@ -130,8 +131,9 @@ def cpu_library(level: str) -> Extension:
     """pkg._cpu_<level>: every CPU kernel, compiled whole for one instruction set."""
     return CppExtension(
         f"pkg._cpu_{level}",
-        relative(list((CSRC / "cpu").glob("*.cpp"))),
-        depends=headers(CSRC, CSRC / "cpu"),
+        relative(list((CSRC / "cpu").rglob("*.cpp"))),
+        depends=[*relative(list(CSRC.glob("*.h"))), *headers(CSRC / "host", CSRC / "cpu")],
+        include_dirs=[str(CSRC)],
         extra_compile_args=[*cxx_flags(), *FLAGS.cpu_kernel_flags(level)],
         extra_link_args=link_flags(),
     )
@@ -167,9 +169,10 @@ def cuda_library() -> Extension:
         relative(list((CSRC / "cuda").glob("*.cu"))),
         # Formulas are compiled from the CPU's sources.
         depends=[
-            *headers(CSRC, CSRC / "cuda", CSRC / "cpu"),
+            *headers(CSRC),
             *relative(list((CSRC / "cpu").glob("*.cpp"))),
         ],
+        include_dirs=[str(CSRC)],
         extra_compile_args={
             "cxx": cxx_flags(),
             "nvcc": [
@@ -265,7 +268,7 @@ class Build(BuildExtension):
         version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
         if FLAGS.WINDOWS or "Free Software Foundation" not in version:
             return []
-        header = CSRC / "cpu" / "precompiled.h"
+        header = CSRC / "cpu" / "runtime" / "precompiled.h"
         text = header.read_text("utf-8")
         used = folder / header.name
         compiled = used.with_suffix(".h.gch")
@@ -304,12 +307,12 @@ class Build(BuildExtension):
 
 
 def native_level() -> str:
-    """The CPU library that this processor gets, as csrc/cpu_features.cpp tells the loader."""
+    """The CPU library that this processor gets, as csrc/python/cpu_features.cpp tells the loader."""
     if FLAGS.WINDOWS:
         sys.exit("PKG_CPU_LEVELS=native is not known on Windows: name a library, or unset it")
     source = """
         #include <cstdio>
-        #include "cpu_features.h"
+        #include "python/cpu_features.h"
         int main() {
           const auto best = pkg::best_capability(pkg::detect_cpu_features());
           if (best) std::puts(pkg::capability_name(*best).data());
@@ -318,7 +321,7 @@ def native_level() -> str:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "native")
         command = [*compiler_command(), "-std=c++20", f"-I{CSRC}", "-o", str(program)]
-        command += [str(CSRC / "cpu_features.cpp"), "-x", "c++", "-"]
+        command += [str(CSRC / "python" / "cpu_features.cpp"), "-x", "c++", "-"]
         subprocess.run(command, input=source, text=True, check=True)
         result = subprocess.run([program], capture_output=True, text=True, check=True)
         level = result.stdout.strip()

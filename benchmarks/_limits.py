@@ -1,4 +1,4 @@
-"""The limits of the machine, by the micro-benchmarks of ``csrc/cpu/machine_limits.cpp``.
+"""The limits of the machine, by the micro-benchmarks of ``csrc/cpu/runtime/machine_limits.cpp``.
 
 A machine is not the same all the time: its clock rises and falls, and others use its memory and its
 processors. What disturbs a micro-benchmark makes it slower, never faster. So limits are measured
@@ -32,7 +32,7 @@ WAYS: dict[str, Mapping[str, int]] = {
     # Weights of four bits may be multiplied as they are or widened.
     "int8 by int4": {"int4": 1, "int8": 1},
     # An input may be cut into digits of eight bits, three of float32 and two of half precision
-    # (csrc/cpu/int4_linear_digits.h).
+    # (csrc/cpu/int4/limbs.h).
     "float32 by int4": {"float32": 1, "int4": 3, "int8": 3},
     "bfloat16 by int4": {"bfloat16": 1, "float32": 1, "int4": 2, "int8": 2},
     "float16 by int4": {"float32": 1, "int4": 2, "int8": 2},

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "memory_overlap.h"
-#include "pointwise.h"
+#include "host/memory_overlap.h"
+#include "host/pointwise.h"
 
 namespace pkg {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "host/tensor.h"
 #include "scaled_dot_product_attention.h"
-#include "tensor.h"
 
 namespace pkg {
 

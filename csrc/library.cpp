@@ -5,8 +5,8 @@
 
 #include <string_view>
 
-#include "check.h"
-#include "namespace.h"
+#include "host/check.h"
+#include "host/namespace.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg {

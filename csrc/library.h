@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "namespace.h"
+#include "host/namespace.h"
 
 namespace pkg {
 

@@ -5,10 +5,10 @@
 #include <array>
 #include <optional>
 
-#include "alike.h"
-#include "pointwise.h"
-#include "tensor.h"
-#include "text.h"
+#include "host/alike.h"
+#include "host/pointwise.h"
+#include "host/tensor.h"
+#include "host/text.h"
 
 namespace pkg {
 

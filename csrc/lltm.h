@@ -7,7 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "tensor.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

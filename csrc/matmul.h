@@ -5,7 +5,7 @@
 #include <array>
 #include <optional>
 
-#include "tensor.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

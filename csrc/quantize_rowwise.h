@@ -5,8 +5,8 @@
 #include <array>
 #include <tuple>
 
-#include "rows.h"
-#include "tensor.h"
+#include "host/rows.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

@@ -7,8 +7,8 @@
 #include <array>
 #include <optional>
 
-#include "rows.h"
-#include "tensor.h"
+#include "host/rows.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "dispatch.h"
-#include "namespace.h"
+#include "host/dispatch.h"
+#include "host/namespace.h"
 
 namespace pkg {
 namespace {

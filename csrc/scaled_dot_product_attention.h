@@ -8,7 +8,7 @@
 #include <cmath>
 #include <optional>
 
-#include "tensor.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tensor.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

@@ -9,8 +9,8 @@
 #include <array>
 #include <cstdint>
 
-#include "pointwise.h"
-#include "tensor.h"
+#include "host/pointwise.h"
+#include "host/tensor.h"
 
 namespace pkg {
 

@@ -17,14 +17,14 @@ X86_64 = platform.machine().lower() in {"x86_64", "amd64"}
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"]
 
 # The instruction sets that a CPU library may use, from the least to the most demanding;
-# csrc/cpu_features.cpp tells which of them a processor runs.
+# csrc/python/cpu_features.cpp tells which of them a processor runs.
 _CPU_LEVELS = {
     "baseline": ["-march=x86-64-v2"],
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
-# Tile registers: csrc/cpu_features.cpp asks the system for them, and knows how on Linux alone.
+# Tile registers: csrc/python/cpu_features.cpp asks the system for them, and knows how on Linux alone.
 if sys.platform == "linux":
     _CPU_LEVELS["amx"] = [*_CPU_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 

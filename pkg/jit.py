@@ -171,7 +171,7 @@ def load(
             f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
         )
     files = sorted(
-        path for part in (".", "python", "cpu") for path in (folder / part).glob("*.cpp")
+        path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
     )
     if cuda:
         files += sorted((folder / "cuda").glob("*.cu"))
@@ -205,6 +205,7 @@ def load(
                 extra_cflags=cflags,
                 extra_cuda_cflags=cuda_cflags,
                 extra_ldflags=list(extra_ldflags),
+                extra_include_paths=[str(folder)],
                 build_directory=str(directory),
                 with_cuda=cuda,
                 verbose=verbose,

@@ -52,13 +52,13 @@ PROCESSORS = {
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prints the level of a processor with the features that its arguments name."""
     folder = tmp_path_factory.mktemp("features")
-    header = (CSRC / "cpu_features.h").read_text()
+    header = (CSRC / "python" / "cpu_features.h").read_text()
     fields = re.findall(r"^  bool (\w+) = false;", header, re.MULTILINE)
     assert set(fields) == SAPPHIRE_RAPIDS
     setters = "\n".join(f'    if (name == "{field}") features.{field} = true;' for field in fields)
     source = f"""
 #include <iostream>
-#include "cpu_features.h"
+#include "python/cpu_features.h"
 int main(int count, char** arguments) {{
   pkg::CpuFeatures features;
   for (int i = 1; i < count; ++i) {{
@@ -70,7 +70,7 @@ int main(int count, char** arguments) {{
 }}
 """
     (folder / "program.cpp").write_text(source)
-    sources = [folder / "program.cpp", CSRC / "cpu_features.cpp"]
+    sources = [folder / "program.cpp", CSRC / "python" / "cpu_features.cpp"]
     command = ["c++", "-std=c++20", f"-I{CSRC}", *sources, "-o", folder / "program"]
     subprocess.run(command, check=True)
     return folder / "program"

@@ -33,7 +33,7 @@ _V2 = {
 }
 _V3 = _V2 | {"AVX", "AVX2", "FMA", "F16C", "BMI1", "BMI2", "LZCNT", "MOVBE"}
 _V4 = _V3 | {"AVX512F", "AVX512BW", "AVX512CD", "AVX512DQ", "AVX512VL"}
-# xgetbv, executed only where the processor says that it has it (csrc/cpu_features.cpp).
+# xgetbv, executed only where the processor says that it has it (csrc/python/cpu_features.cpp).
 _GUARDED = {"_C": {"XSAVE"}}
 
 ALLOWED = {

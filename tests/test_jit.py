@@ -21,7 +21,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's sources with few operators, so that they compile in seconds."""
     folder = tmp_path_factory.mktemp("jit") / "csrc"
     shutil.copytree(pkg.jit.source_folder(), folder, ignore=shutil.ignore_patterns("cuda"))
-    for path in (folder / "cpu").glob("*.cpp"):
+    for path in (folder / "cpu").rglob("*.cpp"):
         if path.stem not in {"mul", "pointwise"}:
             path.unlink()
     return folder

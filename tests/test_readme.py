@@ -211,7 +211,7 @@ def messages() -> Iterator[str]:
             yield "".join(map(str, parts))
         elif isinstance(node, ast.Constant):
             yield str(node.value)
-    for path in (ROOT / "csrc").glob("*.[ch]*"):
+    for path in (ROOT / "csrc").rglob("*.[ch]*"):
         yield re.sub(r'"\s*\n\s*"', "", path.read_text("utf-8"))
 
 
@@ -329,7 +329,7 @@ def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Pa
     # compile.
     tree = tmp_path / "tree"
     shutil.copytree(with_new_operator, tree)
-    for source in (tree / "csrc").glob("c*/*.c*"):
+    for source in (tree / "csrc").glob("c*/**/*.c*"):
         if source.suffix in {".cpp", ".cu"} and source.stem not in KERNELS:
             source.unlink()
     # With a build folder of its own: it is compiled from other sources than the user's. A
@@ -359,7 +359,7 @@ def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Pa
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -> None:
     includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
-    flags = [*_build_flags.nvcc_flags(threads=1), "-arch=sm_80", *includes]
+    flags = [*_build_flags.nvcc_flags(threads=1), "-arch=sm_80", "-Icsrc", *includes]
     source = f"csrc/cuda/{NAME}.cu"
     done = shell(f"nvcc {' '.join(flags)} -c {source} -o object.o", with_new_operator)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = "csrc/library.cpp"
 CPP_COLUMNS, PYTHON_COLUMNS = 80, 100
-MOST_PARAMETERS = 16  # csrc/formula.h
+MOST_PARAMETERS = 16  # csrc/host/formula.h
 
 CPP_TYPES = {"Tensor": "Tensor", "float": "Float", "int": "Int", "bool": "Bool"}
 # An example of each, exact in every dtype.
@@ -300,7 +300,7 @@ def cpp_source(operator: Operator) -> str:
     return "\n".join(
         [
             *(f"// {line}" for line in about.splitlines()),
-            '#include "../elementwise.h"',
+            '#include "host/elementwise.h"',
             "",
             "namespace pkg {",
             "",
@@ -314,7 +314,7 @@ def cpp_source(operator: Operator) -> str:
 
 def cuda_source(operator: Operator) -> str:
     """``csrc/cuda/<name>.cu``."""
-    return f'#define PKG_ON_CUDA\n#include "../cpu/{operator.name}.cpp"\n'
+    return f'#define PKG_ON_CUDA\n#include "cpu/{operator.name}.cpp"\n'
 
 
 def example(operator: Operator) -> list[str]:

@@ -1,9 +1,9 @@
 // add_out: writes a + b into out. One addition, two loads and a store an
 // element: memory bound.
-#include "../add_out.h"
+#include "add_out.h"
 
-#include "../namespace.h"
-#include "pointwise.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

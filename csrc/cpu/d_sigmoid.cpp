@@ -6,7 +6,7 @@
 //
 // One load and one store (two loads in the backward) and some 25 operations an
 // element: near the balance of arithmetic and memory on one core.
-#include "../elementwise.h"
+#include "host/elementwise.h"
 
 namespace pkg {
 

@@ -1,14 +1,14 @@
 // decode_attention: a few queries of each sequence against its cache of keys
-// and values, contiguous or in pages, by decode_attention_block.h.
+// and values, contiguous or in pages, by cpu/attention/cache_block.h.
 //
 // A row sees the keys up to its own. Those that all rows of a sequence see go
 // through the blocks for all rows together; of the last few, each row walks its
 // own alone, so that what it does not see is not read on its behalf, be it NaN.
-#include "../decode_attention.h"
+#include "decode_attention.h"
 
-#include "../namespace.h"
-#include "decode_attention_block.h"
-#include "pointwise.h"
+#include "cpu/attention/cache_block.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

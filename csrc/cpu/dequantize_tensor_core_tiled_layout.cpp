@@ -14,9 +14,9 @@
 // looked up: the words of a block's four lanes, repeated over a register and
 // shifted each to its place, hold the two values of neighbouring columns 16
 // bits apart, in the order in which the result is stored. Bound by writing it.
-#include "../namespace.h"
-#include "parallel.h"
-#include "tiled_weight.h"
+#include "cpu/int4/tiled_weight.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,12 +1,12 @@
 // int4_linear: linear with a weight of 4-bit values, by the way that suits the
 // number of rows.
-#include "../int4_linear.h"
-
-#include "../namespace.h"
 #include "int4_linear.h"
-#include "int4_linear_few_rows.h"
-#include "linear_product.h"
-#include "pointwise.h"
+
+#include "cpu/gemm/linear_product.h"
+#include "cpu/int4/few_rows.h"
+#include "cpu/int4/products.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -2,17 +2,18 @@
 // activation to sums that are still in registers, before they are rounded; and
 // the gradient of the activation, one pass over its argument.
 //
-// Operations: those of the product (matrix_product.h) and, for each element of
-// the result, up to 30 for the activation; without a pass over the result in
-// memory, which costs as much as a product with a few hundred elements a row.
-#include "../linear.h"
+// Operations: those of the product (cpu/gemm/matrix_product.h) and, for each
+// element of the result, up to 30 for the activation; without a pass over the
+// result in memory, which costs as much as a product with a few hundred
+// elements a row.
+#include "linear.h"
 
 #include <tuple>
 
-#include "../namespace.h"
-#include "linear_product.h"
-#include "matrix_product.h"
-#include "pointwise.h"
+#include "cpu/gemm/linear_product.h"
+#include "cpu/gemm/matrix_product.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,8 +1,7 @@
-#include "lltm.h"
-
 #include <tuple>
 
-#include "../namespace.h"
+#include "cpu/lltm/passes.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -18,13 +18,13 @@
 #include <initializer_list>
 #include <optional>
 
-#include "../lltm.h"
-#include "../namespace.h"
-#include "lltm_pointwise.h"
-#include "lltm_product.h"
-#include "matrix_product.h"
-#include "parallel.h"
-#include "pointwise.h"
+#include "cpu/gemm/matrix_product.h"
+#include "cpu/lltm/gates.h"
+#include "cpu/lltm/product.h"
+#include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
+#include "lltm.h"
 
 namespace pkg::cpu {
 namespace {
@@ -296,8 +296,8 @@ class Backward {
     if (rows > 2 * kTileRows && inner > 0) {
       return multiply_in_panels<T>(left, rows, inner, parts, chain, threads_);
     }
-    // gemm.h reads the right operand of few rows in place, and makes zeros of
-    // sums of nothing.
+    // cpu/gemm/gemm.h reads the right operand of few rows in place, and makes
+    // zeros of sums of nothing.
     for (const Part<T>& part : parts) {
       matrix_product(left, part.right, rows, part.columns, inner, part.output,
                      part.output_stride, threads_);

@@ -9,7 +9,7 @@
 //
 // One cell reads W in place and computes the gates transposed; where that does
 // not suit, it packs a panel of W right before it is multiplied, and meanwhile
-// asks for the next (lltm_product.h has the figures). A sequence packs W
+// asks for the next (cpu/lltm/product.h has the figures). A sequence packs W
 // once, and multiplies the input of many steps at once (kRowsAtOnce rows): what
 // is left for each step is the product with h, whose packed weights are read
 // from the cache where they fit.
@@ -20,12 +20,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../namespace.h"
-#include "linear_product.h"
-#include "lltm.h"
-#include "lltm_pointwise.h"
-#include "lltm_product.h"
-#include "pointwise.h"
+#include "cpu/gemm/linear_product.h"
+#include "cpu/lltm/gates.h"
+#include "cpu/lltm/passes.h"
+#include "cpu/lltm/product.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,7 +1,7 @@
 #include <tuple>
 
-#include "../namespace.h"
-#include "lltm.h"
+#include "cpu/lltm/passes.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,12 +1,12 @@
 // matmul: chooses, for a batch of products, between one large product, a loop
 // of parallel products, and products in parallel.
-#include "../matmul.h"
+#include "matmul.h"
 
 #include <utility>
 
-#include "../namespace.h"
-#include "matrix_product.h"
-#include "parallel.h"
+#include "cpu/gemm/matrix_product.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,6 +1,6 @@
 // mul: a * b. One multiplication, two loads and a store an element: memory
 // bound. Half precision is multiplied in float32 and rounded once.
-#include "../elementwise.h"
+#include "host/elementwise.h"
 
 namespace pkg {
 

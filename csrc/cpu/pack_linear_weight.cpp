@@ -1,10 +1,10 @@
 // pack_linear_weight: the weight as the product's packed right operand, once
 // instead of at every call. Bound by memory: it is read and written once.
-#include "../namespace.h"
-#include "../packed_linear.h"
-#include "packed_product.h"
-#include "parallel.h"
-#include "pointwise.h"
+#include "cpu/gemm/packed_product.h"
+#include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
+#include "packed_linear.h"
 
 namespace pkg::cpu {
 namespace {

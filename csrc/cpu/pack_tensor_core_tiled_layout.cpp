@@ -1,8 +1,8 @@
 // pack_tensor_core_tiled_layout: eight values of a row to a word, bound by
 // reading the values.
-#include "../namespace.h"
-#include "../tensor_core_tiled_layout.h"
-#include "parallel.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
+#include "tensor_core_tiled_layout.h"
 
 namespace pkg::cpu {
 namespace {

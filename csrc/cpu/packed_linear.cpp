@@ -1,11 +1,11 @@
 // packed_linear: linear on a weight that pack_linear_weight has packed, so that
 // a product with few rows reads it once, in order, and packs nothing.
-#include "../packed_linear.h"
+#include "packed_linear.h"
 
-#include "../namespace.h"
-#include "linear_product.h"
-#include "packed_product.h"
-#include "pointwise.h"
+#include "cpu/gemm/linear_product.h"
+#include "cpu/gemm/packed_product.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -2,18 +2,18 @@
 // and rounded to int8, or to int4 two to a byte. A first pass over the row
 // finds the largest magnitudes, a second one, from the cache, divides and
 // rounds; bound by reading the input.
-#include "../quantize_rowwise.h"
+#include "quantize_rowwise.h"
 
 #include <cmath>
 #include <cstring>
 #include <tuple>
 
-#include "../namespace.h"
-#include "../rowwise_scale.h"
-#include "parallel.h"
-#include "pointwise.h"
-#include "simd.h"
-#include "workspace.h"
+#include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/simd.h"
+#include "host/namespace.h"
+#include "rowwise_scale.h"
 
 namespace pkg::cpu {
 namespace {

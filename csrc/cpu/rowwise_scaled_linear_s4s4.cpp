@@ -1,8 +1,8 @@
 // rowwise_scaled_linear_s4s4: rows of packed int4 times packed int4, by the
-// kernel that both operators share (rowwise_scaled_linear.cpp).
-#include "../namespace.h"
-#include "pointwise.h"
-#include "rowwise_scaled_linear.h"
+// kernel that both operators share (cpu/int4/rowwise.cpp).
+#include "cpu/int4/rowwise.h"
+#include "cpu/pointwise/pointwise.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

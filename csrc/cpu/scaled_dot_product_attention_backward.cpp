@@ -11,7 +11,7 @@
 // In half precision O is the output and what rounding took off it together:
 // dO V^T and D are often much larger than their differences. What rounding
 // makes of the sum of a row's dS is taken off dQ at the end:
-// scaled_dot_product_attention_balance.h.
+// cpu/attention/compensation.h.
 //
 // Five products, without atomic additions: a task owns blocks of keys and sums
 // their dK and dV over all rows (and all the query heads of a group) in its own
@@ -26,14 +26,13 @@
 // Operations: 2 L S (3 E + 2 Ev) and L S exponentials for each head, half if
 // causal. Extra memory 2 L (E + Ev) packed and 2 L E for each part of dQ: O(L),
 // never L S. Bound by the multiply-add units.
-#include "scaled_dot_product_attention_backward.h"
-
 #include <tuple>
 #include <vector>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention_gradients.h"
-#include "scaled_dot_product_attention_repeated.h"
+#include "cpu/attention/gradients.h"
+#include "cpu/attention/repeated.h"
+#include "cpu/attention/tiled_backward.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 

@@ -2,12 +2,12 @@
 // attention kernels draw the same bits themselves; this is for whoever must
 // compute attention in another way.
 //
-// Philox of ../philox.h, four columns a counter: some 70 integer operations for
+// Philox of host/philox.h, four columns a counter: some 70 integer operations for
 // 4 bytes written, bound by arithmetic.
-#include "../namespace.h"
-#include "../philox.h"
-#include "../scaled_dot_product_attention.h"
-#include "parallel.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
+#include "host/philox.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu {
 namespace {

@@ -10,7 +10,7 @@
 // Tiles of keys that causality or a mask hides from a whole strip are left out,
 // as long as all that their weights of 0 would be multiplied with is finite.
 //
-// Tiles: the micro-kernel's (scaled_dot_product_attention_tile.h); 192 keys,
+// Tiles: the micro-kernel's (cpu/attention/products.h); 192 keys,
 // at most 192 rows (ForwardPlan). bfloat16 keeps weights as bfloat16 pairs for
 // the dot product instructions where there are some, and sums them as rounded.
 //
@@ -25,14 +25,14 @@
 // scores that are still in registers, relative to the maxima so far, and
 // exponentials by a table: 96 to 99 GFLOP/s, and 98 to 100 in float16. A few
 // rows against many keys (decoding) take another way, bound by memory:
-// scaled_dot_product_attention_decode.h.
+// cpu/attention/decode.h.
 //
 // Masks, on an Intel Xeon that makes 136 GFLOP/s in float32 without one: a
 // boolean mask 40 at first, 125 now; ALiBi 42, 105; a window of 128 of 4096
 // keys 24, 49. Denormal weights and the zeros that scalef underflows to took
 // most of it (exp_of_nonpositive); then memcpy of as many bytes as a register
 // has lanes, known only as it runs; a mask read again by each head that shares
-// it (scaled_dot_product_attention_visible_keys.h); scores written, masked and
+// it (cpu/attention/visible_keys.h); scores written, masked and
 // read (WeighTile). What a window lacks now: its tiles hold 4 keys for 3 that
 // count, and packing all keys takes a seventh of so little work.
 //
@@ -47,9 +47,9 @@
 // fetched at a tile's beginning, and what is packed next asked for: nothing.
 #include <tuple>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_decode.h"
+#include "cpu/attention/decode.h"
+#include "cpu/attention/forward.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 

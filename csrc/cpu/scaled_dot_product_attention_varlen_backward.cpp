@@ -1,15 +1,15 @@
 // The backward pass of attention over a packed batch of sequences: each one is
 // a problem of scaled_dot_product_attention_backward.cpp, which says how it is
-// computed. Who does what: scaled_dot_product_attention_varlen.h. 2 sum(q k)
+// computed. Who does what: cpu/attention/varlen.h. 2 sum(q k)
 // (3 E + 2 Ev) operations a head for sequences of q queries and k keys. Bound
 // by the multiply-add units.
 #include <tuple>
 #include <vector>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention_gradients.h"
-#include "scaled_dot_product_attention_repeated.h"
-#include "scaled_dot_product_attention_varlen.h"
+#include "cpu/attention/gradients.h"
+#include "cpu/attention/repeated.h"
+#include "cpu/attention/varlen.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -3,14 +3,14 @@
 // Each sequence is a problem of scaled_dot_product_attention_forward.cpp, which
 // says how it is computed; only the operands' places are the sequence's own,
 // and the causal diagonal ends in the last key. What is new here is who does
-// what: scaled_dot_product_attention_varlen.h. Nothing is padded and nothing is
+// what: cpu/attention/varlen.h. Nothing is padded and nothing is
 // computed for a key of another sequence: 2 sum(q k) (E + Ev) operations a head
 // for sequences of q queries and k keys. Bound by the multiply-add units.
 #include <tuple>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_varlen.h"
+#include "cpu/attention/forward.h"
+#include "cpu/attention/varlen.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -12,14 +12,14 @@
 //
 // 2 C operations for each pixel of input1 and element of the patch, from rows
 // that come from the second-level cache, at 1 + 1/8 loads for each
-// multiply-add: bound by unaligned loads (spatial_correlation_sample_tile.h).
-#include "../spatial_correlation_sample.h"
-
-#include "../namespace.h"
-#include "pointwise.h"
+// multiply-add: bound by unaligned loads (cpu/correlation/tile.h).
 #include "spatial_correlation_sample.h"
-#include "spatial_correlation_sample_tile.h"
-#include "workspace.h"
+
+#include "cpu/correlation/images.h"
+#include "cpu/correlation/tile.h"
+#include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/workspace.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

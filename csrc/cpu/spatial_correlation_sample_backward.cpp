@@ -11,12 +11,12 @@
 // same with all shifts mirrored.
 //
 // As many operations as the forward pass for each of the two, bound alike.
-#include "../namespace.h"
-#include "../spatial_correlation_sample.h"
-#include "pointwise.h"
+#include "cpu/correlation/images.h"
+#include "cpu/correlation/tile.h"
+#include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/workspace.h"
+#include "host/namespace.h"
 #include "spatial_correlation_sample.h"
-#include "spatial_correlation_sample_tile.h"
-#include "workspace.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // unpack_tensor_core_tiled_layout: bound by writing the 32-bit values.
-#include "../namespace.h"
-#include "parallel.h"
-#include "tiled_weight.h"
+#include "cpu/int4/tiled_weight.h"
+#include "cpu/runtime/parallel.h"
+#include "host/namespace.h"
 
 namespace pkg::cpu {
 namespace {

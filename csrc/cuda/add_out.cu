@@ -1,6 +1,6 @@
-#include "../add_out.h"
-#include "../namespace.h"
-#include "pointwise.h"
+#include "add_out.h"
+#include "cuda/pointwise/pointwise_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,2 +1,2 @@
 #define PKG_ON_CUDA
-#include "../cpu/d_sigmoid.cpp"
+#include "cpu/d_sigmoid.cpp"

@@ -1,7 +1,7 @@
 #include <array>
 
-#include "../namespace.h"
-#include "decode_attention.h"
+#include "cuda/attention/decode_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,9 +1,9 @@
 #include <torch/csrc/stable/ops.h>
 
-#include "../int4_linear.h"
-#include "../namespace.h"
-#include "int4_linear.cuh"
-#include "launch.h"
+#include "cuda/host/launch.h"
+#include "cuda/int4/int4_linear.cuh"
+#include "host/namespace.h"
+#include "int4_linear.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,8 +1,8 @@
 #include <tuple>
 
-#include "../namespace.h"
-#include "linear.h"
-#include "pointwise.h"
+#include "cuda/gemm/linear_host.h"
+#include "cuda/pointwise/pointwise_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

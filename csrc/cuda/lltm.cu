@@ -2,8 +2,8 @@
 
 #include <tuple>
 
-#include "../namespace.h"
-#include "lltm.h"
+#include "cuda/lltm/lltm_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <optional>
 #include <tuple>
 
-#include "../namespace.h"
-#include "lltm.h"
+#include "cuda/lltm/lltm_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

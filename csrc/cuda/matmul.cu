@@ -1,9 +1,9 @@
 #include <optional>
 
-#include "../matmul.h"
-#include "../namespace.h"
-#include "launch.h"
-#include "matmul.cuh"
+#include "cuda/gemm/matmul.cuh"
+#include "cuda/host/launch.h"
+#include "host/namespace.h"
+#include "matmul.h"
 
 namespace pkg::cuda {
 namespace {

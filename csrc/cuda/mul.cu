@@ -1,2 +1,2 @@
 #define PKG_ON_CUDA
-#include "../cpu/mul.cpp"
+#include "cpu/mul.cpp"

@@ -1,2 +1,2 @@
 #define PKG_ON_CUDA
-#include "../cpu/muladd.cpp"
+#include "cpu/muladd.cpp"

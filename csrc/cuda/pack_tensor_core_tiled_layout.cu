@@ -1,5 +1,5 @@
-#include "../namespace.h"
-#include "tensor_core_tiled_layout.h"
+#include "cuda/int4/tiled_layout_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

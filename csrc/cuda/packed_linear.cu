@@ -1,7 +1,7 @@
-#include "../namespace.h"
-#include "../packed_linear.h"
-#include "linear.h"
-#include "pack_linear_weight.cuh"
+#include "cuda/gemm/linear_host.h"
+#include "cuda/gemm/pack_weight.cuh"
+#include "host/namespace.h"
+#include "packed_linear.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,10 +1,10 @@
 #include <tuple>
 
-#include "../namespace.h"
-#include "../quantize_rowwise.h"
-#include "launch.h"
-#include "quantize_rowwise.cuh"
-#include "rows.h"
+#include "cuda/host/launch.h"
+#include "cuda/host/rows.h"
+#include "cuda/int4/quantize_rowwise.cuh"
+#include "host/namespace.h"
+#include "quantize_rowwise.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,5 +1,5 @@
-#include "../namespace.h"
-#include "rowwise_scaled_linear.h"
+#include "cuda/int4/rowwise_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #if defined(PKG_WITH_CUTLASS)
 
-#include "rowwise_scaled_linear_cutlass.cuh"
+#include "cuda/int4/rowwise_cutlass.cuh"
 
 namespace pkg::cuda {
 

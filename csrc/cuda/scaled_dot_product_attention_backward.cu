@@ -5,9 +5,9 @@
 #include <optional>
 #include <tuple>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_grad_mask.cuh"
+#include "cuda/attention/attention_host.h"
+#include "cuda/attention/grad_mask.cuh"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 

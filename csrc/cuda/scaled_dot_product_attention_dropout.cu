@@ -1,6 +1,6 @@
-#include "../namespace.h"
-#include "scaled_dot_product_attention.h"
-#include "scaled_dot_product_attention_dropout.cuh"
+#include "cuda/attention/attention_host.h"
+#include "cuda/attention/dropout.cuh"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

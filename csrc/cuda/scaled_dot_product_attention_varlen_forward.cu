@@ -1,7 +1,7 @@
 #include <tuple>
 
-#include "../namespace.h"
-#include "scaled_dot_product_attention_varlen.h"
+#include "cuda/attention/varlen_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

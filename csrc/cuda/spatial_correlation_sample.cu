@@ -1,7 +1,7 @@
-#include "../namespace.h"
-#include "../spatial_correlation_sample.h"
-#include "launch.h"
-#include "spatial_correlation_sample.cuh"
+#include "cuda/correlation/correlation.cuh"
+#include "cuda/host/launch.h"
+#include "host/namespace.h"
+#include "spatial_correlation_sample.h"
 
 namespace pkg::cuda {
 namespace {

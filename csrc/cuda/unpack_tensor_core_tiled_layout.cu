@@ -1,7 +1,7 @@
 #include <torch/csrc/stable/ops.h>
 
-#include "../namespace.h"
-#include "tensor_core_tiled_layout.h"
+#include "cuda/int4/tiled_layout_host.h"
+#include "host/namespace.h"
 
 namespace pkg::cuda {
 namespace {

@@ -12,9 +12,9 @@
 
 #include <optional>
 
-#include "../tensor.h"
-#include "pybind_headers.h"
-#include "tensor_bridge.h"
+#include "host/tensor.h"
+#include "python/pybind_headers.h"
+#include "python/tensor_bridge.h"
 
 namespace pkg::python {
 

@@ -1,4 +1,4 @@
-#include "operator_call.h"
+#include "python/operator_call.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tensor_bridge.h"
-#include "thread_state.h"
+#include "python/tensor_bridge.h"
+#include "python/thread_state.h"
 
 namespace pkg::python {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <string>
 
-#include "../kernel_library.h"
-#include "pybind_headers.h"
-#include "signature.h"
+#include "host/kernel_library.h"
+#include "python/pybind_headers.h"
+#include "python/signature.h"
 
 namespace pkg::python {
 

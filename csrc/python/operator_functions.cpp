@@ -1,4 +1,4 @@
-#include "operator_functions.h"
+#include "python/operator_functions.h"
 
 #include <map>
 #include <memory>
@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "../library.h"
-#include "../namespace.h"
-#include "operator_call.h"
-#include "thread_state.h"
+#include "host/namespace.h"
+#include "library.h"
+#include "python/operator_call.h"
+#include "python/thread_state.h"
 
 namespace pkg::python {
 namespace {

@@ -2,7 +2,7 @@
 // schemas that are registered.
 #pragma once
 
-#include "pybind_headers.h"
+#include "python/pybind_headers.h"
 
 namespace pkg::python {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "../cpu_features.h"
-#include "../library.h"
-#include "../namespace.h"
-#include "operator_functions.h"
-#include "pybind_headers.h"
-#include "tensor_bridge.h"
+#include "host/namespace.h"
+#include "library.h"
+#include "python/cpu_features.h"
+#include "python/operator_functions.h"
+#include "python/pybind_headers.h"
+#include "python/tensor_bridge.h"
 
 #ifndef PKG_VERSION
 #define PKG_VERSION "unknown"

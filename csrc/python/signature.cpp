@@ -1,11 +1,11 @@
-#include "signature.h"
+#include "python/signature.h"
 
 #include <algorithm>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
-#include "tensor_bridge.h"
+#include "python/tensor_bridge.h"
 
 namespace pkg::python {
 namespace {

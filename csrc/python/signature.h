@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "pybind_headers.h"
+#include "python/pybind_headers.h"
 
 namespace pkg::python {
 

@@ -11,9 +11,9 @@
 #include <array>
 #include <optional>
 
-#include "../symbol_lookup.h"
-#include "../tensor.h"
-#include "pybind_headers.h"
+#include "host/symbol_lookup.h"
+#include "host/tensor.h"
+#include "python/pybind_headers.h"
 
 namespace pkg::python {
 

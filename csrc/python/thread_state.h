@@ -14,8 +14,8 @@
 #include <optional>
 #include <utility>
 
-#include "borrowed_tensor.h"
-#include "pybind_headers.h"
+#include "python/borrowed_tensor.h"
+#include "python/pybind_headers.h"
 
 namespace pkg::python {
 

@@ -1,6 +1,6 @@
 """The strides that a pointwise operator gives its result: the rule of PyTorch's TensorIterator.
 
-``csrc/pointwise.h`` has it for the kernels; this is for tracing. PyTorch's own functions on meta
+``csrc/host/pointwise.h`` has it for the kernels; this is for tracing. PyTorch's own functions on meta
 and fake tensors keep to it only in dimensions of more than one element.
 """
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <type_traits>
 
-#include "../../csrc/cuda/scaled_dot_product_attention.cuh"
 #include "batches.h"
+#include "cuda/attention/attention.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../../csrc/cuda/batch.cuh"
+#include "cuda/device/batch.cuh"
 
 namespace pkg::emulation {
 

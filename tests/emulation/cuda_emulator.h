@@ -1,9 +1,9 @@
 // Runs CUDA device code on a CPU, compiled by the host compiler, and checks it.
 //
-// Included by csrc/cuda/device.cuh in place of nvcc's own definitions. Each
-// thread of a block is a fiber; blocks, and the threads between two barriers,
-// run one after another in shuffled order. Reported, with the place and the
-// threads, by an exception that launch() throws:
+// Included by csrc/cuda/device/device.cuh in place of nvcc's own definitions.
+// Each thread of a block is a fiber; blocks, and the threads between two
+// barriers, run one after another in shuffled order. Reported, with the place
+// and the threads, by an exception that launch() throws:
 //
 //   - a read of shared memory that no thread of the block has written,
 //   - a shared element that two threads access between two barriers, one of

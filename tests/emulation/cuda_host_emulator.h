@@ -1,5 +1,5 @@
-// What csrc/cuda/launch.h takes from CUDA and PyTorch, for operators that are
-// registered for CPU tensors and run their kernels on the emulator.
+// What csrc/cuda/host/launch.h takes from CUDA and PyTorch, for operators that
+// are registered for CPU tensors and run their kernels on the emulator.
 #pragma once
 
 #include <algorithm>

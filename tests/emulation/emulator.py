@@ -76,7 +76,7 @@ def included_by(root: Path, file: Path) -> list[Path]:
         for line in current.read_text().splitlines():
             if line.lstrip().startswith('#include "'):
                 name = line.split('"')[1]
-                for folder in (current.parent, root / HERE):
+                for folder in (current.parent, root / HERE, root / "csrc"):
                     header = (folder / name).resolve()
                     if header.exists() and header not in found:
                         found.add(header)
@@ -93,7 +93,8 @@ def compile_object(
     if target.exists():
         target.touch()
     else:
-        command = [*COMPILER.split(), *flags, "-I", root / HERE, "-x", "c++", "-c", source, "-o"]
+        includes = [option for folder in (HERE, "csrc") for option in ("-I", root / folder)]
+        command = [*COMPILER.split(), *flags, *includes, "-x", "c++", "-c", source, "-o"]
         run_compiler(command, target)
     return target
 

@@ -1,4 +1,4 @@
-"""Dropout masks by the definition of csrc/philox.h, in NumPy."""
+"""Dropout masks by the definition of csrc/host/philox.h, in NumPy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-#include "../../csrc/cuda/scaled_dot_product_attention_grad_key_value.cuh"
-#include "../../csrc/cuda/scaled_dot_product_attention_grad_mask.cuh"
-#include "../../csrc/cuda/scaled_dot_product_attention_grad_query.cuh"
 #include "attention_request.h"
+#include "cuda/attention/grad_key_value.cuh"
+#include "cuda/attention/grad_mask.cuh"
+#include "cuda/attention/grad_query.cuh"
 
 namespace pkg::emulation {
 namespace {

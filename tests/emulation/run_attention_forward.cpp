@@ -1,6 +1,6 @@
-#include "../../csrc/cuda/scaled_dot_product_attention_dropout.cuh"
-#include "../../csrc/cuda/scaled_dot_product_attention_forward.cuh"
 #include "attention_request.h"
+#include "cuda/attention/dropout.cuh"
+#include "cuda/attention/forward.cuh"
 
 namespace pkg::emulation {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <string>
 
-#include "../../csrc/cuda/decode_attention.cuh"
 #include "attention_request.h"
+#include "cuda/attention/decode.cuh"
 
 namespace pkg::emulation {
 namespace {

@@ -1,6 +1,6 @@
-#include "../../csrc/cuda/int4_linear.cuh"
-#include "../../csrc/cuda/tensor_core_tiled_layout.cuh"
 #include "batches.h"
+#include "cuda/int4/int4_linear.cuh"
+#include "cuda/int4/tiled_layout.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

@@ -1,6 +1,6 @@
-#include "../../csrc/cuda/linear.cuh"
-#include "../../csrc/cuda/pack_linear_weight.cuh"
 #include "batches.h"
+#include "cuda/gemm/linear.cuh"
+#include "cuda/gemm/pack_weight.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

@@ -1,4 +1,4 @@
-#include "../../csrc/cuda/lltm_gradients.cuh"
+#include "cuda/lltm/gradients.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

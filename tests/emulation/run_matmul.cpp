@@ -1,5 +1,5 @@
-#include "../../csrc/cuda/matmul.cuh"
 #include "batches.h"
+#include "cuda/gemm/matmul.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

@@ -1,11 +1,11 @@
 #define PKG_ON_CUDA
 #define PKG_FORMULAS_ALONE
-#include "../../csrc/cpu/d_sigmoid.cpp"
-#include "../../csrc/cpu/mul.cpp"
-#include "../../csrc/cpu/muladd.cpp"
-#include "../../csrc/cuda/activation.cuh"
-#include "../../csrc/cuda/pointwise.cuh"
 #include "batches.h"
+#include "cpu/d_sigmoid.cpp"
+#include "cpu/mul.cpp"
+#include "cpu/muladd.cpp"
+#include "cuda/gemm/activation.cuh"
+#include "cuda/pointwise/pointwise.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

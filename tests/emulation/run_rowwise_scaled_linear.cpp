@@ -1,6 +1,6 @@
-#include "../../csrc/cuda/quantize_rowwise.cuh"
-#include "../../csrc/cuda/rowwise_scaled_linear.cuh"
 #include "batches.h"
+#include "cuda/int4/quantize_rowwise.cuh"
+#include "cuda/int4/rowwise.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

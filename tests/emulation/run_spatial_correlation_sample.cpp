@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include "../../csrc/cuda/spatial_correlation_sample.cuh"
+#include "cuda/correlation/correlation.cuh"
 #include "program.h"
 
 namespace pkg::emulation {

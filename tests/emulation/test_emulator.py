@@ -89,7 +89,7 @@ def plant(
     """
     for part in (HERE, Path("csrc")):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
-    file = folder / "csrc" / "cuda" / kernel
+    file = folder / "csrc" / kernel
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong, 1))
@@ -124,77 +124,77 @@ BARRIER_OF_LOOP = """    __syncthreads();
 PLANTED = {
     "missing barrier in the loop over panels": (
         *MATMUL,
-        "tile_product.cuh",
+        "cuda/gemm/tile_product.cuh",
         BARRIER_OF_LOOP,
         BARRIER_OF_LOOP.split("\n")[1],
         "race on shared|nobody has written",
     ),
     "missing barrier before the first panel": (
         *MATMUL,
-        "tile_product.cuh",
+        "cuda/gemm/tile_product.cuh",
         "  __syncthreads();\n  int current",
         "  int current",
         "race on shared|nobody has written",
     ),
     "wrong index of a stored column": (
         *MATMUL,
-        "tile.cuh",
+        "cuda/gemm/tile.cuh",
         "column_begin + thread.column(j)",
         "column_begin + thread.column(j ^ 4)",
         "assert",
     ),
     "wrong index in a panel": (
         *MATMUL,
-        "panel.cuh",
+        "cuda/gemm/panel.cuh",
         "panel[depth_index + j][outer_index]",
         "panel[depth_index + j][outer_index + j]",
         "race on shared|nobody has written",
     ),
     "store below the last row": (
         *MATMUL,
-        "tile.cuh",
+        "cuda/gemm/tile.cuh",
         "if (row >= row_count)",
         "if (row > row_count)",
         "heap-buffer-overflow.*WRITE",
     ),
     "load beyond the last step": (
         *MATMUL,
-        "panel.cuh",
+        "cuda/gemm/panel.cuh",
         "j < valid",
         "j <= valid",
         "heap-buffer-overflow.*READ",
     ),
     "misaligned packet": (
         *POINTWISE,
-        "pointwise.cuh",
+        "cuda/pointwise/pointwise.cuh",
         "data + index * kPacket);",
         "data + index * kPacket + 1);",
         "misaligned address",
     ),
     "element beyond the end": (
         *POINTWISE,
-        "pointwise.cuh",
+        "cuda/pointwise/pointwise.cuh",
         "if (index < operands.count)",
         "if (index <= operands.count)",
         "heap-buffer-overflow",
     ),
     "missing barrier before the weights are read": (
         *ATTENTION,
-        "tile_product.cuh",
+        "cuda/gemm/tile_product.cuh",
         "  __syncthreads();  // also publishes",
         "  // also publishes",
         "race on shared|nobody has written",
     ),
     "missing barrier in a sum over rows": (
         *MASK_GRADIENT,
-        "scaled_dot_product_attention_grad_mask.cuh",
+        "cuda/attention/grad_mask.cuh",
         "  __syncthreads();",
         "",
         "race on shared lane_sums|nobody has written",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,
-        "scaled_dot_product_attention_forward.cuh",
+        "cuda/attention/forward.cuh",
         "row < extent.rows)",
         "row <= extent.rows)",
         "heap-buffer-overflow.*WRITE",

@@ -213,7 +213,7 @@ class TestActivations:
         exact = x.double() * torch.special.erfc(-x.double() * 0.5**0.5) / 2
         normal_numbers = exact.abs() >= torch.finfo(torch.float32).tiny * 16
         error = (self.activated(x, "gelu").double() - exact).abs() / ulp(exact, dtype)
-        # csrc/cpu/simd_math.h: Phi is within 8 + 1.25 x^2 half-ulps in float32, which are at most
+        # csrc/cpu/simd/math.h: Phi is within 8 + 1.25 x^2 half-ulps in float32, which are at most
         # as many ulps of the product; that is rounded, in half precision to 13 or 16 bits fewer.
         bound = 8 + 1.25 * x.double() ** 2
         bound *= torch.finfo(torch.float32).eps / torch.finfo(dtype).eps

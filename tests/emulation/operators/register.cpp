@@ -1,6 +1,6 @@
 // Defines the operators as soon as the library is loaded; the CUDA sources,
 // compiled for CPU tensors, implement them.
-#include "../../../csrc/library.h"
+#include "library.h"
 
 namespace {
 

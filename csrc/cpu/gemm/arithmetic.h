@@ -1,0 +1,243 @@
+// The arithmetics of matrix multiplication: what one lane of a packed operand
+// holds and how two vectors of lanes are multiplied and accumulated. A lane may
+// hold several consecutive values of the inner dimension (kDepth of them), as
+// the dot-product instructions want. The kernels and the packing above this
+// file are written once for all of them; what each arithmetic has to say is
+//
+//   Lane, Accumulator, kDepth
+//   load_lanes(from)       the lanes of kLanes steps of one line: kLanes kDepth
+//                          contiguous values
+//   interleave(lines)      the lanes of one step of kLanes lines that lie side
+//                          by side: kDepth runs of kLanes contiguous values
+//   multiply_add(a, b, sum)
+//   Right                  the same for the right operand, where it is packed
+//                          otherwise
+//   kCorrected             whether the right operand is packed with an offset;
+//                          then the sums of a row start from a correction,
+//                          correct(sum, lanes) over all its left lanes
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu {
+
+using simd::BFloat16;
+using simd::Half;
+using simd::Vector;
+
+namespace detail {
+
+template <class Source>
+Vector<uint32_t> load_words(const Source* from) {
+  Vector<uint32_t> words;
+  std::memcpy(&words, from, sizeof(words));
+  return words;
+}
+
+// kLanes contiguous values of 16 or 8 bits, each in the low bits of a lane and,
+// where Narrow is signed, its sign in the others.
+template <class Narrow>
+Vector<uint32_t> widen(const void* from) {
+  if constexpr (std::is_same_v<Narrow, uint16_t>) {
+    simd::detail::Bits16 values;
+    std::memcpy(&values, from, sizeof(values));
+    return simd::detail::widen(values);
+  } else {
+    [[maybe_unused]] constexpr bool kSigned = std::is_signed_v<Narrow>;
+#if defined(__AVX512F__)
+    const __m128i values = _mm_loadu_si128(static_cast<const __m128i*>(from));
+    return std::bit_cast<Vector<uint32_t>>(
+        kSigned ? _mm512_maskz_cvtepi8_epi32(0xFFFF, values)
+                : _mm512_maskz_cvtepu8_epi32(0xFFFF, values));
+#elif defined(__AVX2__)
+    const __m128i values = _mm_loadl_epi64(static_cast<const __m128i*>(from));
+    return std::bit_cast<Vector<uint32_t>>(
+        kSigned ? _mm256_cvtepi8_epi32(values) : _mm256_cvtepu8_epi32(values));
+#elif defined(__SSE4_1__)
+    int32_t bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    const __m128i values = _mm_cvtsi32_si128(bytes);
+    return std::bit_cast<Vector<uint32_t>>(kSigned ? _mm_cvtepi8_epi32(values)
+                                                   : _mm_cvtepu8_epi32(values));
+#else
+    const Narrow* values = static_cast<const Narrow*>(from);
+    Vector<uint32_t> lanes{};
+    for (int i = 0; i < simd::kLanes<uint32_t>; ++i) {
+      lanes[i] = static_cast<uint32_t>(values[i]);
+    }
+    return lanes;
+#endif
+  }
+}
+
+}  // namespace detail
+
+// float or double, by fused multiply-add where the processor has it. Half
+// precision comes here too, converted while it is packed.
+template <class T>
+struct Floating {
+  using Lane = T;
+  using Accumulator = T;
+  using Right = Floating;
+  static constexpr int kDepth = 1;
+  static constexpr bool kCorrected = false;
+
+  template <class Source>
+  static Vector<T> load_lanes(const Source* from) {
+    return simd::load(from);
+  }
+  template <class Source>
+  static Vector<T> interleave(const Source* const (&lines)[1]) {
+    return simd::load(lines[0]);
+  }
+
+  static Vector<T> multiply_add(Vector<T> a, Vector<T> b, Vector<T> sum) {
+    return a * b + sum;
+  }
+};
+
+#if defined(__AVX512BF16__)
+// Pairs of bfloat16: two products and two additions a lane and instruction.
+// VDPBF16PS takes denormal inputs as zero and flushes denormal results.
+struct Bfloat16Dot {
+  using Lane = uint32_t;
+  using Accumulator = float;
+  using Right = Bfloat16Dot;
+  static constexpr int kDepth = 2;
+  static constexpr bool kCorrected = false;
+
+  static Vector<uint32_t> load_lanes(const BFloat16* from) {
+    return detail::load_words(from);
+  }
+  static Vector<uint32_t> interleave(const BFloat16* const (&lines)[2]) {
+    return detail::widen<uint16_t>(lines[0]) |
+           (detail::widen<uint16_t>(lines[1]) << 16);
+  }
+
+  static Vector<float> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
+                                    Vector<float> sum) {
+    return std::bit_cast<Vector<float>>(
+        _mm512_dpbf16_ps(std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a),
+                         std::bit_cast<__m512bh>(b)));
+  }
+};
+#endif
+
+// int8 widened to pairs of int16: the sum of two products of int8 fits in 32
+// bits, also (-128)(-128) + (-128)(-128), so this is exact modulo 2^32.
+struct Int8Pairs {
+  using Lane = uint32_t;
+  using Accumulator = int32_t;
+  using Right = Int8Pairs;
+  static constexpr int kDepth = 2;
+
+  static constexpr bool kCorrected = false;
+
+  static Vector<uint32_t> load_lanes(const int8_t* from) {
+    using Bytes = typename simd::VectorOf<int8_t, simd::kVectorBytes / 2>::type;
+    Bytes values;
+    std::memcpy(&values, from, sizeof(values));
+    return std::bit_cast<Vector<uint32_t>>(
+        __builtin_convertvector(values, Vector<int16_t>));
+  }
+  static Vector<uint32_t> interleave(const int8_t* const (&lines)[2]) {
+    return (detail::widen<int8_t>(lines[0]) & 0xFFFFU) |
+           (detail::widen<int8_t>(lines[1]) << 16);
+  }
+
+  static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
+                                      Vector<int32_t> sum) {
+#if defined(__AVX512BW__)
+    return sum + std::bit_cast<Vector<int32_t>>(_mm512_madd_epi16(
+                     std::bit_cast<__m512i>(a), std::bit_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+    return sum + std::bit_cast<Vector<int32_t>>(_mm256_madd_epi16(
+                     std::bit_cast<__m256i>(a), std::bit_cast<__m256i>(b)));
+#elif defined(__SSE2__)
+    return sum + std::bit_cast<Vector<int32_t>>(_mm_madd_epi16(
+                     std::bit_cast<__m128i>(a), std::bit_cast<__m128i>(b)));
+#else
+    const auto low = [](Vector<uint32_t> v) {
+      return std::bit_cast<Vector<int32_t>>(v << 16) >> 16;
+    };
+    const auto high = [](Vector<uint32_t> v) {
+      return std::bit_cast<Vector<int32_t>>(v) >> 16;
+    };
+    return sum + low(a) * low(b) + high(a) * high(b);
+#endif
+  }
+};
+
+#if defined(__AVX512VNNI__)
+// Four int8 a lane. VPDPBUSD multiplies unsigned by signed bytes and adds
+// without saturation: the right operand, which is packed in any case, is packed
+// with 128 added to each value, and the sums of a row start from -128 times the
+// sum of its values. Exact modulo 2^32, also for -128.
+struct Int8Quads {
+  using Lane = uint32_t;
+  using Accumulator = int32_t;
+  static constexpr int kDepth = 4;
+  static constexpr bool kCorrected = true;
+  static constexpr uint32_t kOffset = 0x80808080U;
+
+  static Vector<uint32_t> load_lanes(const int8_t* from) {
+    return detail::load_words(from);
+  }
+  static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
+    return detail::widen<uint8_t>(lines[0]) |
+           (detail::widen<uint8_t>(lines[1]) << 8) |
+           (detail::widen<uint8_t>(lines[2]) << 16) |
+           (detail::widen<uint8_t>(lines[3]) << 24);
+  }
+  static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
+                                      Vector<int32_t> sum) {
+    return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
+        std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(b),
+        std::bit_cast<__m512i>(a)));
+  }
+  static Vector<int32_t> correct(Vector<int32_t> sum, Vector<uint32_t> lanes) {
+    return sum -
+           multiply_add(lanes, Vector<uint32_t>{} + kOffset, Vector<int32_t>{});
+  }
+
+  struct Right;
+};
+
+struct Int8Quads::Right : Int8Quads {
+  static Vector<uint32_t> load_lanes(const int8_t* from) {
+    return Int8Quads::load_lanes(from) ^ kOffset;
+  }
+  static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
+    return Int8Quads::interleave(lines) ^ kOffset;
+  }
+};
+#endif
+
+#if defined(__AVX512VNNI__)
+using Int8Dot = Int8Quads;
+#else
+using Int8Dot = Int8Pairs;
+#endif
+
+// The arithmetic that a product of `Input` matrices is done in.
+template <class Input>
+struct ArithmeticOf {
+  using type = Floating<simd::Compute<Input>>;
+};
+template <>
+struct ArithmeticOf<int8_t> {
+  using type = Int8Dot;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct ArithmeticOf<BFloat16> {
+  using type = Bfloat16Dot;
+};
+#endif
+
+}  // namespace pkg::cpu

@@ -1,0 +1,115 @@
+// The sums of a row vector times a matrix, with contiguous rows or columns.
+#include "cpu/gemm/gemv.h"
+
+namespace pkg::cpu::detail {
+
+// Eight rows at a time are scaled and added to sums that stay in the L1 cache;
+// the rows first to one another, which makes the chain of additions to each
+// sum, and its rounding error, shorter.
+template <class T>
+void add_scaled_rows(const simd::Compute<T>* vector,
+                     const MatrixView<T>& matrix, int64_t begin, int64_t end,
+                     int64_t inner, simd::Compute<T>* sums) {
+  using C = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<C>;
+  constexpr int kRows = 8;
+  const int64_t count = end - begin;
+  std::fill_n(sums, count, C{});
+  const auto add_rows = [&]<int kCount>(int64_t k,
+                                        std::integral_constant<int, kCount>) {
+    const T* rows[kCount];
+    C scales[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      rows[r] = matrix.at(k + r, begin);
+      scales[r] = vector[k + r];
+    }
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      auto sum = simd::load(rows[0] + i) * scales[0];
+      for (int r = 1; r < kCount; ++r) {
+        sum = simd::load(rows[r] + i) * scales[r] + sum;
+      }
+      simd::store(sums + i, simd::load(sums + i) + sum);
+    }
+    if (i < count) {
+      const int rest = static_cast<int>(count - i);
+      auto sum = simd::load_partial(rows[0] + i, rest) * scales[0];
+      for (int r = 1; r < kCount; ++r) {
+        sum = simd::load_partial(rows[r] + i, rest) * scales[r] + sum;
+      }
+      simd::store_partial(sums + i, simd::load_partial(sums + i, rest) + sum,
+                          rest);
+    }
+  };
+  int64_t k = 0;
+  for (; k + kRows <= inner; k += kRows) {
+    add_rows(k, std::integral_constant<int, kRows>{});
+  }
+  for (; k < inner; ++k) {
+    add_rows(k, std::integral_constant<int, 1>{});
+  }
+}
+
+// Dot products, eight columns at a time. Zen 4, one thread, 2026-11-20: half
+// precision is read at 26 GB/s, with four columns at 20; prefetching by
+// instruction only lost.
+template <class T>
+void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
+                 int64_t begin, int64_t end, int64_t inner,
+                 simd::Compute<T>* sums) {
+  using C = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<C>;
+  constexpr int kColumns = 8;
+  constexpr int kChains = simd::kVectorRegisters >= 32 ? 2 : 1;
+  const auto dot = [&]<int kCount>(int64_t column,
+                                   std::integral_constant<int, kCount>) {
+    const T* columns[kCount];
+    Vector<C> chains[kCount][kChains] = {};
+    for (int c = 0; c < kCount; ++c) {
+      columns[c] = matrix.at(0, column + c);
+    }
+    int64_t k = 0;
+    for (; k + kChains * kLanes <= inner; k += kChains * kLanes) {
+      for (int chain = 0; chain < kChains; ++chain) {
+        const auto x = simd::load(vector + k + chain * kLanes);
+        for (int c = 0; c < kCount; ++c) {
+          chains[c][chain] = simd::load(columns[c] + k + chain * kLanes) * x +
+                             chains[c][chain];
+        }
+      }
+    }
+    for (; k < inner; k += kLanes) {
+      const int rest = static_cast<int>(std::min<int64_t>(kLanes, inner - k));
+      const auto x = simd::load_partial(vector + k, rest);
+      for (int c = 0; c < kCount; ++c) {
+        chains[c][0] =
+            simd::load_partial(columns[c] + k, rest) * x + chains[c][0];
+      }
+    }
+    for (int c = 0; c < kCount; ++c) {
+      for (int chain = 1; chain < kChains; ++chain) {
+        chains[c][0] += chains[c][chain];
+      }
+      sums[column - begin + c] = simd::reduce_add(chains[c][0]);
+    }
+  };
+  int64_t column = begin;
+  for (; column + kColumns <= end; column += kColumns) {
+    dot(column, std::integral_constant<int, kColumns>{});
+  }
+  for (; column < end; ++column) {
+    dot(column, std::integral_constant<int, 1>{});
+  }
+}
+
+#define PKG_MULTIPLY_VECTOR(T)                                                 \
+  template void add_scaled_rows(const simd::Compute<T>*, const MatrixView<T>&, \
+                                int64_t, int64_t, int64_t, simd::Compute<T>*); \
+  template void dot_columns(const simd::Compute<T>*, const MatrixView<T>&,     \
+                            int64_t, int64_t, int64_t, simd::Compute<T>*)
+PKG_MULTIPLY_VECTOR(Half);
+PKG_MULTIPLY_VECTOR(BFloat16);
+PKG_MULTIPLY_VECTOR(float);
+PKG_MULTIPLY_VECTOR(double);
+
+}  // namespace pkg::cpu::detail

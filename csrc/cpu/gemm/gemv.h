@@ -1,0 +1,154 @@
+// A row vector times a matrix. One with contiguous rows or contiguous columns
+// is read in place, since each of its elements is used once; of another a few
+// columns at a time are gathered.
+//
+// 2 K N operations on K N elements: bound by reading the matrix.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/gemm/packing.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu {
+
+// Elements of the matrix that a thread should have at the least.
+inline constexpr int64_t kGemvGrain = 32768;
+
+namespace detail {
+
+// Finished sums of the columns from `first` on.
+template <class C, class Output, class Epilogue>
+void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
+                    const Epilogue& epilogue) {
+  constexpr int kLanes = simd::kLanes<C>;
+  constexpr int kVectors = 8;
+  for (int64_t i = 0; i < count; i += kVectors * kLanes) {
+    Vector<C> block[kVectors];
+    const int lanes =
+        static_cast<int>(std::min<int64_t>(kVectors * kLanes, count - i));
+    const int vectors = (lanes + kLanes - 1) / kLanes;
+    const int tail = lanes - (vectors - 1) * kLanes;
+    for (int v = 0; v < vectors; ++v) {
+      const C* from = sums + i + v * kLanes;
+      block[v] =
+          v < vectors - 1 ? simd::load(from) : simd::load_partial(from, tail);
+    }
+    epilogue(0, first + i, block, 1, vectors, tail);
+    for (int v = 0; v < vectors; ++v) {
+      Output* to = output + first + i + v * kLanes;
+      v < vectors - 1 ? simd::store(to, block[v])
+                      : simd::store_partial(to, block[v], tail);
+    }
+  }
+}
+
+// The columns that are gathered at a time: as many as dot_columns takes.
+inline constexpr int64_t kGatheredColumns = 8;
+
+// Copies columns `first` to `last` to where each is contiguous.
+template <class T>
+MatrixView<T> gather_columns(const MatrixView<T>& matrix, int64_t first,
+                             int64_t last, int64_t inner, T* to) {
+  for (int64_t column = first; column < last; ++column) {
+    T* at = to + (column - first) * inner;
+    for (int64_t k = 0; k < inner; ++k) {
+      at[k] = *matrix.at(k, column);
+    }
+  }
+  return {to, 1, inner};
+}
+
+// The sums of columns `begin` to `end` go to `sums`: of a matrix with
+// contiguous rows, in runs of kRowsRun columns; with contiguous columns, of
+// kColumnsRun. Both in cpu/gemm/gemv.cpp.
+template <class C>
+inline constexpr int64_t kRowsRun = 8192 / sizeof(C);
+inline constexpr int64_t kColumnsRun = 64;
+template <class T>
+void add_scaled_rows(const simd::Compute<T>* vector,
+                     const MatrixView<T>& matrix, int64_t begin, int64_t end,
+                     int64_t inner, simd::Compute<T>* sums);
+template <class T>
+void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
+                 int64_t begin, int64_t end, int64_t inner,
+                 simd::Compute<T>* sums);
+
+}  // namespace detail
+
+template <class T>
+bool gemv_reads_in_place(const MatrixView<T>& matrix, int64_t inner,
+                         int64_t columns) {
+  return matrix.column_stride == 1 || matrix.row_stride == 1 || inner == 1 ||
+         columns == 1;
+}
+
+// Whether the rows are contiguous, else the columns are. Sets strides that are
+// never used, along a dimension of one element, to 1.
+template <class T>
+bool choose_contiguous_rows(MatrixView<T>& matrix, int64_t inner,
+                            int64_t columns) {
+  if (columns == 1) {
+    matrix.column_stride = 1;
+  }
+  if (inner == 1) {
+    matrix.row_stride = 1;
+  }
+  return matrix.column_stride == 1 && (columns > 1 || matrix.row_stride != 1);
+}
+
+// Columns that a thread should have at the least.
+inline int64_t gemv_grain(int64_t columns, int64_t inner, int64_t threads) {
+  return threads > 1
+             ? std::max<int64_t>(kGemvGrain / std::max<int64_t>(inner, 1), 4)
+             : columns;
+}
+
+// output (columns) = vector (inner, `stride` apart) times matrix
+// (inner x columns).
+template <class T, class Output, class Epilogue = KeepSums>
+void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
+                     int64_t columns, int64_t inner, Output* output,
+                     int64_t threads, const Epilogue& epilogue = {}) {
+  using C = simd::Compute<T>;
+  C* x = Workspace::of_this_thread<0>().template request<C>(inner);
+  for (int64_t k = 0; k < inner; ++k) {
+    x[k] = static_cast<C>(vector[k * stride]);
+  }
+  const bool gathers = !gemv_reads_in_place(matrix, inner, columns);
+  const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
+  parallel_for(
+      columns, gemv_grain(columns, inner, threads),
+      [&](int64_t begin, int64_t end) {
+        alignas(64) C sums[detail::kRowsRun<C>];
+        const int64_t run = gathers           ? detail::kGatheredColumns
+                            : contiguous_rows ? detail::kRowsRun<C>
+                                              : detail::kColumnsRun;
+        T* gathered = gathers
+                          ? Workspace::of_this_thread<7>().template request<T>(
+                                run * inner)
+                          : nullptr;
+        for (int64_t first = begin; first < end; first += run) {
+          const int64_t last = std::min(first + run, end);
+          if (contiguous_rows) {
+            detail::add_scaled_rows(x, matrix, first, last, inner, sums);
+          } else {
+            const MatrixView<T> dotted =
+                gathers ? detail::gather_columns(matrix, first, last, inner,
+                                                 gathered)
+                        : matrix.from(0, first);
+            detail::dot_columns(x, dotted, 0, last - first, inner, sums);
+          }
+          detail::store_finished(sums, first, last - first, output, epilogue);
+        }
+        if (gathers) {
+          Workspace::of_this_thread<7>().release_excess();
+        }
+      });
+  Workspace::of_this_thread<0>().release_excess();
+}
+
+}  // namespace pkg::cpu

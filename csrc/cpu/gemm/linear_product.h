@@ -1,0 +1,72 @@
+// What linear and packed_linear share: the bias as the epilogue reads it, and
+// the loop over an input whose rows are not those of one matrix.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "cpu/gemm/activation.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+#include "linear.h"
+
+namespace pkg::cpu {
+
+// Calls product(input, output, pre_activation, threads) for each matrix of
+// rows; pre_activation is null where it is not kept.
+template <class T, class Product>
+void for_each_matrix(const LinearPlan& plan, const T* input, T* output,
+                     T* pre_activation, const Product& product) {
+  const int64_t matrix = plan.rows * plan.columns;
+  const auto product_at = [&](int64_t index, int64_t threads) {
+    int64_t offset = 0;
+    int64_t rest = index;
+    for (size_t d = plan.batch_dims; d-- > 0;) {
+      offset += rest % plan.batch_sizes[d] * plan.batch_strides[d];
+      rest /= plan.batch_sizes[d];
+    }
+    product(input + offset, output + index * matrix,
+            pre_activation ? pre_activation + index * matrix : nullptr,
+            threads);
+  };
+  const int64_t batch = plan.batch();
+  const int64_t threads = num_threads();
+  if (batch < threads) {
+    for (int64_t index = 0; index < batch; ++index) {
+      product_at(index, threads);
+    }
+    return;
+  }
+  // Multiply-adds under which another thread costs more than it brings.
+  constexpr int64_t kGrain = 64 * 64 * 64;
+  const int64_t work = std::max<int64_t>(matrix * plan.inner, 1);
+  parallel_for(batch, std::max<int64_t>(kGrain / work, 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t index = begin; index < end; ++index) {
+                   product_at(index, 1);
+                 }
+               });
+}
+
+// The bias in the type of the sums, with a vector of zeros behind it; null
+// without one. Valid until the next call in this thread.
+template <class T>
+const simd::Compute<T>* prepare_bias(const std::optional<TensorView>& bias,
+                                     int64_t columns) {
+  using Sum = simd::Compute<T>;
+  if (!bias) {
+    return nullptr;
+  }
+  constexpr int kSlot = 8;  // the products that are run meanwhile use others
+  Sum* values = Workspace::of_this_thread<kSlot>().template request<Sum>(
+      columns + simd::kLanes<Sum>);
+  const T* from = static_cast<const T*>(bias->const_data_ptr());
+  const int64_t stride = stride_of_bias(*bias);
+  for (int64_t i = 0; i < columns; ++i) {
+    values[i] = static_cast<Sum>(from[i * stride]);
+  }
+  std::fill_n(values + columns, simd::kLanes<Sum>, Sum{});
+  return values;
+}
+
+}  // namespace pkg::cpu

@@ -1,0 +1,65 @@
+// One matrix product of any sizes and strides, by the kernel that suits it.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/gemv.h"
+#include "cpu/gemm/gemv_int8.h"
+
+namespace pkg::cpu {
+
+// output (rows x columns, contiguous columns, rows output_stride apart) = left
+// right; finished sums are handed through the epilogue (KeepSums in
+// cpu/gemm/micro_kernel.h) before they are rounded.
+template <class Input, class Output, class Epilogue = KeepSums>
+void matrix_product(const MatrixView<Input>& left,
+                    const MatrixView<Input>& right, int64_t rows,
+                    int64_t columns, int64_t inner, Output* output,
+                    int64_t output_stride, int64_t threads,
+                    const Epilogue& epilogue = {}) {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  if (inner == 0) {
+    const typename Arithmetic::Accumulator zeros[simd::kVectorBytes] = {};
+    for (int64_t row = 0; row < rows; ++row) {
+      const detail::EpilogueFrom<Epilogue> place{epilogue, row, 0};
+      for (int64_t column = 0; column < columns; column += simd::kVectorBytes) {
+        detail::store_finished(
+            zeros, column,
+            std::min<int64_t>(simd::kVectorBytes, columns - column),
+            output + row * output_stride, place);
+      }
+    }
+    return;
+  }
+  constexpr bool kPlain = std::is_same_v<Epilogue, KeepSums>;
+  const auto times_vector = [&](const Input* vector, int64_t stride,
+                                const MatrixView<Input>& matrix,
+                                int64_t results) {
+    if constexpr (std::is_same_v<Input, int8_t>) {
+      multiply_vector(vector, stride, matrix, results, inner, output, threads);
+    } else {
+      multiply_vector(vector, stride, matrix, results, inner, output, threads,
+                      epilogue);
+    }
+  };
+  const auto reads = [&](const MatrixView<Input>& matrix, int64_t results) {
+    return !std::is_same_v<Input, int8_t> ||
+           gemv_reads_in_place(matrix, inner, results);
+  };
+  if (rows == 1 && reads(right, columns)) {
+    return times_vector(left.data, left.column_stride, right, columns);
+  }
+  if constexpr (kPlain) {
+    if (columns == 1 && output_stride == 1 && reads(left.transposed(), rows)) {
+      return times_vector(right.data, right.row_stride, left.transposed(),
+                          rows);
+    }
+  }
+  multiply<Arithmetic>(Product<Input, Output>{left, right, rows, columns, inner,
+                                              output, output_stride},
+                       threads, epilogue);
+}
+
+}  // namespace pkg::cpu

@@ -1,0 +1,18 @@
+// The micro-kernel by dot products of int8 and, where the processor has them,
+// of bfloat16.
+#include "cpu/gemm/micro_kernels.h"
+
+namespace pkg::cpu {
+
+PKG_MULTIPLY_TILES(Int8Dot, RowsInPlace, uint32_t);
+#if defined(__AVX512BF16__)
+PKG_MULTIPLY_TILES(Bfloat16Dot, RowsInPlace, uint32_t);
+#endif
+#if !defined(PKG_HAS_TILES)
+PKG_MULTIPLY_TILES(Int8Dot, PackedStrips, uint32_t);
+#if defined(__AVX512BF16__)
+PKG_MULTIPLY_TILES(Bfloat16Dot, PackedStrips, uint32_t);
+#endif
+#endif
+
+}  // namespace pkg::cpu

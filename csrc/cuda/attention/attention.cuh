@@ -1,0 +1,269 @@
+// What the forward and backward kernels of attention share: the problem as the
+// host describes it, and the score of a query against a key.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/panel.cuh"
+#include "host/philox.h"
+
+namespace pkg::cuda {
+
+// The tile of queries by keys of which a block holds the scores: square, since
+// the backward pass takes it from both sides.
+constexpr int kAttentionTile = 64;
+
+// Steps of a panel. In float32 two panels of each operand and one tile of
+// weights take 43 KiB of shared memory; float64 fits the 48 KiB that a block
+// has without asking by taking a quarter of the steps.
+template <class Element>
+constexpr int kAttentionDepth = std::is_same_v<Element, double> ? 4 : 16;
+
+// A batch of matrices, of any strides.
+template <class Element>
+struct MatrixBatch {
+  const Element* data;
+  BatchStrides batch_strides;
+  int64_t row_stride;
+  int64_t column_stride;
+
+  // Its rows from `first_row` on as the operand of a product whose outer
+  // dimension is the rows and whose summed dimension is the columns.
+  __device__ __forceinline__ PanelSource<Element> by_row(
+      const BatchSizes& batch, int64_t index, int64_t first_row, int64_t rows,
+      int64_t columns) const {
+    return {row(batch, index, first_row), rows, columns, row_stride,
+            column_stride};
+  }
+  __device__ __forceinline__ PanelSource<Element> by_column(
+      const BatchSizes& batch, int64_t index, int64_t first_row, int64_t rows,
+      int64_t columns) const {
+    return {row(batch, index, first_row), columns, rows, column_stride,
+            row_stride};
+  }
+  __device__ __forceinline__ const Element* row(const BatchSizes& batch,
+                                                int64_t index,
+                                                int64_t row) const {
+    return data + batch_offset(batch, batch_strides, index) + row * row_stride;
+  }
+};
+
+// A batch of matrices that is written; the columns are neighbours.
+template <class Element>
+struct ResultBatch {
+  Element* data;
+  BatchStrides batch_strides;
+  int64_t row_stride;
+
+  __device__ __forceinline__ Element* row(const BatchSizes& batch,
+                                          int64_t index, int64_t row) const {
+    return data + batch_offset(batch, batch_strides, index) + row * row_stride;
+  }
+};
+
+enum class MaskType : int32_t {
+  none,
+  boolean,  // a byte, not 0 where the key takes part
+  element,  // of the queries' type, added to the scaled score
+  single,   // float32, added likewise
+};
+
+struct AttentionMask {
+  const void* data;
+  MaskType type;
+  BatchStrides batch_strides;
+  int64_t row_stride;
+  int64_t column_stride;
+};
+
+struct AttentionDropout {
+  const int64_t* seed;  // null without dropout
+  uint64_t keep_threshold;
+  double keep_scale;  // 1 / (1 - p), or 0 where everything is dropped
+};
+
+inline AttentionDropout attention_dropout(const int64_t* seed,
+                                          double probability) {
+  return {probability > 0 ? seed : nullptr, dropout_keep_threshold(probability),
+          probability < 1 ? 1 / (1 - probability) : 0};
+}
+
+// Where the sequences of a packed batch begin, and behind the last of them its
+// end: int32 or int64, of any stride.
+struct SequenceOffsets {
+  const void* data;  // null where every matrix of the batch is of one length
+  bool is_wide;
+  int64_t stride;
+
+  __device__ __forceinline__ int64_t operator[](int64_t index) const {
+    return is_wide ? static_cast<const int64_t*>(data)[index * stride]
+                   : static_cast<const int32_t*>(data)[index * stride];
+  }
+};
+
+struct SequenceRange {
+  int64_t begin;
+  int64_t count;
+};
+
+// Part `index` of `total` tokens, of at most `most` tokens; whatever the
+// offsets are, it lies within them.
+__device__ __forceinline__ SequenceRange
+sequence_range(const SequenceOffsets& offsets, int64_t index, int64_t total,
+               int64_t most) {
+  const auto within = [](int64_t value, int64_t low, int64_t high) {
+    return value < low ? low : value > high ? high : value;
+  };
+  const int64_t begin = within(offsets[index], 0, total);
+  const int64_t end = within(offsets[index + 1], begin, total);
+  return {begin, end - begin < most ? end - begin : most};
+}
+
+// A batch whose first dimension are sequences that follow one another in the
+// rows of every operand.
+struct PackedSequences {
+  SequenceOffsets rows;
+  SequenceOffsets columns;
+  int64_t heads;  // matrices of the batch for each sequence
+  int64_t total_rows;
+  int64_t total_columns;
+};
+
+// How long the matrices of one index of the batch are, and where they begin.
+struct AttentionExtent {
+  int64_t rows;
+  int64_t columns;
+  int64_t first_row;
+  int64_t first_column;
+  int64_t causal_shift;  // if causal, row i sees keys 0 ... i + causal_shift
+  int64_t statistics;    // of what is kept for each row, the first one's place
+};
+
+// Lengths and operands of one call. Matrices of the batch are counted in row
+// order over `batch`; grouped queries are a batch dimension along which key and
+// value have stride 0.
+template <class Element>
+struct AttentionProblem {
+  BatchSizes batch;
+  int64_t batch_count;
+  int64_t rows;       // queries; of packed sequences the most
+  int64_t columns;    // keys, likewise
+  int64_t head_size;  // of query and key
+  int64_t value_size;
+  MatrixBatch<Element> query;
+  MatrixBatch<Element> key;
+  MatrixBatch<Element> value;
+  AttentionMask mask;
+  AttentionDropout dropout;
+  double scale;
+  bool is_causal;
+  PackedSequences packed;
+
+  __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
+    if (packed.rows.data == nullptr) {
+      return {rows, columns, 0, 0, 0, index * rows};
+    }
+    const int64_t sequence = index / packed.heads;
+    const SequenceRange row =
+        sequence_range(packed.rows, sequence, packed.total_rows, rows);
+    const SequenceRange column =
+        sequence_range(packed.columns, sequence, packed.total_columns, columns);
+    return {row.count,
+            column.count,
+            row.begin,
+            column.begin,
+            column.count - row.count,
+            index % packed.heads * packed.total_rows + row.begin};
+  }
+
+  // Behind the last key that a row before `row_end` sees.
+  __device__ __forceinline__ int64_t column_end(const AttentionExtent& extent,
+                                                int64_t row_end) const {
+    const int64_t seen = row_end + extent.causal_shift;
+    return is_causal && seen < extent.columns ? seen : extent.columns;
+  }
+
+  // The first of the tiles of rows that see a key from `column` on.
+  __device__ __forceinline__ int64_t first_row(const AttentionExtent& extent,
+                                               int64_t column) const {
+    const int64_t row = column - extent.causal_shift;
+    return is_causal && row > 0 ? row / kAttentionTile * kAttentionTile : 0;
+  }
+};
+
+// Turns products of queries and keys into scores and decides on dropout, for
+// one matrix of the batch.
+template <class Element>
+class AttentionScores {
+ public:
+  using Number = Accumulator<Element>;
+
+  __device__ __forceinline__
+  AttentionScores(const AttentionProblem<Element>& problem, int64_t batch,
+                  const AttentionExtent& extent)
+      : problem_(problem),
+        extent_(extent),
+        batch_(batch),
+        mask_offset_(
+            batch_offset(problem.batch, problem.mask.batch_strides, batch)),
+        seed_(problem.dropout.seed == nullptr ? 0 : *problem.dropout.seed) {}
+
+  // Minus infinity where the key takes no part, which is not computed from the
+  // product: keys that are masked out may hold NaN.
+  __device__ __forceinline__ Number score(int64_t row, int64_t column,
+                                          Number product) const {
+    if (row >= extent_.rows || column >= extent_.columns ||
+        (problem_.is_causal && column > row + extent_.causal_shift)) {
+      return -Number(INFINITY);
+    }
+    const Number scaled = product * static_cast<Number>(problem_.scale);
+    const int64_t offset = mask_offset_ + row * problem_.mask.row_stride +
+                           column * problem_.mask.column_stride;
+    switch (problem_.mask.type) {
+      case MaskType::none:
+        break;
+      case MaskType::boolean:
+        return static_cast<const uint8_t*>(problem_.mask.data)[offset] != 0
+                   ? scaled
+                   : -Number(INFINITY);
+      case MaskType::element:
+        return scaled + convert<Number>(static_cast<const Element*>(
+                            problem_.mask.data)[offset]);
+      case MaskType::single:
+        return scaled + convert<Number>(static_cast<const float*>(
+                            problem_.mask.data)[offset]);
+    }
+    return scaled;
+  }
+
+  // What dropout does to the weights of four neighbouring keys, from a multiple
+  // of four on: 0 drops one, the others grow to keep the sum's expectation.
+  __device__ __forceinline__ void dropout_factors(int64_t row, int64_t column,
+                                                  Number (&factors)[4]) const {
+    if (problem_.dropout.seed == nullptr) {
+      factors[0] = factors[1] = factors[2] = factors[3] = 1;
+      return;
+    }
+    const Number keep_scale = static_cast<Number>(problem_.dropout.keep_scale);
+    const PhiloxCounter words = dropout_words(seed_, batch_, row, column / 4);
+    PKG_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const bool keeps =
+          dropout_keeps(words.words[i], problem_.dropout.keep_threshold);
+      factors[i] = keeps ? keep_scale : Number(0);
+    }
+  }
+
+ private:
+  const AttentionProblem<Element>& problem_;
+  AttentionExtent extent_;
+  int64_t batch_;
+  int64_t mask_offset_;
+  int64_t seed_;
+};
+
+}  // namespace pkg::cuda

@@ -1,0 +1,215 @@
+// The gradients of attention's key and value: dK = scale dS^T Q and
+// dV = (M P)^T dO, see cuda/attention/gradients.cuh.
+//
+// A block owns 64 keys and up to 128 columns of both gradients, and walks the
+// queries 64 at a time, those of all heads that share the key. 4 rows columns
+// (head_size + value_size) operations for each matrix of the batch, a half if
+// causal; wider heads repeat the first two of the four products. Bound by the
+// multiply-add units.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/gradients.cuh"
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_product.cuh"
+
+namespace pkg::cuda {
+
+// The data of either gradient may be null: where key and value are broadcast
+// along different dimensions, each is computed by a launch of its own.
+template <class Element>
+struct AttentionGradKeyValue {
+  AttentionBackward<Element> backward;
+  BatchPartition partition;
+  ResultBatch<Element> grad_key;
+  ResultBatch<Element> grad_value;
+
+  template <int kWidth>
+  __host__ __device__ int64_t head_tiles() const {
+    const int64_t key_tiles =
+        grad_key.data == nullptr ? 0
+                                 : tiles_of(backward.problem.head_size, kWidth);
+    const int64_t value_tiles =
+        grad_value.data == nullptr
+            ? 0
+            : tiles_of(backward.problem.value_size, kWidth);
+    return key_tiles > value_tiles ? key_tiles : value_tiles;
+  }
+
+  template <int kWidth>
+  __host__ __device__ int64_t tile_count() const {
+    return partition.owned_count *
+           tiles_of(backward.problem.columns, kAttentionTile) *
+           head_tiles<kWidth>();
+  }
+};
+
+// The tile of the keys from column_begin on and the queries from row_begin on.
+// Here it is transposed, its rows are keys and its columns queries, as the
+// products that follow sum over the queries.
+template <class Element>
+class TransposedWeights {
+ public:
+  using Number = Accumulator<Element>;
+  using Weights = Tile<Number, kAttentionTile, kAttentionTile>;
+  static constexpr int kDepth = kAttentionDepth<Element>;
+
+  template <class PanelsA, class PanelsB>
+  __device__ __forceinline__ TransposedWeights(
+      const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
+      int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels)
+      : call_(call),
+        extent_(call.problem.extent(batch)),
+        attention_(call, batch, extent_),
+        batch_(batch),
+        row_begin_(row_begin),
+        column_begin_(column_begin),
+        weights_(0) {
+    const AttentionProblem<Element>& problem = call.problem;
+    multiply<kDepth>(
+        weights_,
+        problem.key.by_row(problem.batch, batch, extent_.first_column,
+                           extent_.columns, problem.head_size),
+        column_begin,
+        problem.query.by_row(problem.batch, batch, extent_.first_row,
+                             extent_.rows, problem.head_size),
+        row_begin, a_panels, b_panels);
+    weights_.transform([&](int column, int row, Number product) {
+      return attention_.weight(row_begin + row, column_begin + column, product);
+    });
+    PKG_UNROLL
+    for (int j = 0; j < Weights::kThreadColumns; ++j) {
+      attention_.dropout_factors(row_begin + thread_.column(j),
+                                 column_begin + thread_.row(0), factors_[j]);
+    }
+  }
+
+  __device__ __forceinline__ Weights dropped() const {
+    Weights result = weights_;
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        result.values[i][j] *= factors_[j][i];
+      }
+    }
+    return result;
+  }
+
+  // The gradients of the scores.
+  template <class PanelsA, class PanelsB>
+  __device__ __forceinline__ Weights grad_scores(PanelsA&& a_panels,
+                                                 PanelsB&& b_panels) const {
+    const AttentionProblem<Element>& problem = call_.problem;
+    Weights result(0);
+    multiply<kDepth>(
+        result,
+        problem.value.by_row(problem.batch, batch_, extent_.first_column,
+                             extent_.columns, problem.value_size),
+        column_begin_,
+        call_.grad_output.by_row(problem.batch, batch_, extent_.first_row,
+                                 extent_.rows, problem.value_size),
+        row_begin_, a_panels, b_panels);
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        result.values[i][j] = attention_.grad_score(
+            row_begin_ + thread_.column(j), weights_.values[i][j],
+            factors_[j][i] * result.values[i][j]);
+      }
+    }
+    return result;
+  }
+
+ private:
+  const AttentionBackward<Element>& call_;
+  AttentionExtent extent_;
+  AttentionGradients<Element> attention_;
+  TileThread thread_;
+  int64_t batch_;
+  int64_t row_begin_;
+  int64_t column_begin_;
+  Weights weights_;
+  Number factors_[Weights::kThreadColumns][4];
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
+    const __grid_constant__ AttentionGradKeyValue<Element> call) {
+  using Number = Accumulator<Element>;
+  constexpr int kTile = kAttentionTile;
+  constexpr int kDepth = kAttentionDepth<Element>;
+  PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
+  PKG_SHARED(Number, b_panels, [2][kDepth][kWidth + kPanelPadding]);
+  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
+
+  const AttentionBackward<Element>& backward = call.backward;
+  const AttentionProblem<Element>& problem = backward.problem;
+  const int64_t column_tiles = tiles_of(problem.columns, kTile);
+  const int64_t head_tiles = call.template head_tiles<kWidth>();
+  const int64_t tiles = call.template tile_count<kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t owned = index / head_tiles / column_tiles;
+    const int64_t column_begin = index / head_tiles % column_tiles * kTile;
+    const int64_t head_begin = index % head_tiles * kWidth;
+    const bool wants_key =
+        call.grad_key.data != nullptr && head_begin < problem.head_size;
+    const bool wants_value =
+        call.grad_value.data != nullptr && head_begin < problem.value_size;
+
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem.extent(first);
+    if (column_begin >= extent.columns) {
+      continue;
+    }
+    const int64_t first_row = problem.first_row(extent, column_begin);
+    Tile<Number, kTile, kWidth> key_sum(0);
+    Tile<Number, kTile, kWidth> value_sum(0);
+    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
+      const int64_t batch = call.partition.batch_index(owned, shared);
+      for (int64_t row_begin = first_row; row_begin < extent.rows;
+           row_begin += kTile) {
+        const TransposedWeights<Element> tile(backward, batch, row_begin,
+                                              column_begin, a_panels, b_panels);
+        if (wants_value) {
+          store_transposed(tile.dropped(), weights);
+          multiply_shared<kDepth, kTile>(
+              value_sum, weights,
+              backward.grad_output.by_column(problem.batch, batch,
+                                             extent.first_row, extent.rows,
+                                             problem.value_size),
+              head_begin, row_begin, b_panels);
+        }
+        if (wants_key) {
+          store_transposed(tile.grad_scores(a_panels, b_panels), weights);
+          multiply_shared<kDepth, kTile>(
+              key_sum, weights,
+              problem.query.by_column(problem.batch, batch, extent.first_row,
+                                      extent.rows, problem.head_size),
+              head_begin, row_begin, b_panels);
+        }
+      }
+    }
+
+    if (wants_key) {
+      key_sum.scale(static_cast<Number>(problem.scale));
+      store_tile(key_sum,
+                 call.grad_key.row(problem.batch, first, extent.first_column),
+                 extent.columns, problem.head_size, call.grad_key.row_stride,
+                 column_begin, head_begin);
+    }
+    if (wants_value) {
+      store_tile(value_sum,
+                 call.grad_value.row(problem.batch, first, extent.first_column),
+                 extent.columns, problem.value_size, call.grad_value.row_stride,
+                 column_begin, head_begin);
+    }
+  }
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,82 @@
+// The gradient of attention's query: dQ = scale dS K, see
+// cuda/attention/gradients.cuh.
+//
+// A block owns 64 queries and 64 or 128 columns of their gradient, and walks
+// the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
+// for each matrix of the batch, a half if causal; a wider head repeats the
+// first two of the three products. Bound by the multiply-add units.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/gradients.cuh"
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_product.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+struct AttentionGradQuery {
+  AttentionBackward<Element> backward;
+  BatchPartition partition;  // of the batch, as the query sees it
+  ResultBatch<Element> grad_query;
+
+  template <int kWidth>
+  __host__ __device__ int64_t tile_count() const {
+    return partition.owned_count *
+           tiles_of(backward.problem.rows, kAttentionTile) *
+           tiles_of(backward.problem.head_size, kWidth);
+  }
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
+    const __grid_constant__ AttentionGradQuery<Element> call) {
+  using Number = Accumulator<Element>;
+  constexpr int kTile = kAttentionTile;
+  constexpr int kDepth = kAttentionDepth<Element>;
+  PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
+  PKG_SHARED(Number, b_panels, [2][kDepth][kWidth + kPanelPadding]);
+  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
+
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const int64_t row_tiles = tiles_of(problem.rows, kTile);
+  const int64_t head_tiles = tiles_of(problem.head_size, kWidth);
+  const int64_t tiles = call.template tile_count<kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t owned = index / head_tiles / row_tiles;
+    const int64_t row_begin = index / head_tiles % row_tiles * kTile;
+    const int64_t head_begin = index % head_tiles * kWidth;
+
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem.extent(first);
+    if (row_begin >= extent.rows) {
+      continue;
+    }
+    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
+    Tile<Number, kTile, kWidth> sum(0);
+    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
+      const int64_t batch = call.partition.batch_index(owned, shared);
+      const auto key =
+          problem.key.by_column(problem.batch, batch, extent.first_column,
+                                extent.columns, problem.head_size);
+      for (int64_t column_begin = 0; column_begin < column_end;
+           column_begin += kTile) {
+        store_transposed(grad_score_tile(call.backward, batch, row_begin,
+                                         column_begin, a_panels, b_panels),
+                         weights);
+        multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
+                                       column_begin, b_panels);
+      }
+    }
+    sum.scale(static_cast<Number>(problem.scale));
+    store_tile(sum, call.grad_query.row(problem.batch, first, extent.first_row),
+               extent.rows, problem.head_size, call.grad_query.row_stride,
+               row_begin, head_begin);
+  }
+}
+
+}  // namespace pkg::cuda

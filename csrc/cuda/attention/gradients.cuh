@@ -1,0 +1,187 @@
+// What the kernels of the backward pass of attention share, and its first one.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 2), with one
+// kernel for each gradient in place of its atomic additions, so that every sum
+// runs in one fixed order and the result is the same to the last bit each time:
+//
+//   D_i   = sum_e dO_ie O_ie       O: unrounded   attention_delta_kernel
+//   P_ij  = exp(S_ij - log_sum_exp_i)
+//   dS_ij = P_ij (M_ij (dO V^T)_ij - D_i)         M: dropout, 0 or 1 / (1 - p)
+//   dQ    = scale dS K                            attention_grad_query_kernel
+//   dK    = scale dS^T Q,  dV = (M P)^T dO attention_grad_key_value_kernel
+//   dmask = dS, summed where the mask broadcasts  attention_grad_mask_kernel
+//
+// Each kernel recomputes P tile by tile from the log-sum-exp. A block owns a
+// tile of the gradient and walks everything that adds to it: the other side's
+// tiles, and all the matrices of the batch that share the operand. Together
+// they do 7 products where the algorithm with atomics does 5, the price of a
+// fixed order. Tiles are those of the forward pass, for the same reasons.
+//
+// The delta kernel reads 2 rows value_size elements for as many operations, in
+// half precision 3, the output in two parts: bound by memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_product.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+struct AttentionBackward {
+  using Number = Accumulator<Element>;
+  AttentionProblem<Element> problem;
+  MatrixBatch<Element> grad_output;
+  MatrixBatch<Element> output;
+  MatrixBatch<Element> output_residual;  // the data may be null
+  const Number* log_sum_exp;             // contiguous: batch, rows
+  Number* delta;                         // contiguous: batch, rows
+};
+
+constexpr int kWarpSize = 32;
+
+// A warp sums a row: neighbouring lanes read neighbouring elements, and the
+// shuffle adds the lanes' sums in a fixed order.
+template <class Element>
+__global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
+    const __grid_constant__ AttentionBackward<Element> call) {
+  using Number = Accumulator<Element>;
+  const AttentionProblem<Element>& problem = call.problem;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int64_t warps = global_thread_count() / kWarpSize;
+  const int64_t rows = problem.batch_count * problem.rows;
+  for (int64_t row = global_thread_index() / kWarpSize; row < rows;
+       row += warps) {
+    const int64_t batch = row / problem.rows;
+    const int64_t own_row = row % problem.rows;
+    const AttentionExtent extent = problem.extent(batch);
+    if (own_row >= extent.rows) {
+      continue;
+    }
+    const Element* const grad_output =
+        call.grad_output.row(problem.batch, batch, extent.first_row + own_row);
+    const Element* const output =
+        call.output.row(problem.batch, batch, extent.first_row + own_row);
+    const Element* const residual =
+        call.output_residual.data == nullptr
+            ? nullptr
+            : call.output_residual.row(problem.batch, batch,
+                                       extent.first_row + own_row);
+    Number sum = 0;
+    for (int64_t column = lane; column < problem.value_size;
+         column += kWarpSize) {
+      Number exact =
+          convert<Number>(output[column * call.output.column_stride]);
+      if (residual != nullptr) {
+        exact += convert<Number>(
+            residual[column * call.output_residual.column_stride]);
+      }
+      sum += convert<Number>(
+                 grad_output[column * call.grad_output.column_stride]) *
+             exact;
+    }
+    PKG_UNROLL
+    for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    }
+    if (lane == 0) {
+      call.delta[extent.statistics + own_row] = sum;
+    }
+  }
+}
+
+// The weights of one matrix of the batch, and their gradients.
+template <class Element>
+class AttentionGradients {
+ public:
+  using Number = Accumulator<Element>;
+
+  __device__ __forceinline__
+  AttentionGradients(const AttentionBackward<Element>& call, int64_t batch,
+                     const AttentionExtent& extent)
+      : scores_(call.problem, batch, extent),
+        log_sum_exp_(call.log_sum_exp + extent.statistics),
+        delta_(call.delta + extent.statistics) {}
+
+  // A row without any key has weights of zero, not exp(-inf + inf).
+  __device__ __forceinline__ Number weight(int64_t row, int64_t column,
+                                           Number product) const {
+    const Number score = scores_.score(row, column, product);
+    return score == -Number(INFINITY) ? Number(0)
+                                      : exp(score - log_sum_exp_[row]);
+  }
+
+  // The gradient of a score, from that of its weight after dropout. A weight of
+  // zero passes nothing on, whatever its value holds.
+  __device__ __forceinline__ Number grad_score(int64_t row, Number weight,
+                                               Number grad_weight) const {
+    return weight == Number(0) ? Number(0)
+                               : weight * (grad_weight - delta_[row]);
+  }
+
+  __device__ __forceinline__ void dropout_factors(int64_t row, int64_t column,
+                                                  Number (&factors)[4]) const {
+    scores_.dropout_factors(row, column, factors);
+  }
+
+ private:
+  AttentionScores<Element> scores_;
+  const Number* log_sum_exp_;
+  const Number* delta_;
+};
+
+// The gradients of the scores of the queries from row_begin on against the keys
+// from column_begin on.
+template <class Element, class PanelsA, class PanelsB>
+__device__ __forceinline__ auto grad_score_tile(
+    const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
+    int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels) {
+  using Number = Accumulator<Element>;
+  constexpr int kTile = kAttentionTile;
+  constexpr int kDepth = kAttentionDepth<Element>;
+  const AttentionProblem<Element>& problem = call.problem;
+  const AttentionExtent extent = problem.extent(batch);
+
+  Tile<Number, kTile, kTile> scores(0);
+  multiply<kDepth>(scores,
+                   problem.query.by_row(problem.batch, batch, extent.first_row,
+                                        extent.rows, problem.head_size),
+                   row_begin,
+                   problem.key.by_row(problem.batch, batch, extent.first_column,
+                                      extent.columns, problem.head_size),
+                   column_begin, a_panels, b_panels);
+  Tile<Number, kTile, kTile> gradients(0);
+  multiply<kDepth>(
+      gradients,
+      call.grad_output.by_row(problem.batch, batch, extent.first_row,
+                              extent.rows, problem.value_size),
+      row_begin,
+      problem.value.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.value_size),
+      column_begin, a_panels, b_panels);
+
+  const AttentionGradients<Element> attention(call, batch, extent);
+  const TileThread thread;
+  PKG_UNROLL
+  for (int i = 0; i < gradients.kThreadRows; ++i) {
+    const int64_t row = row_begin + thread.row(i);
+    const int64_t column = column_begin + thread.column(0);
+    Number factors[4];
+    attention.dropout_factors(row, column, factors);
+    PKG_UNROLL
+    for (int j = 0; j < gradients.kThreadColumns; ++j) {
+      const Number weight =
+          attention.weight(row, column + j, scores.values[i][j]);
+      gradients.values[i][j] = attention.grad_score(
+          row, weight, factors[j] * gradients.values[i][j]);
+    }
+  }
+  return gradients;
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,108 @@
+// The activations of linear and their derivatives, of one element.
+//
+// gelu is x Phi(x), its approximation x sigmoid(2u) with the u of the usual
+// x (1 + tanh(u)) / 2, silu x sigmoid(x): written so, nothing cancels for
+// negative x.
+#pragma once
+
+#include "cuda/device/device.cuh"
+
+namespace pkg::cuda {
+
+// e / (1 + e) and 1 / (1 + e) with e = exp(-|x|): the smaller and the larger of
+// sigmoid(x) and sigmoid(-x).
+template <class Number>
+struct Gate {
+  Number open;    // sigmoid(x)
+  Number closed;  // sigmoid(-x)
+
+  __device__ __forceinline__ explicit Gate(Number x) {
+    const Number e = exp(-fabs(x));
+    const Number larger = Number(1) / (Number(1) + e);
+    const Number smaller = e * larger;
+    open = x < Number(0) ? smaller : larger;
+    closed = x < Number(0) ? larger : smaller;
+  }
+};
+
+struct NoActivation {
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x) const {
+    return x;
+  }
+};
+
+struct Relu {
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x) const {
+    return x < Number(0) ? Number(0) : x;
+  }
+  // Of the argument or of the result.
+  template <class Number>
+  __device__ __forceinline__ Number gradient(Number grad, Number x) const {
+    return x <= Number(0) ? Number(0) : grad;
+  }
+};
+
+struct Gelu {
+  // Phi(x) = erfc(-x / sqrt(2)) / 2, accurate in both tails.
+  template <class Number>
+  static __device__ __forceinline__ Number cumulative(Number x) {
+    return Number(0.5) * erfc(x * Number(-0.707106781186547524));
+  }
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x) const {
+    return x * cumulative(x);
+  }
+  template <class Number>
+  __device__ __forceinline__ Number gradient(Number grad, Number x) const {
+    const Number density =
+        Number(0.398942280401432678) * exp(Number(-0.5) * x * x);
+    return grad * (cumulative(x) + x * density);
+  }
+};
+
+struct GeluTanh {
+  static constexpr double kScale = 1.59576912160573071;  // sqrt(8 / pi)
+  static constexpr double kCubic = 0.044715;
+
+  template <class Number>
+  static __device__ __forceinline__ Number argument(Number x) {
+    return x * (x * x * Number(kScale * kCubic) + Number(kScale));
+  }
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x) const {
+    return x * Gate<Number>(argument(x)).open;
+  }
+  template <class Number>
+  __device__ __forceinline__ Number gradient(Number grad, Number x) const {
+    const Gate<Number> gate(argument(x));
+    const Number slope = x * x * Number(3 * kScale * kCubic) + Number(kScale);
+    return grad * (gate.open + x * (gate.open * gate.closed) * slope);
+  }
+};
+
+struct Silu {
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x) const {
+    return x * Gate<Number>(x).open;
+  }
+  template <class Number>
+  __device__ __forceinline__ Number gradient(Number grad, Number x) const {
+    const Gate<Number> gate(x);
+    return grad * (gate.open + x * (gate.open * gate.closed));
+  }
+};
+
+// The gradient as a function of the pointwise kernels.
+template <class Activation>
+struct ActivationBackward {
+  static constexpr int kInputs = 2;
+  static constexpr bool kTakesIntegers = false;
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number x, Number grad) const {
+    return Activation().gradient(grad, x);
+  }
+};
+
+}  // namespace pkg::cuda

@@ -1,0 +1,48 @@
+// linear: the product of cuda/gemm/matmul.cuh, whose tile gets the bias and the
+// activation while it is in registers.
+//
+// Operations: those of the product, and some 30 for an element of the result.
+// Bytes: those of the product and the bias, which comes from the cache; the
+// activation's argument is written where the gradient needs it. A pass over
+// the result of its own would read and write all of it again.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/activation.cuh"
+#include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+template <class Element, class Activation>
+struct LinearEpilogue {
+  const Element* bias;  // null without one
+  int64_t bias_stride;
+  Element* pre_activation;  // as the result; null where it is not kept
+
+  template <class Tile, class Problem>
+  __device__ __forceinline__ void operator()(Tile& tile, const Problem& problem,
+                                             int64_t batch, int64_t row_begin,
+                                             int64_t column_begin) const {
+    using Number = Accumulator<Element>;
+    if (bias != nullptr) {
+      tile.add_to_columns([&](int place) {
+        const int64_t column = column_begin + place;
+        return column < problem.columns
+                   ? convert<Number>(bias[column * bias_stride])
+                   : Number(0);
+      });
+    }
+    if (pre_activation != nullptr) {
+      store_tile(tile, pre_activation + batch * problem.rows * problem.columns,
+                 problem.rows, problem.columns, problem.columns, row_begin,
+                 column_begin);
+    }
+    tile.transform([](int, int, Number value) { return Activation()(value); });
+  }
+};
+
+}  // namespace pkg::cuda

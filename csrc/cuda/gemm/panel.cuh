@@ -1,0 +1,118 @@
+// Panels: the slices of a matrix that pass through shared memory.
+//
+// A panel is `depth` steps of the summed dimension by the tile's outer
+// dimension, depth first: [depth][outer]. Panels hold the accumulator's type,
+// so that halves are converted once per tile and not once per product.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+
+namespace pkg::cuda {
+
+constexpr int kTileThreads = 256;
+// Keeps rows of a panel on 16-byte boundaries, and keeps threads that write
+// down a panel's depth off the same bank.
+constexpr int kPanelPadding = 4;
+
+// A matrix in global memory as an operand: `outer` is its row or column of the
+// product, `depth` the summed dimension. Any strides, so a transposed operand
+// is the same matrix with its two strides exchanged.
+template <class Element>
+struct PanelSource {
+  const Element* data;
+  int64_t outer_size;
+  int64_t depth_size;
+  int64_t outer_stride;
+  int64_t depth_stride;
+};
+
+// One panel on its way through the registers of the block.
+template <class Element, int kOuter, int kDepth>
+class PanelStage {
+ public:
+  // Loads the panel whose first element is (outer_begin, depth_begin), a
+  // multiple of the panel's extents. Beyond the matrix it is zero.
+  __device__ __forceinline__ void fetch(const PanelSource<Element>& source,
+                                        int64_t outer_begin,
+                                        int64_t depth_begin) {
+    along_depth_ = source.depth_stride <= source.outer_stride;
+    const int64_t packet_stride =
+        along_depth_ ? source.depth_stride : source.outer_stride;
+    const int64_t other_stride =
+        along_depth_ ? source.outer_stride : source.depth_stride;
+    const bool vectorised = packet_stride == 1 && other_stride % kPacket == 0 &&
+                            is_aligned(source.data, kPacket);
+    PKG_UNROLL
+    for (int i = 0; i < kPackets; ++i) {
+      const int64_t outer_index = outer_begin + outer_place(i);
+      const int64_t depth_index = depth_begin + depth_place(i);
+      const int64_t outer_left = source.outer_size - outer_index;
+      const int64_t depth_left = source.depth_size - depth_index;
+      int64_t valid = 0;
+      if (outer_left > 0 && depth_left > 0) {
+        valid = along_depth_ ? depth_left : outer_left;
+      }
+      const int64_t first =
+          outer_index * source.outer_stride + depth_index * source.depth_stride;
+      if (vectorised && valid >= kPacket) {
+        values_[i] = *reinterpret_cast<const Packet<Element, kPacket>*>(
+            source.data + first);
+      } else {
+        PKG_UNROLL
+        for (int j = 0; j < kPacket; ++j) {
+          values_[i].values[j] = j < valid
+                                     ? source.data[first + j * packet_stride]
+                                     : convert<Element>(0.0f);
+        }
+      }
+    }
+  }
+
+  template <class Panel>
+  __device__ __forceinline__ void store(Panel&& panel) const {
+    PKG_UNROLL
+    for (int i = 0; i < kPackets; ++i) {
+      const int outer_index = outer_place(i);
+      const int depth_index = depth_place(i);
+      PKG_UNROLL
+      for (int j = 0; j < kPacket; ++j) {
+        const auto value = convert<Accumulator<Element>>(values_[i].values[j]);
+        if (along_depth_) {
+          panel[depth_index + j][outer_index] = value;
+        } else {
+          panel[depth_index][outer_index + j] = value;
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kElements = kOuter * kDepth / kTileThreads;
+  static_assert(kElements * kTileThreads == kOuter * kDepth);
+  static constexpr int kWidest = 16 / sizeof(Element);
+  static constexpr int kPacket = kElements < kWidest ? kElements : kWidest;
+  static constexpr int kPackets = kElements / kPacket;
+  static_assert(kPackets * kPacket == kElements);
+  static_assert(kDepth % kPacket == 0 && kOuter % kPacket == 0);
+
+  // Neighbouring threads load neighbouring packets along the dimension in
+  // which the matrix is dense.
+  __device__ __forceinline__ int outer_place(int i) const {
+    const int index = static_cast<int>(threadIdx.x) + i * kTileThreads;
+    return along_depth_ ? index / (kDepth / kPacket)
+                        : index % (kOuter / kPacket) * kPacket;
+  }
+  __device__ __forceinline__ int depth_place(int i) const {
+    const int index = static_cast<int>(threadIdx.x) + i * kTileThreads;
+    return along_depth_ ? index % (kDepth / kPacket) * kPacket
+                        : index / (kOuter / kPacket);
+  }
+
+  Packet<Element, kPacket> values_[kPackets];
+  bool along_depth_;
+};
+
+}  // namespace pkg::cuda

@@ -1,0 +1,78 @@
+// The steps that every CUDA operator takes after its checks: the device, the
+// stream, the launch, the types.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/device/batch.cuh"
+#include "cuda/device/numeric.cuh"
+#include "host/check.h"
+#include "host/tensor.h"
+
+#ifdef __CUDACC__
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#define PKG_CUDA_DISPATCH_KEY CUDA
+
+namespace pkg::cuda {
+
+using torch::stable::accelerator::DeviceGuard;
+
+inline cudaStream_t current_stream(const Tensor& tensor) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_get_current_cuda_stream(device_of(tensor).index, &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+// Runs a kernel whose blocks, walking in steps of the grid, share out `pieces`
+// of work. The caller holds a DeviceGuard.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), int64_t pieces, int threads,
+            cudaStream_t stream, const Arguments&... arguments) {
+  constexpr int64_t kMostBlocks = 2147483647;
+  if (pieces > 0) {
+    const auto blocks = static_cast<unsigned>(std::min(pieces, kMostBlocks));
+    kernel<<<blocks, threads, 0, stream>>>(arguments...);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+}  // namespace pkg::cuda
+
+#else
+
+// The same for CPU tensors, on which the emulator runs the kernels.
+#include "cuda_host_emulator.h"
+
+#endif
+
+namespace pkg::cuda {
+
+// Calls function(example) with a value of the device's type.
+template <class Function>
+void with_floating_type(ScalarType type, Function&& function) {
+  switch (type) {
+    case ScalarType::Double:
+      return function(double{});
+    case ScalarType::Float:
+      return function(float{});
+    case ScalarType::Half:
+      return function(float16{});
+    case ScalarType::BFloat16:
+      return function(bfloat16{});
+    default:
+      fail("no CUDA kernel takes ", dtype_name(type));
+  }
+}
+
+inline void check_batch_dims(const char* op, int64_t dims) {
+  PKG_CHECK(dims <= kMaxBatchDims, op, ": the inputs have ", dims,
+            " dimensions that cannot be merged; the CUDA kernels take ",
+            kMaxBatchDims);
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,169 @@
+// Pointwise operators over one or two inputs: add_out, linear's activations
+// backwards, and the elementwise operators, whose formulas are in csrc/cpu
+// (host/formula.h).
+//
+// Two kernels run any of these functions. They see their arguments in the type
+// of the computation: float32 for halves and float32, float64, or an unsigned
+// integer. Integers are computed modulo 2^64 and cut to their type afterwards,
+// which gives the same bits as computing in any narrower type, and no undefined
+// overflow.
+//
+// `pointwise_dense` takes operands of one dtype that lie in memory in the same
+// order without gaps, or that are a single element; a thread moves 16 bytes of
+// each operand at a time, the widest access there is. `pointwise_strided` takes
+// any strides (0 where an operand is broadcast) and any mixture of dtypes, an
+// element at a time.
+//
+// Bytes: each operand is read once and the result written once, for at most a
+// few tens of operations an element: bound by memory. Blocks of 256 threads
+// without shared memory fill a multiprocessor whatever its limits are.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/element_type.cuh"
+#include "cuda/device/numeric.cuh"
+
+namespace pkg::cuda {
+
+constexpr int kPointwiseThreads = 256;
+
+struct Add {
+  static constexpr int kInputs = 2;
+  static constexpr bool kTakesIntegers = true;
+  template <class Number>
+  __device__ __forceinline__ Number operator()(Number a, Number b) const {
+    return a + b;
+  }
+};
+
+// A function of the elements at one place.
+template <class Function, class Number>
+__device__ __forceinline__ Number apply(const Function& function,
+                                        const Number (&values)[2]) {
+  if constexpr (Function::kInputs == 1) {
+    return function(values[0]);
+  } else {
+    return function(values[0], values[1]);
+  }
+}
+
+// The type in which elements are computed. Integers of one width share the
+// kernel of the unsigned one, and compute in at least 32 bits, so that C++
+// promotes nothing to a signed int.
+template <class Element>
+using PointwiseNumber = std::conditional_t<
+    std::is_integral_v<Element>,
+    std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>,
+    Accumulator<Element>>;
+
+template <class Element>
+struct DenseOperands {
+  Element* output;
+  const Element* inputs[2];
+  bool is_single[2];  // one element stands for all
+  int64_t count;
+};
+
+// All pointers are aligned to 16 bytes.
+template <class Element, class Function>
+__global__ void __launch_bounds__(kPointwiseThreads)
+    pointwise_dense(DenseOperands<Element> operands, Function function) {
+  using Number = PointwiseNumber<Element>;
+  constexpr int kPacket = 16 / sizeof(Element);
+  const int64_t packets = operands.count / kPacket;
+  const int64_t threads = global_thread_count();
+  for (int64_t index = global_thread_index(); index < packets;
+       index += threads) {
+    Packet<Element, kPacket> values[Function::kInputs];
+    PKG_UNROLL
+    for (int input = 0; input < Function::kInputs; ++input) {
+      const Element* const data = operands.inputs[input];
+      if (operands.is_single[input]) {
+        PKG_UNROLL
+        for (int i = 0; i < kPacket; ++i) {
+          values[input].values[i] = data[0];
+        }
+      } else {
+        values[input] = *reinterpret_cast<const Packet<Element, kPacket>*>(
+            data + index * kPacket);
+      }
+    }
+    Packet<Element, kPacket> result;
+    PKG_UNROLL
+    for (int i = 0; i < kPacket; ++i) {
+      const Number elements[2] = {
+          convert<Number>(values[0].values[i]),
+          convert<Number>(values[Function::kInputs - 1].values[i])};
+      result.values[i] = convert<Element>(apply(function, elements));
+    }
+    *reinterpret_cast<Packet<Element, kPacket>*>(operands.output +
+                                                 index * kPacket) = result;
+  }
+  // What is left is less than a packet.
+  const int64_t index = packets * kPacket + global_thread_index();
+  if (index < operands.count) {
+    Number values[2];
+    PKG_UNROLL
+    for (int input = 0; input < Function::kInputs; ++input) {
+      values[input] = convert<Number>(
+          operands.inputs[input][operands.is_single[input] ? 0 : index]);
+    }
+    operands.output[index] = convert<Element>(apply(function, values));
+  }
+}
+
+struct StridedOperands {
+  void* output;
+  const void* inputs[2];
+  ElementType output_type;
+  ElementType input_types[2];
+  ElementType common_type;
+  BatchSizes shape;
+  BatchStrides output_strides;
+  BatchStrides input_strides[2];
+  int64_t count;
+};
+
+// Number is the type of the computation in the common dtype.
+template <class Number, class Function>
+__global__ void __launch_bounds__(kPointwiseThreads)
+    pointwise_strided(const __grid_constant__ StridedOperands operands,
+                      Function function) {
+  const int64_t threads = global_thread_count();
+  for (int64_t index = global_thread_index(); index < operands.count;
+       index += threads) {
+    int64_t output_offset = 0;
+    int64_t input_offsets[2] = {};
+    int64_t rest = index;
+    for (int dimension = operands.shape.count - 1; dimension >= 0;
+         --dimension) {
+      const int64_t size = operands.shape.sizes[dimension];
+      const int64_t coordinate = rest % size;
+      rest /= size;
+      output_offset += coordinate * operands.output_strides.strides[dimension];
+      PKG_UNROLL
+      for (int input = 0; input < Function::kInputs; ++input) {
+        input_offsets[input] +=
+            coordinate * operands.input_strides[input].strides[dimension];
+      }
+    }
+    Number values[2];
+    PKG_UNROLL
+    for (int input = 0; input < Function::kInputs; ++input) {
+      const Number value =
+          load_as<Number>(operands.inputs[input], input_offsets[input],
+                          operands.input_types[input]);
+      values[input] =
+          static_cast<Number>(round_to(operands.common_type, value));
+    }
+    const Number result = apply(function, values);
+    store_as(operands.output, output_offset, operands.output_type,
+             round_to(operands.common_type, result));
+  }
+}
+
+}  // namespace pkg::cuda

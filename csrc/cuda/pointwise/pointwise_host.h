@@ -1,0 +1,164 @@
+// The host side that all pointwise operators share: chooses between the two
+// kernels of cuda/pointwise/pointwise.cuh and describes the operands to them.
+#pragma once
+
+#include <array>
+
+#include "cuda/host/launch.h"
+#include "cuda/pointwise/pointwise.cuh"
+#include "host/pointwise.h"
+
+namespace pkg::cuda {
+
+inline ElementType element_type(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool:
+      return ElementType::boolean;
+    case ScalarType::Byte:
+      return ElementType::uint8;
+    case ScalarType::Char:
+      return ElementType::int8;
+    case ScalarType::Short:
+      return ElementType::int16;
+    case ScalarType::Int:
+      return ElementType::int32;
+    case ScalarType::Long:
+      return ElementType::int64;
+    case ScalarType::Half:
+      return ElementType::float16;
+    case ScalarType::BFloat16:
+      return ElementType::bfloat16;
+    case ScalarType::Float:
+      return ElementType::float32;
+    case ScalarType::Double:
+      return ElementType::float64;
+    default:
+      fail("no pointwise CUDA kernel takes ", dtype_name(type));
+  }
+}
+
+// A call: operand 0 of the loop is the output; all is computed in `common`.
+template <int kInputs>
+struct PointwiseCall {
+  PointwiseLoop<kInputs + 1> loop;
+  ScalarType common;
+  Tensor output;
+  std::array<const TensorView*, kInputs> inputs;
+
+  // True where every operand is one aligned run of elements of the common
+  // dtype, or one element. A bool is not computed as a number: 1 + 1 is 1.
+  bool is_dense() const {
+    constexpr uintptr_t kAlignment = 16;
+    const auto is_aligned = [](const void* data) {
+      return reinterpret_cast<uintptr_t>(data) % kAlignment == 0;
+    };
+    bool dense = loop.dims <= 1 && common != ScalarType::Bool &&
+                 dtype_of(output) == common &&
+                 is_aligned(output.const_data_ptr()) &&
+                 (loop.dims == 0 || loop.strides[0][0] == 1);
+    for (int input = 0; dense && input < kInputs; ++input) {
+      dense =
+          dtype_of(*inputs[input]) == common &&
+          (is_single(input) || (loop.strides[input + 1][0] == 1 &&
+                                is_aligned(inputs[input]->const_data_ptr())));
+    }
+    return dense;
+  }
+
+  bool is_single(int input) const {
+    return loop.dims == 0 || loop.strides[input + 1][0] == 0;
+  }
+};
+
+template <class Element, class Function>
+void launch_dense(const PointwiseCall<Function::kInputs>& call,
+                  Function function, cudaStream_t stream) {
+  DenseOperands<Element> operands = {};
+  operands.output = static_cast<Element*>(call.output.mutable_data_ptr());
+  operands.count = call.loop.numel();
+  for (int input = 0; input < Function::kInputs; ++input) {
+    operands.inputs[input] =
+        static_cast<const Element*>(call.inputs[input]->const_data_ptr());
+    operands.is_single[input] = call.is_single(input);
+  }
+  constexpr int64_t kPerBlock = kPointwiseThreads * (16 / sizeof(Element));
+  launch(pointwise_dense<Element, Function>,
+         (operands.count + kPerBlock - 1) / kPerBlock, kPointwiseThreads,
+         stream, operands, function);
+}
+
+template <class Number, class Function>
+void launch_strided(const char* op,
+                    const PointwiseCall<Function::kInputs>& call,
+                    Function function, cudaStream_t stream) {
+  const auto& loop = call.loop;
+  check_batch_dims(op, loop.dims);
+  // The loop counts dimensions from the innermost one, the kernel from the
+  // outermost.
+  const auto strides = [&](int operand) {
+    BatchStrides result;
+    std::reverse_copy(loop.strides[operand].begin(),
+                      loop.strides[operand].begin() + loop.dims,
+                      result.strides);
+    return result;
+  };
+  StridedOperands operands = {};
+  operands.output = call.output.mutable_data_ptr();
+  operands.output_type = element_type(dtype_of(call.output));
+  operands.common_type = element_type(call.common);
+  operands.shape.count = loop.dims;
+  std::reverse_copy(loop.sizes.begin(), loop.sizes.begin() + loop.dims,
+                    operands.shape.sizes);
+  operands.output_strides = strides(0);
+  operands.count = loop.numel();
+  for (int input = 0; input < Function::kInputs; ++input) {
+    operands.inputs[input] = call.inputs[input]->const_data_ptr();
+    operands.input_types[input] = element_type(dtype_of(*call.inputs[input]));
+    operands.input_strides[input] = strides(input + 1);
+  }
+  launch(pointwise_strided<Number, Function>,
+         (operands.count + kPointwiseThreads - 1) / kPointwiseThreads,
+         kPointwiseThreads, stream, operands, function);
+}
+
+// Integers of one width share a dense kernel, and all of them the strided one.
+template <class Function>
+void run_integers(const char* op, const PointwiseCall<Function::kInputs>& call,
+                  Function function, cudaStream_t stream) {
+  if (!call.is_dense()) {
+    return launch_strided<uint64_t>(op, call, function, stream);
+  }
+  switch (call.common) {
+    case ScalarType::Byte:
+    case ScalarType::Char:
+      return launch_dense<uint8_t>(call, function, stream);
+    case ScalarType::Short:
+      return launch_dense<uint16_t>(call, function, stream);
+    case ScalarType::Int:
+      return launch_dense<uint32_t>(call, function, stream);
+    default:
+      return launch_dense<uint64_t>(call, function, stream);
+  }
+}
+
+// The caller holds a DeviceGuard.
+template <class Function>
+void run_pointwise(const char* op, const PointwiseCall<Function::kInputs>& call,
+                   Function function) {
+  const cudaStream_t stream = current_stream(call.output);
+  if constexpr (Function::kTakesIntegers) {
+    if (!is_floating(call.common)) {
+      return run_integers(op, call, function, stream);
+    }
+  }
+  with_floating_type(call.common, [&](auto example) {
+    using Element = decltype(example);
+    if (call.is_dense()) {
+      launch_dense<Element>(call, function, stream);
+    } else {
+      launch_strided<Accumulator<Element>>(op, call, function, stream);
+    }
+  });
+}
+
+}  // namespace pkg::cuda

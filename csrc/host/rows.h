@@ -1,0 +1,20 @@
+// The rows of a tensor: its last dimension, over all those before it.
+#pragma once
+
+#include "host/tensor.h"
+
+namespace pkg {
+
+// Where a row begins, in elements, by its number over the first `leading_dims`
+// dimensions.
+inline int64_t row_offset(const TensorView& tensor, size_t leading_dims,
+                          int64_t row) {
+  int64_t offset = 0;
+  for (size_t d = leading_dims; d-- > 0;) {
+    offset += row % tensor.sizes[d] * tensor.strides[d];
+    row /= tensor.sizes[d];
+  }
+  return offset;
+}
+
+}  // namespace pkg
