@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/gemm/packing.h"
 #include "cpu/int4/limbs.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
