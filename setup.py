@@ -307,7 +307,7 @@ class Build(BuildExtension):
 
 
 def native_level() -> str:
-    """The CPU library that this processor gets, as csrc/python/cpu_features.cpp tells the loader."""
+    """The CPU library that this processor gets, as csrc/python/cpu_features.cpp has it."""
     if FLAGS.WINDOWS:
         sys.exit("PKG_CPU_LEVELS=native is not known on Windows: name a library, or unset it")
     source = """

@@ -24,7 +24,7 @@ _CPU_LEVELS = {
     "avx512": ["-march=x86-64-v4"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
-# Tile registers: csrc/python/cpu_features.cpp asks the system for them, and knows how on Linux alone.
+# Tile registers: csrc/python/cpu_features.cpp asks the system for them, on Linux alone.
 if sys.platform == "linux":
     _CPU_LEVELS["amx"] = [*_CPU_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 

@@ -1,7 +1,7 @@
 """The strides that a pointwise operator gives its result: the rule of PyTorch's TensorIterator.
 
-``csrc/host/pointwise.h`` has it for the kernels; this is for tracing. PyTorch's own functions on meta
-and fake tensors keep to it only in dimensions of more than one element.
+``csrc/host/pointwise.h`` has it for the kernels; this is for tracing. PyTorch's own functions on
+meta and fake tensors keep to it only in dimensions of more than one element.
 """
 
 from __future__ import annotations
