@@ -21,6 +21,8 @@ import hashlib
 import os
 import re
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ from types import ModuleType
 from . import _build_flags
 
 _OWNER_FILE = "owner"  # beside PyTorch's lock: who holds it
+_QUICK_SECONDS = 2.0  # a build that takes less says nothing; another says so often what is done
 
 # Namespaces that load() has registered in this process: what they were built from.
 _loaded: dict[str, tuple[str, ModuleType]] = {}
@@ -130,7 +133,8 @@ def load(
         build_directory: Where objects are kept; by default a folder of this
             PyTorch and this namespace under ``TORCH_EXTENSIONS_DIR`` or
             PyTorch's own for extensions.
-        verbose: Print the compiler's commands and what it says.
+        verbose: Print the compiler's commands and what it says. Without it a build that
+            takes longer tells on standard error how many files it has compiled.
 
     Returns:
         A module like ``pkg._C``.
@@ -198,7 +202,7 @@ def load(
     owner = directory / _OWNER_FILE
     owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
     try:
-        with _cuda_architectures():
+        with _cuda_architectures(), _progress(directory, files, level):
             module: ModuleType = cpp_extension.load(
                 name=f"{namespace}_C",
                 sources=[str(path) for path in files],
@@ -214,6 +218,41 @@ def load(
         owner.unlink(missing_ok=True)
     _loaded[namespace] = (fingerprint, module)
     return module
+
+
+@contextlib.contextmanager
+def _progress(directory: Path, files: Sequence[Path], level: str) -> Iterator[None]:
+    """Tells on standard error what is compiled and how far that is, unless it is done at once.
+
+    PyTorch's build says nothing until it ends, which for all sources is minutes.
+    """
+    started = time.time()
+    ended = threading.Event()
+
+    def compiled() -> int:
+        times = [path.stat().st_mtime for path in directory.glob("*.o")]
+        return sum(each >= started for each in times)
+
+    def tell() -> None:
+        first = not any(directory.glob("*.o"))
+        if not first and ended.wait(_QUICK_SECONDS):
+            return
+        print(f"pkg.jit: compiling for {level} in {directory}", file=sys.stderr, flush=True)
+        last = 0
+        while not ended.wait(_QUICK_SECONDS):
+            if compiled() > last:
+                last = compiled()
+                most = "" if first else "at most "
+                text = f"pkg.jit: {last} of {most}{len(files)} files compiled"
+                print(f"{text}, {time.time() - started:.0f} s", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 def _fingerprint(folder: Path, flags: Sequence[str]) -> str:

@@ -22,9 +22,13 @@ TRACING = (
 EVERY = int(os.environ.get("PKG_TEST_EVERY", "1"))
 """Of how many samples, and of how many parameters of any other test (conftest.py), one is taken.
 
-For what another run has proved of all: the lesser CPU libraries, which are made of the same sources
-(`.ci/run`), and emulated processors (tools/test_processors.py).
+By `make test`, for a first answer in minutes; and for what another run has proved of all: the
+lesser CPU libraries, which are made of the same sources (`.ci/run`), and emulated processors
+(tools/test_processors.py).
 """
+
+OF_ALL = ("samples", "compile_dynamic", "export")
+"""The checks that look at samples together, and so always at all of them."""
 
 
 class OperatorTests:
@@ -63,7 +67,8 @@ class OperatorTests:
             **self.options,
             **options,
         }
-        samples = arguments.pop("samples", None) or self.samples()[::EVERY]
+        every = 1 if set(checks) & set(OF_ALL) else EVERY
+        samples = arguments.pop("samples", None) or self.samples()[::every]
         return check_op(self.op, samples, **arguments)
 
     def test_check(self, device: torch.device, check: str) -> None:

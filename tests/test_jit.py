@@ -15,6 +15,8 @@ from torch.utils import cpp_extension
 
 import pkg
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -189,3 +191,4 @@ def test_checkout_without_an_install_compiles_on_import(sources: Path, tmp_path:
     )
     assert result.stdout == f"{tmp_path / 'pkg' / '__init__.py'} [2.0, 2.0]\n", result.stderr
     assert any((tmp_path / "extensions").rglob("*.o"))
+    assert "pkg.jit: compiling for " in result.stderr

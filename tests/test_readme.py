@@ -157,6 +157,7 @@ def test_what_the_other_commands_do_is_done(command: str) -> None:
 
 
 @pytest.mark.checkout
+@pytest.mark.long
 @pytest.mark.parametrize("command", HERE)
 def test_command(command: str, checkout: Path) -> None:
     if command == "make debug" and shutil.which("make") is None:
@@ -324,6 +325,7 @@ KERNELS = {NAME, "mul", "muladd", "pointwise", "machine_limits"}
 
 
 @pytest.mark.checkout
+@pytest.mark.long
 def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Path) -> None:
     # Of the other operators with the kernels that are run alone: the rest would take minutes to
     # compile.
@@ -356,6 +358,7 @@ def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Pa
 
 
 @pytest.mark.checkout
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -> None:
     includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
@@ -366,6 +369,7 @@ def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -
 
 
 @pytest.mark.checkout
+@pytest.mark.long
 @pytest.mark.skipif(formatter() is None, reason="no make or tools of make lint")
 def test_the_files_of_the_new_operator_are_as_the_project_wants_them(
     with_new_operator: Path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import toy_operators as toy
 from torch import Tensor
 
 from pkg.testing import CHECKS, ErrorSample, OperatorCheckError, Sample, check_op
+from pkg.testing.choices import choices
 
 
 def values(*shape: int) -> Tensor:
@@ -359,3 +361,15 @@ def test_a_random_operator_is_compared_under_one_seed() -> None:
         jitter._opoverload, samples, reference=torch.clone, without=without, checks=checks
     )
     assert tuple(report.runs) == tuple(checks)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_any_three_items_are_chosen_in_every_combination(count: int) -> None:
+    chosen = [set(each) for each in choices(range(count))]
+    assert all(chosen)
+    assert len(chosen) == len({frozenset(each) for each in chosen})
+    assert set(range(count)) in chosen
+    for three in combinations(range(count), min(count, 3)):
+        met = {tuple(item in each for item in three) for each in chosen}
+        # To choose none of all is no choice.
+        assert len(met) == 2 ** len(three) - (count <= 3)

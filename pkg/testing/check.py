@@ -109,7 +109,8 @@ def check_op(
       lies in a buffer of sentinels: no argument may be modified, nor a byte around one.
     - ``determinism``, ``threads``: the same bits again, and from several Python threads at once.
     - ``errors``: wrong arguments raise the right error in the right words.
-    - ``gradients``: the reference's, in every dtype, for every choice of inputs that require grad.
+    - ``gradients``: the reference's, in every dtype, for every choice of inputs that require grad;
+      of more than four for those of one, two and all, as :mod:`pkg.testing.choices` says.
     - ``gradcheck``, ``gradgradcheck``: finite differences in float64.
     - ``jvp``: forward mode gives matching tangents or an error; PyTorch lets an operator drop them
       in silence.
@@ -117,7 +118,7 @@ def check_op(
     - ``compile``, ``compile_dynamic``, ``inductor``, ``export``: ``fullgraph=True``, static and
       dynamic shapes, forward and backward; one dynamic program serves a whole family.
     - ``autocast``: the declared policy, bit for bit, for bfloat16 and float16.
-    - ``vmap``, ``func``: every choice of batched tensors, nested too; ``grad``, ``vjp`` and
+    - ``vmap``, ``func``: the same choices of batched tensors, nested too; ``grad``, ``vjp`` and
       per-sample gradients.
 
     Args:

@@ -60,7 +60,7 @@ class Subject:
 
         That dtype is float32 where the sample is checked in it: the checks on dtypes are others.
         """
-        return [sample.converted(self._usual_dtype(sample)) for sample in self._traced()]
+        return [sample.converted(self.usual_dtype(sample)) for sample in self._traced()]
 
     @cached_property
     def traced_samples_in_two_dtypes(self) -> list[Sample]:
@@ -68,14 +68,15 @@ class Subject:
         last = [
             sample.converted(self.dtypes_of(sample)[-1])
             for sample in self._traced()
-            if self.dtypes_of(sample)[-1] != self._usual_dtype(sample)
+            if self.dtypes_of(sample)[-1] != self.usual_dtype(sample)
         ]
         return self.traced_samples + last
 
     def _traced(self) -> list[Sample]:
         return [sample for sample in self.samples if not sample.values_only]
 
-    def _usual_dtype(self, sample: Sample) -> torch.dtype | None:
+    def usual_dtype(self, sample: Sample) -> torch.dtype | None:
+        """The dtype for what does not depend on it: float32 where the sample is checked in that."""
         dtypes = self.dtypes_of(sample)
         return torch.float32 if torch.float32 in dtypes else dtypes[0]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .choices import choices
 from .report import Recorder, require
 from .samples import Sample, same_bits
 from .subject import Subject, projection
@@ -39,7 +40,7 @@ def check_autocast(subject: Subject, recorder: Recorder) -> None:
 
 
 def check_vmap(subject: Subject, recorder: Recorder) -> None:
-    """``torch.func.vmap`` over every choice of batched tensors equals a loop over the slices."""
+    """``torch.func.vmap`` over choices of batched tensors equals a loop over the slices."""
     for sample in subject.traced_samples:
         for batched in _choices(subject, sample):
             in_dims = tuple(0 if chosen else None for chosen in batched)
@@ -75,17 +76,14 @@ def check_func(subject: Subject, recorder: Recorder) -> None:
 
 
 def _choices(subject: Subject, sample: Sample) -> Iterator[tuple[bool, ...]]:
-    """Which tensors are batched: every choice of some; structural ones all or none of them."""
+    """Which tensors are batched: choices of some; structural ones all or none of them."""
     names = subject.names_of(sample)
     groups = [
         "structure" if name in subject.structural_inputs else str(position)
         for position, name in enumerate(names)
     ]
-    distinct = list(dict.fromkeys(groups))
-    for chosen in product((True, False), repeat=len(distinct)):
-        if any(chosen):
-            batched = dict(zip(distinct, chosen, strict=True))
-            yield tuple(batched[group] for group in groups)
+    for chosen in choices(list(dict.fromkeys(groups))):
+        yield tuple(group in chosen for group in groups)
 
 
 def _vjp(subject: Subject, sample: Sample, roots: Callable[..., list[Tensor]]) -> Sequence[Tensor]:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import emulator
 import pytest
 import torch
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs here is compiled for a minute first."""
+    for item in items:
+        if item.path.is_relative_to(FOLDER):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
