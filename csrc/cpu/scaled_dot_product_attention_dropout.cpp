@@ -2,8 +2,8 @@
 // attention kernels draw the same bits themselves; this is for whoever must
 // compute attention in another way.
 //
-// Philox of host/philox.h, four columns a counter: some 70 integer operations for
-// 4 bytes written, bound by arithmetic.
+// Philox of host/philox.h, four columns a counter: some 70 integer operations
+// for 4 bytes written, bound by arithmetic.
 #include "cpu/runtime/parallel.h"
 #include "host/namespace.h"
 #include "host/philox.h"

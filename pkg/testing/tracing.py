@@ -22,9 +22,11 @@ def check_fake(subject: Subject, recorder: Recorder) -> None:
     for sample in _placed_samples(subject):
         with recorder.running("fake", sample):
             outputs = subject.run(sample.copy())
+            with FakeTensorMode() as mode:
+                fake = sample.map_tensors(mode.from_tensor)
             for function in subject.ways:
-                with FakeTensorMode() as mode:
-                    fakes = subject.run(sample.map_tensors(mode.from_tensor), function)
+                with mode:
+                    fakes = subject.run(fake, function)
                 _require_same_form(fakes, outputs, [output.device for output in outputs])
 
 
