@@ -18,8 +18,11 @@ endif
 # The package is installed; with every CPU library.
 INSTALLED := $(VENV)/.installed
 INSTALLED_ALL := $(VENV)/.installed-all
+# And what has changed of the sources since is compiled.
+COMPILED := $(VENV)/.compiled
 CPP_SOURCES := $(wildcard $(foreach folder,csrc csrc/* csrc/*/*,$(addprefix $(folder)/*.,cpp h cu cuh)))
-BUILT_FROM := $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py $(CPP_SOURCES)
+BUILT_BY := $(TORCH_STAMP) setup.py pyproject.toml pkg/version.py pkg/_build_flags.py
+BUILT_FROM := $(BUILT_BY) $(CPP_SOURCES)
 # Quoted as the shell needs them; the list stands on one line there.
 BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr -d ',')
 
@@ -61,10 +64,10 @@ help:
 	@echo 'make clean   remove what was built'
 	@echo 'PYTHON=python3.12 TORCH="torch==2.13.0" VENV=.venv choose the environment'
 
-demo: $(INSTALLED)
+demo: $(COMPILED)
 	$(RUN) examples/gpt.py $(DEMO_ARGUMENTS)
 
-test: $(INSTALLED)
+test: $(COMPILED)
 	$(PART) $(RUN) -m pytest $(PYTEST_PART) $(PYTEST_ARGUMENTS)
 
 test-all: $(INSTALLED_ALL)
@@ -74,7 +77,7 @@ test-all: $(INSTALLED_ALL)
 	    PKG_CPU_CAPABILITY=$$capability $(RUN) -m pytest -q -m "not tracing" $(CAPABILITY_TESTS) $(PYTEST_ARGUMENTS); \
 	done
 
-bench: $(INSTALLED)
+bench: $(COMPILED)
 	$(RUN) -m pkg bench $(OPERATORS) $(BENCH_ARGUMENTS)
 
 # It must work where nothing else does.
@@ -103,7 +106,7 @@ test-matrix: dist/wheel
 	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'
 
 # PROCESSORS="Nehalem Haswell native" for some of them; PROCESSORS_ARGUMENTS="--every 60" for less.
-test-processors: $(INSTALLED)
+test-processors: $(COMPILED)
 	$(RUN) tools/test_processors.py $(PROCESSORS) $(PROCESSORS_ARGUMENTS)
 
 # By way of the source distribution, so that it is whole too.
@@ -145,13 +148,19 @@ endef
 
 # What this machine runs, unless these variables say something else.
 $(INSTALLED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-native}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
-$(INSTALLED): $(BUILT_FROM)
+$(INSTALLED): $(BUILT_BY)
 	@echo 'Compiling the libraries that this machine runs; the first time takes minutes.'
 	$(install)
+	@touch $@
+
+# Without pip, which takes longer than most changes.
+$(COMPILED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-$(if $(wildcard $(INSTALLED_ALL)),,native)}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
+$(COMPILED): $(CPP_SOURCES) | $(INSTALLED)
+	$(BUILT) $(RUN) tools/show_build.py $(RUN) setup.py --quiet build_ext --inplace
 	@touch $@
 
 $(INSTALLED_ALL): BUILT = PKG_CPU_LEVELS= PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
 $(INSTALLED_ALL): $(BUILT_FROM)
 	@echo 'Compiling every CPU library; the first time takes minutes.'
 	$(install)
-	@touch $(INSTALLED) $@
+	@touch $(INSTALLED) $(COMPILED) $@
