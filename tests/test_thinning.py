@@ -1,0 +1,61 @@
+"""What `make test` leaves out: parameters of a kind that another of them stands for, no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.checkout
+
+TESTS = """
+import pytest
+import torch
+
+@pytest.mark.parametrize("size", range(8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sizes(dtype, size):
+    pass
+
+@pytest.mark.parametrize("check", ["values", "layouts"])
+def test_check(check):
+    pass
+
+@pytest.mark.long
+def test_that_compiles():
+    pass
+"""
+
+
+def collected(folder: Path, every: str, *options: str) -> list[str]:
+    (folder / "test_of_parameters.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    conftest = Path(__file__).with_name("conftest.py")
+    (folder / "conftest.py").write_text(conftest.read_text("utf-8"), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, folder],
+        env={**os.environ, "PKG_TEST_EVERY": every},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_all_run_by_default(tmp_path: Path) -> None:
+    assert len(collected(tmp_path, "1")) == 2 * 8 + 2 + 1
+
+
+def test_one_of_four_keeps_each_dtype_and_each_check(tmp_path: Path) -> None:
+    assert collected(tmp_path, "4", "-m", "not long") == [
+        "test_sizes[dtype0-0]",
+        "test_sizes[dtype0-4]",
+        "test_sizes[dtype1-0]",
+        "test_sizes[dtype1-4]",
+        "test_check[values]",
+        "test_check[layouts]",
+    ]
