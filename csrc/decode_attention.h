@@ -73,6 +73,53 @@ inline void check_indices(const char* op, const char* name,
   check_same_device(op, "query", query, name, tensor);
 }
 
+inline void check_decode_operands(const char* op, const TensorView& query,
+                                  const TensorView& key_cache,
+                                  const TensorView& value_cache,
+                                  const TensorView& cache_lengths,
+                                  bool is_paged) {
+  check_floating(op, "query", query);
+  const auto q = sizes_of(query);
+  PKG_CHECK(q.size() == 4, op, ": query has shape ", shape_text(query),
+            "; it must have shape (batch, heads, length, head size)");
+  const char* shape = is_paged ? "(pages, heads, page size, size)"
+                               : "(batch, heads, keys, size)";
+  check_cache(op, "key_cache", query, key_cache, shape);
+  check_cache(op, "value_cache", query, value_cache, shape);
+  check_indices(op, "cache_lengths", query, cache_lengths);
+  const auto k = sizes_of(key_cache);
+  const auto v = sizes_of(value_cache);
+  PKG_CHECK(k[3] == q[3], op, ": query of shape ", shape_text(query),
+            " and key_cache of shape ", shape_text(key_cache),
+            " must have the same last dimension (head size)");
+  PKG_CHECK(v[0] == k[0] && v[1] == k[1] && v[2] == k[2], op,
+            ": key_cache of shape ", shape_text(key_cache),
+            " and value_cache of shape ", shape_text(value_cache),
+            " must have the same sizes in all dimensions but the last");
+  PKG_CHECK(k[1] == 0 ? q[1] == 0 : q[1] % k[1] == 0, op, ": query has ", q[1],
+            " heads, not a multiple of the ", k[1], " heads of the caches");
+  const auto lengths = sizes_of(cache_lengths);
+  PKG_CHECK(lengths.size() == 1 && lengths[0] == q[0], op,
+            ": cache_lengths has shape ", shape_text(cache_lengths),
+            "; for a query of shape ", shape_text(query), " it must be (", q[0],
+            ",)");
+}
+
+inline void check_block_table(const char* op, const TensorView& query,
+                              const TensorView& key_cache,
+                              const TensorView& block_table) {
+  check_indices(op, "block_table", query, block_table);
+  const auto table = sizes_of(block_table);
+  const int64_t batch = sizes_of(query)[0];
+  PKG_CHECK(table.size() == 2 && table[0] == batch, op,
+            ": block_table has shape ", shape_text(block_table),
+            "; for a query of shape ", shape_text(query), " it must be (",
+            batch, ", pages of a sequence)");
+  PKG_CHECK(sizes_of(key_cache)[2] > 0, op, ": key_cache has shape ",
+            shape_text(key_cache),
+            "; with a block_table its pages must hold at least one key");
+}
+
 }  // namespace detail
 
 inline DecodeAttentionPlan plan_decode_attention(
@@ -80,32 +127,10 @@ inline DecodeAttentionPlan plan_decode_attention(
     const TensorView& value_cache, const TensorView& cache_lengths,
     const std::optional<TensorView>& block_table, std::optional<double> scale) {
   constexpr const char* kOp = "decode_attention";
-  check_floating(kOp, "query", query);
+  detail::check_decode_operands(kOp, query, key_cache, value_cache,
+                                cache_lengths, block_table.has_value());
   const auto q = sizes_of(query);
-  PKG_CHECK(q.size() == 4, kOp, ": query has shape ", shape_text(query),
-            "; it must have shape (batch, heads, length, head size)");
-  const char* shape = block_table ? "(pages, heads, page size, size)"
-                                  : "(batch, heads, keys, size)";
-  detail::check_cache(kOp, "key_cache", query, key_cache, shape);
-  detail::check_cache(kOp, "value_cache", query, value_cache, shape);
-  detail::check_indices(kOp, "cache_lengths", query, cache_lengths);
   const auto k = sizes_of(key_cache);
-  const auto v = sizes_of(value_cache);
-  PKG_CHECK(k[3] == q[3], kOp, ": query of shape ", shape_text(query),
-            " and key_cache of shape ", shape_text(key_cache),
-            " must have the same last dimension (head size)");
-  PKG_CHECK(v[0] == k[0] && v[1] == k[1] && v[2] == k[2], kOp,
-            ": key_cache of shape ", shape_text(key_cache),
-            " and value_cache of shape ", shape_text(value_cache),
-            " must have the same sizes in all dimensions but the last");
-  PKG_CHECK(k[1] == 0 ? q[1] == 0 : q[1] % k[1] == 0, kOp, ": query has ", q[1],
-            " heads, not a multiple of the ", k[1], " heads of the caches");
-  const auto lengths = sizes_of(cache_lengths);
-  PKG_CHECK(lengths.size() == 1 && lengths[0] == q[0], kOp,
-            ": cache_lengths has shape ", shape_text(cache_lengths),
-            "; for a query of shape ", shape_text(query), " it must be (", q[0],
-            ",)");
-
   DecodeAttentionPlan plan = {};
   plan.type = dtype_of(query);
   plan.batch = q[0];
@@ -113,22 +138,15 @@ inline DecodeAttentionPlan plan_decode_attention(
   plan.group = k[1] == 0 ? 1 : q[1] / k[1];
   plan.rows = q[2];
   plan.head_size = q[3];
-  plan.value_size = v[3];
+  plan.value_size = sizes_of(value_cache)[3];
   plan.scale = scale.value_or(
       q[3] == 0 ? 1.0 : 1.0 / std::sqrt(static_cast<double>(q[3])));
   if (block_table) {
-    detail::check_indices(kOp, "block_table", query, *block_table);
-    const auto table = sizes_of(*block_table);
-    PKG_CHECK(table.size() == 2 && table[0] == q[0], kOp,
-              ": block_table has shape ", shape_text(*block_table),
-              "; for a query of shape ", shape_text(query), " it must be (",
-              q[0], ", pages of a sequence)");
-    PKG_CHECK(k[2] > 0, kOp, ": key_cache has shape ", shape_text(key_cache),
-              "; with a block_table its pages must hold at least one key");
+    detail::check_block_table(kOp, query, key_cache, *block_table);
     plan.page_size = k[2];
     plan.pages = k[0];
-    plan.table_pages = table[1];
-    plan.capacity = table[1] * k[2];
+    plan.table_pages = sizes_of(*block_table)[1];
+    plan.capacity = plan.table_pages * plan.page_size;
   } else {
     PKG_CHECK(k[0] >= q[0], kOp, ": key_cache of shape ", shape_text(key_cache),
               " holds ", k[0], " sequences, fewer than the ", q[0],

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <optional>
+#include <span>
 
 #include "host/tensor.h"
 
@@ -89,6 +91,96 @@ inline int64_t lead_stride(const TensorView& tensor, size_t from_last) {
   return from_last < lead ? strides_of(tensor)[lead - 1 - from_last] : 0;
 }
 
+inline void check_attention_sizes(const TensorView& query,
+                                  const TensorView& key,
+                                  const TensorView& value) {
+  const char* op = "scaled_dot_product_attention";
+  const auto k = sizes_of(key);
+  const auto v = sizes_of(value);
+  PKG_CHECK(k.back() == sizes_of(query).back(), op, ": query of shape ",
+            shape_text(query), " and key of shape ", shape_text(key),
+            " must have the same last dimension (head size)");
+  PKG_CHECK(v[v.size() - 2] == k[k.size() - 2], op, ": key of shape ",
+            shape_text(key), " and value of shape ", shape_text(value),
+            " must have the same length in dimension -2");
+}
+
+// Query heads that share a key head under enable_gqa.
+inline int64_t attention_group(const TensorView& query, const TensorView& key,
+                               const TensorView& value) {
+  const char* op = "scaled_dot_product_attention";
+  PKG_CHECK(sizes_of(query).size() >= 3 && sizes_of(key).size() >= 3 &&
+                sizes_of(value).size() >= 3,
+            op, ": enable_gqa needs a dimension of heads, but query has shape ",
+            shape_text(query), ", key ", shape_text(key), " and value ",
+            shape_text(value));
+  const int64_t query_heads = lead_size(query, 0);
+  const int64_t key_heads = lead_size(key, 0);
+  PKG_CHECK(lead_size(value, 0) == key_heads, op, ": key has ", key_heads,
+            " heads but value has ", lead_size(value, 0),
+            "; with enable_gqa they must be equal");
+  PKG_CHECK(is_multiple(query_heads, key_heads), op, ": query has ",
+            query_heads, " heads, not a multiple of the ", key_heads,
+            " heads of key and value");
+  // Without query heads there are no matrices to make groups of.
+  return query_heads > 0 ? query_heads / key_heads : 1;
+}
+
+// Sets the leading dimensions that the operands' broadcast to. Under enable_gqa
+// the heads are the query's.
+inline void broadcast_lead_sizes(AttentionShape& shape, const TensorView& query,
+                                 const TensorView& key, const TensorView& value,
+                                 bool enable_gqa) {
+  const char* op = "scaled_dot_product_attention";
+  shape.lead_dims = std::max({sizes_of(query).size(), sizes_of(key).size(),
+                              sizes_of(value).size()}) -
+                    2;
+  for (size_t i = 0; i < shape.lead_dims; ++i) {
+    int64_t size = lead_size(query, i);
+    for (const TensorView* other : {&key, &value}) {
+      const int64_t other_size =
+          lead_size(enable_gqa && i == 0 ? query : *other, i);
+      PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
+                ": the leading dimensions of query ", shape_text(query),
+                ", key ", shape_text(key), " and value ", shape_text(value),
+                " do not broadcast");
+      size = size == 1 ? other_size : size;
+    }
+    shape.lead_sizes[shape.lead_dims - 1 - i] = size;
+  }
+}
+
+inline void check_attention_mask(const AttentionShape& shape,
+                                 const TensorView& query,
+                                 const TensorView& attn_mask, bool is_causal) {
+  const char* op = "scaled_dot_product_attention";
+  check_strided(op, "attn_mask", attn_mask);
+  const auto mask = sizes_of(attn_mask);
+  const ScalarType mask_type = dtype_of(attn_mask);
+  PKG_CHECK(!is_causal, op,
+            ": attn_mask and is_causal=True exclude each other; put the "
+            "causal mask into attn_mask");
+  PKG_CHECK(
+      mask_type == ScalarType::Bool || mask_type == shape.type ||
+          (mask_type == ScalarType::Float && is_half_precision(shape.type)),
+      op, ": attn_mask is ", dtype_name(mask_type),
+      "; it must be torch.bool, query's dtype ", dtype_name(shape.type),
+      " or, for half precision, torch.float32");
+  check_same_device(op, "query", query, "attn_mask", attn_mask);
+  bool fits = mask.size() <= shape.lead_dims + 2;
+  for (size_t i = 0; fits && i < mask.size(); ++i) {
+    const int64_t full = i == 0   ? shape.columns
+                         : i == 1 ? shape.rows
+                                  : shape.lead_sizes[shape.lead_dims + 1 - i];
+    const int64_t size = mask[mask.size() - 1 - i];
+    fits = size == 1 || size == full;
+  }
+  PKG_CHECK(fits, op, ": attn_mask of shape ", shape_text(attn_mask),
+            " does not broadcast to the scores: leading dimensions ",
+            shape_text(shape.lead()), ", ", shape.rows, " rows, ",
+            shape.columns, " columns");
+}
+
 }  // namespace detail
 
 inline AttentionShape plan_attention(
@@ -101,86 +193,22 @@ inline AttentionShape plan_attention(
   detail::check_attention_operand(query, "value", value);
   PKG_CHECK(dropout_p >= 0.0 && dropout_p <= 1.0, op, ": dropout_p is ",
             dropout_p, "; a probability lies between 0 and 1");
+  detail::check_attention_sizes(query, key, value);
 
   AttentionShape shape;
-  const auto q = sizes_of(query);
-  const auto k = sizes_of(key);
-  const auto v = sizes_of(value);
   shape.type = dtype_of(query);
-  shape.rows = q[q.size() - 2];
-  shape.head_size = q.back();
-  shape.columns = k[k.size() - 2];
-  shape.value_size = v.back();
-  PKG_CHECK(k.back() == shape.head_size, op, ": query of shape ",
-            shape_text(query), " and key of shape ", shape_text(key),
-            " must have the same last dimension (head size)");
-  PKG_CHECK(v[v.size() - 2] == shape.columns, op, ": key of shape ",
-            shape_text(key), " and value of shape ", shape_text(value),
-            " must have the same length in dimension -2");
+  shape.rows = sizes_of(query)[sizes_of(query).size() - 2];
+  shape.head_size = sizes_of(query).back();
+  shape.columns = sizes_of(key)[sizes_of(key).size() - 2];
+  shape.value_size = sizes_of(value).back();
   shape.scale = scale.value_or(
       shape.head_size == 0
           ? 1.0
           : 1.0 / std::sqrt(static_cast<double>(shape.head_size)));
-
-  shape.group = 1;
-  if (enable_gqa) {
-    PKG_CHECK(q.size() >= 3 && k.size() >= 3 && v.size() >= 3, op,
-              ": enable_gqa needs a dimension of heads, but query has shape ",
-              shape_text(query), ", key ", shape_text(key), " and value ",
-              shape_text(value));
-    const int64_t query_heads = detail::lead_size(query, 0);
-    const int64_t key_heads = detail::lead_size(key, 0);
-    PKG_CHECK(detail::lead_size(value, 0) == key_heads, op, ": key has ",
-              key_heads, " heads but value has ", detail::lead_size(value, 0),
-              "; with enable_gqa they must be equal");
-    PKG_CHECK(detail::is_multiple(query_heads, key_heads), op, ": query has ",
-              query_heads, " heads, not a multiple of the ", key_heads,
-              " heads of key and value");
-    // Without query heads there are no matrices to make groups of.
-    shape.group = query_heads > 0 ? query_heads / key_heads : 1;
-  }
-
-  shape.lead_dims = std::max({q.size(), k.size(), v.size()}) - 2;
-  for (size_t i = 0; i < shape.lead_dims; ++i) {
-    int64_t size = detail::lead_size(query, i);
-    for (const TensorView* other : {&key, &value}) {
-      const int64_t other_size =
-          detail::lead_size(enable_gqa && i == 0 ? query : *other, i);
-      PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
-                ": the leading dimensions of query ", shape_text(query),
-                ", key ", shape_text(key), " and value ", shape_text(value),
-                " do not broadcast");
-      size = size == 1 ? other_size : size;
-    }
-    shape.lead_sizes[shape.lead_dims - 1 - i] = size;
-  }
-
+  shape.group = enable_gqa ? detail::attention_group(query, key, value) : 1;
+  detail::broadcast_lead_sizes(shape, query, key, value, enable_gqa);
   if (attn_mask) {
-    check_strided(op, "attn_mask", *attn_mask);
-    const auto mask = sizes_of(*attn_mask);
-    const ScalarType mask_type = dtype_of(*attn_mask);
-    PKG_CHECK(!is_causal, op,
-              ": attn_mask and is_causal=True exclude each other; put the "
-              "causal mask into attn_mask");
-    PKG_CHECK(
-        mask_type == ScalarType::Bool || mask_type == shape.type ||
-            (mask_type == ScalarType::Float && is_half_precision(shape.type)),
-        op, ": attn_mask is ", dtype_name(mask_type),
-        "; it must be torch.bool, query's dtype ", dtype_name(shape.type),
-        " or, for half precision, torch.float32");
-    check_same_device(op, "query", query, "attn_mask", *attn_mask);
-    bool fits = mask.size() <= shape.lead_dims + 2;
-    for (size_t i = 0; fits && i < mask.size(); ++i) {
-      const int64_t full = i == 0   ? shape.columns
-                           : i == 1 ? shape.rows
-                                    : shape.lead_sizes[shape.lead_dims + 1 - i];
-      const int64_t size = mask[mask.size() - 1 - i];
-      fits = size == 1 || size == full;
-    }
-    PKG_CHECK(fits, op, ": attn_mask of shape ", shape_text(*attn_mask),
-              " does not broadcast to the scores: leading dimensions ",
-              shape_text(shape.lead()), ", ", shape.rows, " rows, ",
-              shape.columns, " columns");
+    detail::check_attention_mask(shape, query, *attn_mask, is_causal);
   }
   return shape;
 }
