@@ -1,13 +1,27 @@
 // decode_attention: a few queries of each sequence against its cache of keys
-// and values, contiguous or in pages, by cpu/attention/cache_block.h.
+// and values, contiguous or in pages, by cpu/attention/decode.h.
 //
 // A row sees the keys up to its own. Those that all rows of a sequence see go
 // through the blocks for all rows together; of the last few, each row walks its
 // own alone, so that what it does not see is not read on its behalf, be it NaN.
 #include "decode_attention.h"
 
-#include "cpu/attention/cache_block.h"
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cpu/attention/blocking.h"
+#include "cpu/attention/decode.h"
+#include "cpu/attention/decode_elements.h"
+#include "cpu/attention/decode_rows.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/number.h"
+#include "cpu/attention/softmax_state.h"
 #include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/simd.h"
 #include "host/namespace.h"
 
 namespace pkg::cpu {
@@ -232,8 +246,8 @@ class CacheDecoding {
   }
 
   void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
-              const Number* values) const {
-    store_output(state, values, plan_.value_size,
+              const Number* output_sums) const {
+    store_output(state, output_sums, plan_.value_size,
                  output_ + offset(output_strides_, head, i));
   }
 

@@ -1,38 +1,25 @@
-// The backward pass of scaled dot-product attention.
-//
-// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 2). For each
-// pair of a block of keys and a block of rows, with D = rowsum(dO O) and M the
-// factors of dropout:
-//
-//   P = exp(S - log_sum_exp)           S = scale Q K^T + mask
-//   dS = P (M (dO V^T) - D)
-//   dV += (M P)^T dO,  dK += scale dS^T Q,  dQ += scale dS K
-//
-// In half precision O is the output and what rounding took off it together:
-// dO V^T and D are often much larger than their differences. What rounding
-// makes of the sum of a row's dS is taken off dQ at the end:
-// cpu/attention/compensation.h.
-//
-// Five products, without atomic additions: a task owns blocks of keys and sums
-// their dK and dV over all rows (and all the query heads of a group) in its own
-// cache; dQ is summed by the task that owns all keys of a head, or, where the
-// keys are split among threads, part by part, and the parts are added in order.
-//
-// Tiles: the micro-kernel's; 96 rows x 192 keys, so that P and dS (156 KiB), a
-// block of keys, its sums and a block of rows, each packed two ways, take half
-// of a 1 MiB L2 cache at a head size of 64. Queries and output gradients are
-// packed once for all blocks of keys.
-//
-// Operations: 2 L S (3 E + 2 Ev) and L S exponentials for each head, half if
-// causal. Extra memory 2 L (E + Ev) packed and 2 L E for each part of dQ: O(L),
-// never L S. Bound by the multiply-add units.
+// The backward pass of scaled dot-product attention. The kernel, its
+// derivation, what it costs and what bounds it: cpu/attention/backward.h. Here
+// are the operands: where gradients go, and the sums over what was broadcast.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
-#include "cpu/attention/gradients.h"
-#include "cpu/attention/repeated.h"
-#include "cpu/attention/tiled_backward.h"
+#include "cpu/attention/backward.h"
+#include "cpu/attention/backward_problem.h"
+#include "cpu/attention/grad_mask.h"
+#include "cpu/attention/problem.h"
+#include "cpu/attention/recomputed_forward.h"
+#include "cpu/attention/row_statistics.h"
+#include "cpu/attention/rows.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/simd/simd.h"
 #include "host/namespace.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu {
 
@@ -164,13 +151,13 @@ void run_backward(const BackwardArguments& arguments,
       {static_cast<const Number*>(arguments.log_sum_exp.const_data_ptr()),
        log_sum_exp_operand(arguments.log_sum_exp)},
       statistics.data()};
-  const RepeatedForward<Input> repeated(problem);
-  compute_statistics(problem);
+  const RecomputedForward<Input> repeated(problem);
+  compute_row_statistics(problem);
 
   OperandGradient<Input> query(shape, gradients.query, 1);
   OperandGradient<Input> key(shape, gradients.key, shape.group);
   OperandGradient<Input> value(shape, gradients.value, shape.group);
-  std::optional<MaskSums<Input>> mask;
+  std::optional<GradMaskSums<Input>> mask;
   if (needs_mask_grad) {
     mask.emplace(shape, gradients.mask, problem.forward.key_heads(),
                  problem.forward.threads);

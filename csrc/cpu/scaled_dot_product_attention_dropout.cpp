@@ -1,9 +1,13 @@
-// attention_dropout_mask: which weights the dropout of attention keeps. The
-// attention kernels draw the same bits themselves; this is for whoever must
+// attention_dropout_mask: which probabilities the dropout of attention keeps.
+// The attention kernels draw the same bits themselves; this is for whoever must
 // compute attention in another way.
 //
 // Philox of host/philox.h, four columns a counter: some 70 integer operations
 // for 4 bytes written, bound by arithmetic.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
 #include "cpu/runtime/parallel.h"
 #include "host/namespace.h"
 #include "host/philox.h"

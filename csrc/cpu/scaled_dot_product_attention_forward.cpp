@@ -2,54 +2,48 @@
 //
 // Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A task is a
 // block of rows of one head; it walks the keys block by block: scores
-// S = Q K^T, the rows' running maximum m and sum l, weights P = exp(S - m),
-// output O = exp(m_old - m) O + P V. Within the pair of blocks it goes strip by
-// strip of 12 rows, so that scores and weights (10 KiB) never leave the L1
-// cache, while the packed keys and values stream from L2. Keys and values of a
-// head are packed once, by all threads, and shared by all its blocks of rows.
-// Tiles of keys that causality or a mask hides from a whole strip are left out,
-// as long as all that their weights of 0 would be multiplied with is finite.
+// S = Q K^T, the rows' running maximum m and sum l, probabilities P = exp(S -
+// m), not yet normalised, output O = exp(m_old - m) O + P V; in the end O / l
+// and the log-sum-exp m + log l. Within the pair of blocks it goes strip by
+// strip of 12 rows, so that scores and probabilities (10 KiB) never leave the
+// L1 cache, while the packed keys and values stream from L2. Keys and values of
+// a head are packed once, by all threads, and shared by all its blocks of rows.
+// Micro-panels of keys that causality or a mask hides from a whole strip are
+// left out, as long as all that their probabilities of 0 would be multiplied
+// with is finite. A few rows against many keys (decoding) take another way,
+// bound by memory: cpu/attention/decode.h.
 //
-// Tiles: the micro-kernel's (cpu/attention/products.h); 192 keys,
-// at most 192 rows (ForwardPlan). bfloat16 keeps weights as bfloat16 pairs for
-// the dot product instructions where there are some, and sums them as rounded.
+//   this file                             the operator, and which way it takes
+//   cpu/attention/blocked_forward.h       how the work is cut, who does what
+//     forward_operands.h                  packed K and V
+//     forward_block.h                     a block of rows against its keys
+//       softmax_tile.h, online_softmax.h  P, in registers or of written scores
+//     forward_outputs.h, merge.h          O, its rounding residual, log-sum-exp
+//
+// Blocks: the micro-kernel's MR x NR tiles (cpu/attention/blocking.h); 192
+// keys, at most 192 rows (ForwardPlan). bfloat16 keeps probabilities as
+// bfloat16 pairs for the dot product instructions where there are some, and
+// sums them as rounded.
 //
 // Operations: 2 L S (E + Ev) and L S exponentials for each head, half if
 // causal. Bytes, at the least: (L + S)(E + Ev) elements; extra memory
 // S (E + Ev), never L S. Bound by the multiply-add units: on Zen 4, 1x8x1024x64
-// in float32, the products take 85 % of the time at 95 % of their limit, the
-// softmax 9 % (11 cycles for the exponentials of a register), packing 4 %. What
-// brought it there: exponentials of three registers side by side, maxima and
-// corrections of a strip's rows in one register, sums of a tile stored
-// unrolled, values read in place, masks fetched beforehand. Then weights of
-// scores that are still in registers, relative to the maxima so far, and
-// exponentials by a table: 96 to 99 GFLOP/s, and 98 to 100 in float16. A few
-// rows against many keys (decoding) take another way, bound by memory:
-// cpu/attention/decode.h.
-//
-// Masks, on an Intel Xeon that makes 136 GFLOP/s in float32 without one: a
-// boolean mask 40 at first, 125 now; ALiBi 42, 105; a window of 128 of 4096
-// keys 24, 49. Denormal weights and the zeros that scalef underflows to took
-// most of it (exp_of_nonpositive); then memcpy of as many bytes as a register
-// has lanes, known only as it runs; a mask read again by each head that shares
-// it (cpu/attention/visible_keys.h); scores written, masked and
-// read (WeighTile). What a window lacks now: its tiles hold 4 keys for 3 that
-// count, and packing all keys takes a seventh of so little work.
-//
-// What was tried and left out, times beside the present code's in the same run.
-// Weights in base 2, with log2(e) in the scale: 0.94 to 0.97 in float32, 0.97
-// in bfloat16, 1.00 in float16; but small weights are more than 2.5 ulps off,
-// the errors of "one key has all the weight" and "scores rise, shuffled" beyond
-// twice the math backend's, and masks of the lowest number overflow. Only the
-// last tile of a row's first block relative to a new maximum, and of a diagonal
-// block what causality hides: 1.00 to 1.02, so that to write scores and read
-// them again costs nothing. Values packed too for heads of 128, the sums
-// fetched at a tile's beginning, and what is packed next asked for: nothing.
+// in float32, 96 to 99 GFLOP/s; the products take 85 % of the time at 95 % of
+// their peak, the softmax 9 %, packing 4 %. What brought it there, what masks
+// cost and what was tried and left out: docs/tuning/attention.md.
+#include <cstdint>
+#include <optional>
 #include <tuple>
 
-#include "cpu/attention/decode.h"
+#include "cpu/attention/blocked_forward.h"
+#include "cpu/attention/decoding_forward.h"
 #include "cpu/attention/forward.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/problem.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
 #include "host/namespace.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu {
 
@@ -61,12 +55,12 @@ void attention_forward(const Problem<Input>& problem,
   if (decodes(problem)) {
     attention_forward_decoding(problem, outputs);
   } else {
-    attention_forward_tiled(problem, outputs);
+    attention_forward_blocked(problem, outputs);
   }
 }
 
 #define PKG_ATTENTION_FORWARD(Input)                     \
-  PKG_ATTENTION_FORWARD_TILED(Input);                    \
+  PKG_ATTENTION_FORWARD_BLOCKED(Input);                  \
   template void attention_forward(const Problem<Input>&, \
                                   const ForwardOutputs<Input>&)
 PKG_ATTENTION_FORWARD(double);

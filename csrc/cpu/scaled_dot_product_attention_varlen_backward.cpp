@@ -1,15 +1,26 @@
 // The backward pass of attention over a packed batch of sequences: each one is
-// a problem of scaled_dot_product_attention_backward.cpp, which says how it is
-// computed. Who does what: cpu/attention/varlen.h. 2 sum(q k)
-// (3 E + 2 Ev) operations a head for sequences of q queries and k keys. Bound
-// by the multiply-add units.
+// a problem of cpu/attention/backward.h, which says how it is computed. Which
+// threads run it: cpu/attention/varlen_schedule.h. 2 sum(q k) (3 E + 2 Ev)
+// operations a head for sequences of q queries and k keys. Bound by the
+// multiply-add units.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <tuple>
 #include <vector>
 
-#include "cpu/attention/gradients.h"
-#include "cpu/attention/repeated.h"
-#include "cpu/attention/varlen.h"
+#include "cpu/attention/backward.h"
+#include "cpu/attention/backward_problem.h"
+#include "cpu/attention/problem.h"
+#include "cpu/attention/recomputed_forward.h"
+#include "cpu/attention/row_statistics.h"
+#include "cpu/attention/varlen_problem.h"
+#include "cpu/attention/varlen_schedule.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
 #include "host/namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_varlen.h"
 
 namespace pkg::cpu {
 namespace {
@@ -76,8 +87,8 @@ void run_backward(const BackwardInputs& inputs, const PackedSchedule& schedule,
             : Matrices<Input>{},
         packed_log_sum_exp<Number>(inputs.log_sum_exp, rows.begin, head),
         statistics.data() + rows.begin * shape.heads + head * rows.count};
-    const RepeatedForward<Input> repeated(problem);
-    compute_statistics(problem);
+    const RecomputedForward<Input> repeated(problem);
+    compute_row_statistics(problem);
     attention_gradients(problem,
                         packed_target<Input>(gradients.query, rows, head, 1),
                         packed_target<Input>(gradients.key, columns,

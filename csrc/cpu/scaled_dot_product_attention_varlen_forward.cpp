@@ -2,15 +2,24 @@
 //
 // Each sequence is a problem of scaled_dot_product_attention_forward.cpp, which
 // says how it is computed; only the operands' places are the sequence's own,
-// and the causal diagonal ends in the last key. What is new here is who does
-// what: cpu/attention/varlen.h. Nothing is padded and nothing is
-// computed for a key of another sequence: 2 sum(q k) (E + Ev) operations a head
-// for sequences of q queries and k keys. Bound by the multiply-add units.
+// and the causal diagonal ends in the last key. What is new here is which
+// threads run it: cpu/attention/varlen_schedule.h. Nothing is padded and
+// nothing is computed for a key of another sequence: 2 sum(q k) (E + Ev)
+// operations a head for sequences of q queries and k keys. Bound by the
+// multiply-add units.
+#include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include "cpu/attention/forward.h"
-#include "cpu/attention/varlen.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/varlen_problem.h"
+#include "cpu/attention/varlen_schedule.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
 #include "host/namespace.h"
+#include "scaled_dot_product_attention.h"
+#include "scaled_dot_product_attention_varlen.h"
 
 namespace pkg::cpu {
 namespace {

@@ -1,9 +1,13 @@
-// The forward pass of attention, by the way that suits the problem: tiled, or
+// The forward pass of attention, by the way that suits the problem: blocked, or
 // as decoding. Compiled in scaled_dot_product_attention_forward.cpp, once for
-// all operators, and so is its tiled way.
+// all operators, and so is the blocked way.
 #pragma once
 
-#include "cpu/attention/tiled_forward.h"
+#include "cpu/attention/blocked_forward.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/problem.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
 
 namespace pkg::cpu::attention {
 
@@ -11,12 +15,12 @@ template <class Input>
 void attention_forward(const Problem<Input>& problem,
                        const ForwardOutputs<Input>& outputs);
 
-#define PKG_ATTENTION_FORWARD_TILED(Input)                     \
-  template void attention_forward_tiled(const Problem<Input>&, \
-                                        const ForwardOutputs<Input>&)
-extern PKG_ATTENTION_FORWARD_TILED(double);
-extern PKG_ATTENTION_FORWARD_TILED(float);
-extern PKG_ATTENTION_FORWARD_TILED(Half);
-extern PKG_ATTENTION_FORWARD_TILED(BFloat16);
+#define PKG_ATTENTION_FORWARD_BLOCKED(Input)                     \
+  template void attention_forward_blocked(const Problem<Input>&, \
+                                          const ForwardOutputs<Input>&)
+extern PKG_ATTENTION_FORWARD_BLOCKED(double);
+extern PKG_ATTENTION_FORWARD_BLOCKED(float);
+extern PKG_ATTENTION_FORWARD_BLOCKED(Half);
+extern PKG_ATTENTION_FORWARD_BLOCKED(BFloat16);
 
 }  // namespace pkg::cpu::attention

@@ -8,25 +8,29 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 
-#include "cpu/attention/online_softmax.h"
-#include "cpu/attention/problem.h"
-#include "cpu/attention/products.h"
+#include "cpu/attention/blocking.h"
+#include "cpu/attention/key_range.h"
+#include "cpu/attention/prefetch.h"
+#include "cpu/attention/rows.h"
+#include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/simd/simd.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
 
 template <class Input>
-class MaskSums {
+class GradMaskSums {
  public:
   using Number = simd::Compute<Input>;
 
   // `grad_mask` is contiguous, of the mask's shape.
-  MaskSums(const AttentionShape& shape, const Tensor& grad_mask,
-           int64_t key_heads, int64_t threads)
+  GradMaskSums(const AttentionShape& shape, const Tensor& grad_mask,
+               int64_t key_heads, int64_t threads)
       : shape_(shape),
         grad_mask_(grad_mask),
         layout_(attention_mask_operand(shape, grad_mask)),
@@ -38,14 +42,15 @@ class MaskSums {
     is_whole_ = size_ == shape.batch() * shape.rows * shape.columns;
     const int64_t most =
         std::max<int64_t>(key_heads, 1);  // also of an empty batch
-    lanes_ = !shares_ ? most
-                      : std::clamp<int64_t>(
-                            kExtraBytes / std::max<int64_t>(bytes(1), 1) + 1, 1,
-                            std::min(threads, most));
+    slices_ = !shares_ ? most
+                       : std::clamp<int64_t>(
+                             kExtraBytes / std::max<int64_t>(bytes(1), 1) + 1,
+                             1, std::min(threads, most));
   }
 
-  // Groups that so many key heads fall into; one thread works on a group.
-  int64_t lanes(int64_t heads) const { return std::min(lanes_, heads); }
+  // The slices that so many key heads are cut into; one thread works on a
+  // slice.
+  int64_t slices(int64_t heads) const { return std::min(slices_, heads); }
 
   // Makes room; all keys of a head are in `splits` parts.
   void allocate(int64_t splits) {
@@ -53,10 +58,10 @@ class MaskSums {
       return;
     }
     const bool sums_columns = layout_.column_stride == 0;
-    by_lane_ = shares_ ? (sums_columns ? splits : 1) : 0;
+    by_slice_ = shares_ ? (sums_columns ? splits : 1) : 0;
     by_split_ = sums_columns ? 1 : 0;
     const int64_t buffers =
-        (shares_ ? lanes_ : 1) * (sums_columns ? splits : 1);
+        (shares_ ? slices_ : 1) * (sums_columns ? splits : 1);
     buffers_ = buffers;
     memory_ = std::make_unique_for_overwrite<Number[]>(
         static_cast<size_t>(buffers * size_));
@@ -67,11 +72,11 @@ class MaskSums {
 
   // Adds the score gradients of `rows` x `count` keys, kScoreStride elements
   // from row to row, of which only those in the range `seen` are there.
-  void add(int64_t lane, int64_t split, int64_t batch, int64_t row,
+  void add(int64_t slice, int64_t split, int64_t batch, int64_t row,
            int64_t column, int64_t rows, int64_t count, const KeyRange& seen,
            const Number* gradients) const {
     if (!is_whole_) {
-      add(lane, split, batch, row, column + seen.begin, rows,
+      add(slice, split, batch, row, column + seen.begin, rows,
           seen.end - seen.begin, gradients + seen.begin);
     } else if (is_narrow()) {
       write(static_cast<Input*>(grad_mask_.mutable_data_ptr()), batch, row,
@@ -82,15 +87,15 @@ class MaskSums {
     }
   }
 
-  // Elements that add() will touch, to be fetched beforehand.
-  FetchedRows fetched(int64_t lane, int64_t split, int64_t batch, int64_t row,
-                      int64_t column) const {
+  // Elements that add() will touch, to be prefetched.
+  PrefetchRows to_prefetch(int64_t slice, int64_t split, int64_t batch,
+                           int64_t row, int64_t column) const {
     if (is_whole_ || layout_.column_stride == 0) {
       return {};
     }
     return {
         reinterpret_cast<const std::byte*>(
-            memory_.get() + (lane * by_lane_ + split * by_split_) * size_ +
+            memory_.get() + (slice * by_slice_ + split * by_split_) * size_ +
             layout_.offset(shape_, batch) + row * layout_.row_stride + column),
         layout_.row_stride * int64_t{sizeof(Number)}, sizeof(Number)};
   }
@@ -126,11 +131,12 @@ class MaskSums {
     }
   }
 
-  void add(int64_t lane, int64_t split, int64_t batch, int64_t row,
+  void add(int64_t slice, int64_t split, int64_t batch, int64_t row,
            int64_t column, int64_t rows, int64_t count,
            const Number* gradients) const {
     constexpr int kLanes = simd::kLanes<Number>;
-    Number* to = memory_.get() + (lane * by_lane_ + split * by_split_) * size_ +
+    Number* to = memory_.get() +
+                 (slice * by_slice_ + split * by_split_) * size_ +
                  layout_.offset(shape_, batch) + row * layout_.row_stride +
                  column * layout_.column_stride;
     // Of rows that share their elements the sum, so that fewer small numbers
@@ -199,8 +205,8 @@ class MaskSums {
   int64_t size_;   // elements of the mask
   bool shares_;    // whether matrices of the batch share mask elements
   bool is_whole_;  // whether nothing is broadcast
-  int64_t lanes_;
-  int64_t by_lane_ = 0;   // buffers from one lane to the next
+  int64_t slices_;
+  int64_t by_slice_ = 0;  // buffers from one slice to the next
   int64_t by_split_ = 0;  // and from one part of the keys to the next
   int64_t buffers_ = 0;
   std::unique_ptr<Number[]> memory_;

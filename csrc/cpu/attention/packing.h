@@ -6,23 +6,22 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
-#include "cpu/attention/products.h"
+#include "cpu/attention/blocking.h"
 #include "cpu/gemm/packing.h"
+#include "cpu/simd/tile_registers.h"
 
 namespace pkg::cpu::attention {
 
 // A block of a left operand, in strips.
 template <class Arithmetic, class Source>
 void pack_strips(const MatrixView<Source>& left, int64_t rows, int64_t inner,
-                 typename Arithmetic::Lane* packed) {
+                 KGroupOf<Arithmetic>* packed) {
   if constexpr (kUsesTiles<Arithmetic>) {
     const int64_t depth = depth_of<Arithmetic>(inner);
     pack_rows<Arithmetic>(left, rows, inner, packed);
     std::fill(packed + rows * depth, packed + padded_rows(rows) * depth,
-              typename Arithmetic::Lane{0});
+              KGroupOf<Arithmetic>{0});
     return;
   }
   for_each_strip(rows, [&](int64_t row, int used, auto height) {

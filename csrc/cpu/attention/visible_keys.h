@@ -8,13 +8,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
+#include "cpu/attention/blocking.h"
+#include "cpu/attention/key_range.h"
 #include "cpu/attention/problem.h"
-#include "cpu/attention/products.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/gemm/micro_kernel.h"
 #include "cpu/runtime/parallel.h"
+#include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
 
@@ -57,8 +62,8 @@ class VisibleKeys {
                                             all.problem_.shape, batch))) {}
 
     // Of `count` keys from `column` on, where a block begins, those that any of
-    // the rows of a strip sees; the range begins at a multiple of a tile's.
-    // What is left out has a weight of 0, and nothing is unless all that this
+    // the rows of a strip sees; the range begins at a multiple of NR. What is
+    // left out has a probability of 0, and nothing is unless all that this
     // would be multiplied with is finite.
     KeyRange of_strip(int64_t row, int64_t rows, int64_t column, int64_t count,
                       bool all_finite) const {

@@ -1,14 +1,14 @@
-// A packed batch of sequences as the CPU kernels of attention see it: which
-// problems it is made of, and which threads run them.
+// Which threads run the sequences of a packed batch, and in which order.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <queue>
 #include <vector>
 
-#include "cpu/attention/problem.h"
+#include "cpu/runtime/parallel.h"
 #include "scaled_dot_product_attention_varlen.h"
 
 namespace pkg::cpu::attention {
@@ -17,7 +17,7 @@ struct PackedSequence {
   int64_t index;
   PackedRange rows;
   PackedRange columns;
-  double work;  // of one key head, as far as it matters to the balance
+  double work;  // of one key head, as far as the load of the threads goes
 
   int64_t causal_shift() const { return columns.count - rows.count; }
 };
@@ -105,83 +105,5 @@ class PackedSchedule {
   int64_t threads_ = 1;
   size_t shared_ = 0;
 };
-
-// The tokens of one sequence in a tensor (tokens, heads, size), from `head` on.
-inline AttentionOperand packed_operand(std::span<const int64_t> strides,
-                                       int64_t group) {
-  AttentionOperand operand{};
-  operand.row_stride = strides[0];
-  operand.column_stride = strides[2];
-  operand.group = group;
-  operand.lead_strides[0] = strides[1];
-  return operand;
-}
-
-template <class T>
-Matrices<T> packed_matrices(const TensorView& tensor, int64_t first_token,
-                            int64_t first_head, int64_t group = 1) {
-  const auto strides = strides_of(tensor);
-  return {static_cast<const T*>(tensor.const_data_ptr()) +
-              first_token * strides[0] + first_head * strides[1],
-          packed_operand(strides, group)};
-}
-
-// Consecutive key heads of one sequence, with the query heads that share them.
-struct PackedHeads {
-  const PackedSequence& sequence;
-  int64_t key_head;
-  int64_t key_heads;
-  int64_t threads;
-};
-
-struct PackedInputs {
-  const PackedAttentionShape& shape;
-  const TensorView& query;
-  const TensorView& key;
-  const TensorView& value;
-  const std::optional<TensorView>& dropout_seed;
-  const PackedAttentionOptions& options;
-};
-
-inline AttentionShape shape_of(const PackedAttentionShape& packed,
-                               const PackedHeads& heads) {
-  AttentionShape shape{};
-  shape.type = packed.type;
-  shape.rows = heads.sequence.rows.count;
-  shape.columns = heads.sequence.columns.count;
-  shape.head_size = packed.head_size;
-  shape.value_size = packed.value_size;
-  shape.group = packed.group();
-  shape.scale = packed.scale;
-  shape.lead_dims = 1;
-  shape.lead_sizes[0] = heads.key_heads * packed.group();
-  return shape;
-}
-
-template <class Input>
-Problem<Input> packed_problem(const PackedInputs& inputs,
-                              const PackedHeads& heads) {
-  using Number = simd::Compute<Input>;
-  const PackedAttentionShape& packed = inputs.shape;
-  const PackedSequence& sequence = heads.sequence;
-  const int64_t group = packed.group();
-  const AttentionShape shape = shape_of(packed, heads);
-  Problem<Input> problem{
-      shape,
-      packed_matrices<Input>(inputs.query, sequence.rows.begin,
-                             heads.key_head * group),
-      packed_matrices<Input>(inputs.key, sequence.columns.begin, heads.key_head,
-                             group),
-      packed_matrices<Input>(inputs.value, sequence.columns.begin,
-                             heads.key_head, group),
-      ScoreMask<Number>(shape, std::nullopt),
-      Dropout<Number>(inputs.dropout_seed, inputs.options.dropout_p),
-      // The last row sees every key: alone it is none the worse without.
-      inputs.options.causal && shape.rows > 1,
-      heads.threads > 1 ? useful_threads(shape) : 1};
-  problem.causal_shift = sequence.causal_shift();
-  problem.first_batch = sequence.index * packed.heads + heads.key_head * group;
-  return problem;
-}
 
 }  // namespace pkg::cpu::attention

@@ -1,0 +1,82 @@
+// How attention's matrices are cut. Of a matrix of scores (L x S) the kernels
+// hold one block at a time:
+//
+//            S keys
+//        +--------+--------+--
+//        | block  |        |     block  rows x kKeyBlock; a cache holds it
+//   L    |--------|        |
+//   rows | strip  |        |     strip  MR = kTileRows rows of a block
+//        |--------|        |     tile   MR x NR of a strip; registers hold it,
+//        |        |        |            cpu/gemm/micro_kernel.h makes it
+//        +--------+--------+--
+//
+// Packed operands consist of k-groups, the kDepth consecutive values of the
+// inner dimension (k) that one multiply-add takes: one value, or a pair of
+// bfloat16. A right operand is packed in micro-panels of NR = kTileColumns
+// columns, a left one of MR rows. "Lane" means an element of a SIMD register,
+// and nothing else.
+//
+// Strips are kTileRows high, as the micro-kernel has them, and for what is left
+// a third of that, filled up with zeros: two kinds of strips keep the code
+// small, and a block of 16, 64 or 128 rows, being a multiple of 4, wastes none.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/micro_kernel.h"
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu::attention {
+
+// The element of a packed operand.
+template <class Arithmetic>
+using KGroupOf = typename Arithmetic::Lane;
+
+inline constexpr int kStripRows = kTileRows;
+inline constexpr int kShortStripRows = kTileRows / 3;
+
+// Keys that one block of scores covers. 192 is a multiple of every tile's width
+// and of kStripRows, since a key is a row where probabilities are transposed.
+inline constexpr int64_t kKeyBlock = 192;
+// Elements from one row of scores to the next: a line more than the block, lest
+// the rows of a strip share the sets of the L1 cache.
+inline constexpr int64_t kScoreStride = kKeyBlock + 16;
+static_assert(kKeyBlock % kStripRows == 0 && kStripRows % kShortStripRows == 0);
+
+// Values of the inner dimension that are accumulated one after the other.
+// Longer sums, of head sizes beyond it, are made of such parts: the rounding
+// error grows with the accumulation length, and twice as fast where the product
+// is rounded too, for want of a fused multiply-add.
+#if defined(__FMA__) || defined(__aarch64__)
+inline constexpr int64_t kAccumulationLength = kKeyBlock;
+#else
+inline constexpr int64_t kAccumulationLength = kKeyBlock / 6;
+#endif
+
+constexpr int64_t round_up(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// Rows that strips over `rows` rows cover.
+constexpr int64_t padded_rows(int64_t rows) {
+  return rows / kStripRows * kStripRows +
+         round_up(rows % kStripRows, kShortStripRows);
+}
+
+// Calls body(first_row, used_rows, height) for each strip; height is a
+// std::integral_constant.
+template <class Body>
+void for_each_strip(int64_t rows, const Body& body) {
+  int64_t row = 0;
+  for (; row + kStripRows <= rows; row += kStripRows) {
+    body(row, kStripRows, std::integral_constant<int, kStripRows>{});
+  }
+  for (; row < rows; row += kShortStripRows) {
+    body(row, static_cast<int>(std::min<int64_t>(kShortStripRows, rows - row)),
+         std::integral_constant<int, kShortStripRows>{});
+  }
+}
+
+}  // namespace pkg::cpu::attention

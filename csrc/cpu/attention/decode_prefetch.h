@@ -1,0 +1,45 @@
+// Software prefetch of keys and values for the decoding way.
+//
+// One row and a contiguous cache: some lines ahead in the same row, which loads
+// memory faster than the hardware prefetcher does by itself: 4 lines of float32
+// on Zen 4 (24 GB/s without, 29 with; 8 are too many), none of half precision.
+// The Intel processors that have tile registers want 16 and 32 lines.
+//
+// Pages end before the hardware prefetcher has seen them coming, and several
+// rows read several keys side by side: the same place in the next block, into
+// the L2 cache (float32 x 64, pages of 16 keys: 8.9 GB/s before, 17 with it).
+// One row and a contiguous cache lose by it (28 to 24): more instructions a
+// key, so fewer keys are under way. All figures: docs/tuning/attention.md.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/simd.h"
+#include "cpu/simd/tile_registers.h"
+
+namespace pkg::cpu::attention {
+
+// Bytes ahead; 0 for none.
+#if defined(PKG_HAS_TILES)
+template <class Input>
+inline constexpr int64_t kPrefetchDistance =
+    64 * (sizeof(Input) >= 4 ? 16 : 32);
+#else
+template <class Input>
+inline constexpr int64_t kPrefetchDistance = 64 * (sizeof(Input) >= 4 ? 4 : 0);
+#endif
+template <bool kInPages, int kRows>
+inline constexpr bool kPrefetchesNextBlock = kInPages || kRows > 1;
+template <bool kInPages, int kRows, class Input>
+[[gnu::always_inline]] inline void prefetch_next(const Input* now,
+                                                 const Input* next) {
+  constexpr int kToL2 = 2;
+  if constexpr (kPrefetchesNextBlock<kInPages, kRows>) {
+    __builtin_prefetch(next, 0, kToL2);
+  } else if constexpr (kPrefetchDistance<Input> > 0) {
+    __builtin_prefetch(reinterpret_cast<const char*>(now) +
+                       kPrefetchDistance<Input>);
+  }
+}
+
+}  // namespace pkg::cpu::attention

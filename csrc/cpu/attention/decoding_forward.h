@@ -1,0 +1,138 @@
+// The forward pass for a few rows against many keys, by
+// cpu/attention/decode.h.
+//
+// Rows of all the heads that one key head serves go together, so that the keys
+// and values are read once for all of them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/attention/blocking.h"
+#include "cpu/attention/decode.h"
+#include "cpu/attention/decode_elements.h"
+#include "cpu/attention/decode_rows.h"
+#include "cpu/attention/dropout.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/problem.h"
+#include "cpu/attention/softmax_state.h"
+#include "cpu/simd/simd.h"
+#include "scaled_dot_product_attention.h"
+
+namespace pkg::cpu::attention {
+
+// Above this many rows packing the keys pays. With few keys its cost is small,
+// and the blocked pass rounds each score as the backward pass will. Under
+// causality the few rows see few keys, unless they are the last ones.
+inline constexpr int64_t kDecodeRows = 8;
+inline constexpr int64_t kLeastDecodeColumns = 2 * kKeyBlock;
+
+template <class Input>
+bool decodes(const Problem<Input>& problem) {
+  const auto contiguous = [](const AttentionOperand& layout, int64_t size) {
+    return layout.column_stride == 1 || size <= 1;
+  };
+  return !problem.is_causal && problem.shape.rows <= kDecodeRows &&
+         problem.shape.columns >= kLeastDecodeColumns &&
+         contiguous(problem.key.layout, problem.shape.head_size) &&
+         contiguous(problem.value.layout, problem.shape.value_size);
+}
+
+// A call of attention as decode() wants it.
+template <class Input>
+class AttentionDecoding {
+ public:
+  using Number = simd::Compute<Input>;
+
+  AttentionDecoding(const Problem<Input>& problem,
+                    const ForwardOutputs<Input>& outputs)
+      : problem_(problem), outputs_(outputs) {}
+
+  int64_t heads() const { return problem_.key_heads(); }
+  int64_t rows() const { return problem_.shape.group * problem_.shape.rows; }
+  int64_t head_size() const { return problem_.shape.head_size; }
+  int64_t value_size() const { return problem_.shape.value_size; }
+  double scale() const { return problem_.shape.scale; }
+  int64_t threads() const { return problem_.threads; }
+  int64_t columns(int64_t) const { return problem_.shape.columns; }
+
+  void load(int64_t head, DecodeRows<Input>& rows) const {
+    for (int64_t i = 0; i < rows.rows(); ++i) {
+      const auto query = problem_.query.at(problem_.shape, batch_of(head, i))
+                             .from(row_of(i), 0);
+      rows.set_query(i, query.data, query.column_stride);
+    }
+  }
+
+  void run(int64_t head, DecodeRows<Input>& rows, int64_t column,
+           int64_t column_end) const {
+    const auto keys = problem_.key.at(problem_.shape, batch_of(head, 0));
+    const auto values = problem_.value.at(problem_.shape, batch_of(head, 0));
+    const auto place = [&](int64_t first, KeyBlock<Input>& block) {
+      const auto find = [&](int64_t count, const Input** at_keys,
+                            const Input** at_values) {
+        for (int64_t i = 0; i < count; ++i) {
+          at_keys[i] = keys.at(first + i, 0);
+          at_values[i] = values.at(first + i, 0);
+        }
+        first += count;
+      };
+      find(block.count, block.keys, block.values);
+      if (rows.rows() > 1) {
+        block.find_next(problem_.shape.columns - first, find);
+      }
+    };
+    rows.template run<false>(place, Rules{*this, head}, column, column_end, 0,
+                             rows.rows());
+  }
+
+  void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
+              const Number* output_sums) const {
+    outputs_.store(problem_.shape, batch_of(head, i), row_of(i), state,
+                   output_sums);
+  }
+
+ private:
+  struct Rules {
+    const AttentionDecoding& decoding;
+    int64_t head;
+
+    void mask(int64_t i, Number* scores, int64_t column, int64_t count) const {
+      const Problem<Input>& problem = decoding.problem_;
+      problem.mask_scores(
+          scores,
+          problem.mask.offset(problem.shape, decoding.batch_of(head, i)),
+          decoding.row_of(i), column, count);
+    }
+
+    void drop(int64_t i, Number* probabilities, int64_t column,
+              int64_t count) const {
+      const Problem<Input>& problem = decoding.problem_;
+      if (problem.dropout) {
+        constexpr int kLanes = simd::kLanes<Number>;
+        Number factors[kDecodeKeys + Dropout<Number>::kSpare];
+        problem.dropout_factors(factors, decoding.batch_of(head, i),
+                                decoding.row_of(i), column, count);
+        for (int64_t k = 0; k < count; k += kLanes) {
+          simd::store(probabilities + k,
+                      simd::load(probabilities + k) * simd::load(factors + k));
+        }
+      }
+    }
+  };
+
+  int64_t batch_of(int64_t head, int64_t i) const {
+    return head * problem_.shape.group + i / problem_.shape.rows;
+  }
+  int64_t row_of(int64_t i) const { return i % problem_.shape.rows; }
+
+  const Problem<Input>& problem_;
+  const ForwardOutputs<Input>& outputs_;
+};
+
+template <class Input>
+void attention_forward_decoding(const Problem<Input>& problem,
+                                const ForwardOutputs<Input>& outputs) {
+  decode<Input>(AttentionDecoding<Input>(problem, outputs));
+}
+
+}  // namespace pkg::cpu::attention

@@ -1,0 +1,67 @@
+// The forward pass again, for the gradients of one that went the decoding way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/attention/backward_problem.h"
+#include "cpu/attention/blocked_forward.h"
+#include "cpu/attention/decoding_forward.h"
+#include "cpu/attention/forward.h"
+#include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/problem.h"
+#include "cpu/simd/simd.h"
+#include "scaled_dot_product_attention.h"
+
+namespace pkg::cpu::attention {
+
+// What the forward pass left, recomputed of scores that are accumulated as in
+// the backward pass; decoding did it in another order, and with large scores
+// their difference would be the largest error of the gradients. The rows are
+// few, so that it costs little, and PyTorch accumulates their scores in short
+// parts: so does this.
+template <class Input>
+class RecomputedForward {
+ public:
+  using Number = simd::Compute<Input>;
+
+  // Replaces what `problem` has, where there is need.
+  explicit RecomputedForward(BackwardProblem<Input>& problem) {
+    if constexpr (std::is_same_v<Input, Number>) {
+      const AttentionShape& shape = problem.shape();
+      if (shape.batch() * shape.rows > 0 && decodes(problem.forward)) {
+        run(problem);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kShortAccumulationLength = 16;
+
+  void run(BackwardProblem<Input>& problem) {
+    const AttentionShape& shape = problem.shape();
+    const int64_t rows = shape.batch() * shape.rows;
+    log_sum_exp_.resize(static_cast<size_t>(rows));
+    log_sum_exp_residual_.resize(static_cast<size_t>(rows));
+    output_.resize(static_cast<size_t>(rows * shape.value_size));
+    problem.forward.accumulation_length = kShortAccumulationLength;
+    problem.output = {output_.data(), contiguous_operand(shape, 1, shape.rows,
+                                                         shape.value_size)};
+    problem.log_sum_exp = {log_sum_exp_.data(),
+                           contiguous_operand(shape, 1, shape.rows, 1)};
+    attention_forward_blocked(
+        problem.forward,
+        ForwardOutputs<Input>{output_.data(), nullptr, problem.output.layout,
+                              log_sum_exp_.data(), shape.rows,
+                              log_sum_exp_residual_.data()});
+    problem.log_sum_exp_residual = log_sum_exp_residual_.data();
+  }
+
+  std::vector<Input> output_;
+  std::vector<Number> log_sum_exp_;
+  std::vector<Number> log_sum_exp_residual_;
+};
+
+}  // namespace pkg::cpu::attention
