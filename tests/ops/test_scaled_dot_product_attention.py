@@ -36,7 +36,7 @@ EMPTY: list[tuple[Shape, Shape, Shape]] = [
     ((0, 3, 4), (1, 5, 4), (1, 5, 4)),
 ]
 MASKS: list[Shape] = [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (3, 1, 7), (2, 1, 5, 7), (2, 3, 5, 7)]
-# Around strips of rows, registers and tiles of keys, and the blocks of both.
+# Around strips of rows, registers and micro-panels of keys, and the blocks of both.
 ROWS = around(4, 12, 96, 192)
 KEYS = around(8, 16, 32, 192, 384)
 SIZES = around(2, 8, 16, 32, 64, 128)
@@ -246,8 +246,8 @@ class TestAttention(OperatorTests):
             for name, arguments, options, more in attention_calls()
         ]
         samples += [
-            # Where one key has all the weight, the gradients are smaller than what rounding leaves
-            # of the difference that they come from (arXiv 2307.08691, dP - D).
+            # Where one key has all the probability, the gradients are smaller than what rounding
+            # leaves of the difference that they come from (arXiv 2307.08691, dP - D).
             Sample(
                 tensors,
                 name=name,
@@ -439,9 +439,9 @@ class TestAttention(OperatorTests):
         plain: list[Tensor],
         exact: list[Tensor],
     ) -> None:
-        """At most twice the error of the plain results, and the roundings of the weights.
+        """At most twice the error of the plain results, and the roundings of the probabilities.
 
-        A weight is the exponential of a score, which is rounded relative to its size; of some
+        A probability is the exponential of a score, which is rounded relative to its size; of some
         rows by chance one way's roundings are several times those of another.
         Gradients of query and key come from a difference of two sums of values (grad_output is 1),
         times a key or a query. A sum of n products is off by at most n half epsilons of its terms
@@ -538,7 +538,7 @@ def pytorch_samples() -> Any:
 
 
 def with_the_next_dropout(inputs: Sequence[Tensor], dropout_p: float) -> Callable[..., Tensor]:
-    """The reference with the weights kept that the next call of ours will keep."""
+    """The reference with the probabilities kept that the next call of ours will keep."""
     with torch.random.fork_rng():
         seed = torch.randint(
             torch.iinfo(torch.int64).max, (1,), dtype=torch.int64, device=inputs[0].device

@@ -68,7 +68,7 @@ DATA: dict[str, Callable[[], Data]] = {
     "random": lambda: (tensors(130, 260), None, {}),
     "causal": lambda: (tensors(200, 200), None, {"is_causal": True}),
     "large scores": lambda: (tensors(130, 260, query_scale=6, key_scale=3), None, {}),
-    "one key has all the weight": lambda: (
+    "one key has all the probability": lambda: (
         tensors(130, 260, query_scale=30, key_scale=10),
         None,
         {},
@@ -205,11 +205,11 @@ def test_error_of_packed_sequences_where_scores_rise(
     check_errors(packed, ((query, key, value), mask, options))
 
 
-def ratio_of_weights(scores: Tensor, keys: int) -> Tensor:
-    """The weight of a key with each score, divided by that of a key whose score is 0.
+def ratio_of_probabilities(scores: Tensor, keys: int) -> Tensor:
+    """The probability of a key with each score, divided by that of a key whose score is 0.
 
-    Both weights have been divided by the same sum, with one rounding each, of which that of the
-    larger, 1, is none: their ratio is exp(score), with its error and half a unit more.
+    Both probabilities have been divided by the same sum, with one rounding each, of which that of
+    the larger, 1, is none: their ratio is exp(score), with its error and half a unit more.
     """
     batch = scores.numel() // 8
     query = scores.reshape(batch, 8, 1)
@@ -220,15 +220,15 @@ def ratio_of_weights(scores: Tensor, keys: int) -> Tensor:
     return (output[..., 1].double() / output[..., 0].double()).flatten()
 
 
-def units(weights: Tensor, exact: Tensor) -> Tensor:
+def units(probabilities: Tensor, exact: Tensor) -> Tensor:
     """The errors in units of the last place of float32.
 
-    What is less than 2^-99 of the largest weight may be 0; or, if it is not, as far off as the last
-    place of denormal numbers.
+    What is less than 2^-99 of the largest probability may be 0; or, if it is not, as far off as the
+    last place of denormal numbers.
     """
     exponent = torch.frexp(exact)[1] - 1
-    errors = (weights - exact).abs() / torch.exp2((exponent - 23).clamp(min=-149).double())
-    return errors.masked_fill((weights == 0) & (exact < 2**-99), 0)
+    errors = (probabilities - exact).abs() / torch.exp2((exponent - 23).clamp(min=-149).double())
+    return errors.masked_fill((probabilities == 0) & (exact < 2**-99), 0)
 
 
 # Every exponent of the result, those of denormal numbers too, and then zero.
@@ -238,15 +238,15 @@ SCORES = torch.cat([-torch.linspace(0, 105, 1 << 16), -torch.logspace(-8, 2, 1 <
 @pytest.mark.parametrize("keys", [2, 1000])
 def test_exponentials_of_the_forward_pass(keys: int) -> None:
     exact = torch.exp(SCORES.double())
-    assert units(ratio_of_weights(SCORES, keys), exact).max() <= 2.5
+    assert units(ratio_of_probabilities(SCORES, keys), exact).max() <= 2.5
 
 
 def test_exponentials_of_the_backward_pass() -> None:
-    # Below exp(-17) the sum of the weights is 1, so that the gradient of a value is its weight.
+    # Below exp(-17) the sum of the probabilities is 1, so that the gradient of a value is its own.
     scores = SCORES[SCORES < -17]
     query, key = scores.reshape(-1, 1, 1), torch.tensor([[[0.0], [1.0]]])
     value = torch.zeros(len(scores), 2, 1, requires_grad=True)
     output = pkg.ops.scaled_dot_product_attention(query, key, value, scale=1.0)
-    (weights,) = torch.autograd.grad(output.sum(), value)
+    (probabilities,) = torch.autograd.grad(output.sum(), value)
     exact = torch.exp(scores.double())
-    assert units(weights[:, 1, 0].double(), exact).max() <= 2
+    assert units(probabilities[:, 1, 0].double(), exact).max() <= 2

@@ -1,7 +1,7 @@
 """NaN and infinity in attention come out where PyTorch's math backend has them.
 
-That one adds -inf to the scores of hidden keys, and multiplies every value by its weight, also by
-zero: a NaN among the keys, or the values, reaches every row, whatever a mask hides.
+That one adds -inf to the scores of hidden keys, and multiplies every value by its probability, also
+by zero: a NaN among the keys, or the values, reaches every row, whatever a mask hides.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_where_keys_are_hidden(rows: int, keys: int, where: str, kind: str) -> N
     ],
 )
 def test_where_keys_of_a_later_block_have_it(where: str, special: float) -> None:
-    # Whole blocks of keys after the first: their weights are made in another way.
+    # Whole blocks of keys after the first: their probabilities are made in another way.
     for dtype in (torch.float32, torch.bfloat16):
         compare(30, 768, dtype, where, special, "none", key_at=500)
 
@@ -170,7 +170,7 @@ def test_large_scores(rows: int, keys: int, size: int, dtype: torch.dtype) -> No
                 for gradient in torch.autograd.grad(output.sum(), leaves):
                     assert gradient.isfinite().all()
             if not causal:
-                # One key has all the weight, seldom another one as much.
+                # One key has all the probability, seldom another one as much.
                 close = torch.isclose(output.double(), exact, rtol=0, atol=0.05)
                 assert close.double().mean() > 0.98
 
@@ -188,8 +188,8 @@ def test_large_scores(rows: int, keys: int, size: int, dtype: torch.dtype) -> No
 def test_lowest_number_in_place_of_infinity(
     rows: int, keys: int, dtype: torch.dtype, mask_dtype: torch.dtype
 ) -> None:
-    # It swallows the scores: weights are equal where it hides every key of a row, as in batches
-    # that are padded.
+    # It swallows the scores: probabilities are equal where it hides every key of a row, as in
+    # batches that are padded.
     query, key, value = (
         normal(1, 2, length, SIZE, seed=seed).to(dtype)
         for seed, length in enumerate((rows, keys, keys))
@@ -200,7 +200,7 @@ def test_lowest_number_in_place_of_infinity(
     mask[:, keys // 2 :] = lowest
     output = pkg.ops.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     seen = value.double()[..., : keys // 2, :]
-    weights = (query.double() @ key.double()[..., : keys // 2, :].mT * SIZE**-0.5).softmax(-1)
-    expected = weights @ seen
+    probabilities = (query.double() @ key.double()[..., : keys // 2, :].mT * SIZE**-0.5).softmax(-1)
+    expected = probabilities @ seen
     expected[..., : (rows + 1) // 2, :] = value.double().mean(-2, keepdim=True)
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=8 * torch.finfo(dtype).eps)

@@ -19,7 +19,7 @@ Lengths = tuple[int, ...]
 STRUCTURE = {"cu_seqlens_q", "cu_seqlens_k"}
 
 # Queries and keys of each sequence: empty ones, ones of one token, more queries than keys, as many,
-# and lengths around strips of rows, registers and tiles of keys, and the blocks of both.
+# and lengths around strips of rows, registers and micro-panels of keys, and the blocks of both.
 BATCHES: list[tuple[Lengths, Lengths]] = [
     ((1, 1, 1), (1, 2, 300)),
     ((0, 3, 0, 2, 0), (4, 3, 0, 5, 1)),
