@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "cpu/pointwise/pointwise.h"
+#include "cpu/pointwise/rows.h"
 #include "cpu/runtime/parallel.h"
-#include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
 #include "rowwise_scale.h"
@@ -26,19 +26,6 @@ struct Magnitudes {
   Number positive;
   Number negative;
 };
-
-template <class Number>
-Number largest_lane(Vector<Number> values) {
-  Number result = 0;
-  for (int lane = 0; lane < simd::kLanes<Number>; ++lane) {
-    const Number value = values[lane];
-    result = value > result || value != value ? value : result;
-    if (result != result) {
-      return result;
-    }
-  }
-  return result;
-}
 
 // Both NaN where a value is NaN.
 template <class T>
@@ -59,14 +46,15 @@ Magnitudes<simd::Compute<T>> largest_magnitudes(const T* row, int64_t count) {
     }
   }
   for (; i < count; i += kLanes) {
-    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-    see(0, simd::load_partial(row + i, left));
+    see(0, simd::load_up_to(row + i, count - i));
   }
   for (int chain = 1; chain < kChains; ++chain) {
     positive[0] = simd::max_or_nan(positive[0], positive[chain]);
     negative[0] = simd::max_or_nan(negative[0], negative[chain]);
   }
-  return {largest_lane<Number>(positive[0]), largest_lane<Number>(negative[0])};
+  // Of a row of zeros a maximum may be -0, which the sum makes 0.
+  return {simd::reduce_max_or_nan(positive[0]) + Number(0),
+          simd::reduce_max_or_nan(negative[0]) + Number(0)};
 }
 
 // value / scale, rounded to the nearest integer, to the even one of two.
@@ -91,15 +79,13 @@ void quantize_values(const T* row, int64_t count, simd::Compute<T> scale,
   const auto least = static_cast<Number>(least_quantized(bits));
   const auto most = static_cast<Number>(most_quantized(bits));
   for (int64_t i = 0; i < count; i += kLanes) {
-    const auto left = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-    const Vector<Number> value = left == kLanes
-                                     ? simd::load(row + i)
-                                     : simd::load_partial(row + i, left);
+    const Vector<Number> value = simd::load_up_to(row + i, count - i);
     const auto bytes = __builtin_convertvector(
         __builtin_convertvector(quantized<Number>(value, scale, least, most),
                                 Integers),
         Bytes);
-    std::memcpy(values + i, &bytes, static_cast<size_t>(left));
+    std::memcpy(values + i, &bytes,
+                static_cast<size_t>(std::min<int64_t>(kLanes, count - i)));
   }
 }
 
@@ -137,28 +123,15 @@ template <class T>
 void quantize_rows(const QuantizeRowwisePlan& plan, const TensorView& input,
                    int8_t* values, T* scales) {
   constexpr int64_t kGrain = 32768;  // elements
-  const T* data = static_cast<const T*>(input.const_data_ptr());
-  const int64_t stride = input.strides[plan.leading_dims];
-  parallel_for(
-      plan.rows,
-      std::max<int64_t>(kGrain / std::max<int64_t>(plan.inner, 1), 1),
-      [&](int64_t begin, int64_t end) {
-        T* copy = stride == 1
-                      ? nullptr
-                      : Workspace::of_this_thread<0>().request<T>(plan.inner);
-        for (int64_t row = begin; row < end; ++row) {
-          const T* from = data + row_offset(input, plan.leading_dims, row);
-          if (copy != nullptr) {
-            for (int64_t i = 0; i < plan.inner; ++i) {
-              copy[i] = from[i * stride];
-            }
-            from = copy;
-          }
-          scales[row] =
-              quantize_row<T>(from, plan, values + row * plan.row_bytes());
-        }
-        Workspace::of_this_thread<0>().release_excess();
-      });
+  const int64_t rows_of_grain =
+      std::max<int64_t>(kGrain / std::max<int64_t>(plan.inner, 1), 1);
+  parallel_for(plan.rows, rows_of_grain, [&](int64_t begin, int64_t end) {
+    const ContiguousRows<T, 0> rows(input);
+    for (int64_t row = begin; row < end; ++row) {
+      scales[row] =
+          quantize_row(rows[row], plan, values + row * plan.row_bytes());
+    }
+  });
 }
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const TensorView& input,

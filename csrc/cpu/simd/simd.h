@@ -217,6 +217,19 @@ inline Vector<Compute<T>> load_partial(const T* from, int count) {
   return load(lanes);
 }
 
+// The same, with `fill` in the other lanes, as -inf where a maximum is sought.
+template <class T>
+inline Vector<Compute<T>> load_partial(const T* from, int count,
+                                       Compute<T> fill) {
+  using Lane = std::conditional_t<sizeof(Compute<T>) == 4, int32_t, int64_t>;
+  Vector<Lane> lane = {};
+  for (int i = 0; i < kLanes<Lane>; ++i) {
+    lane[i] = i;  // a constant, to the compiler
+  }
+  return lane < static_cast<Lane>(count) ? load_partial(from, count)
+                                         : broadcast(fill);
+}
+
 template <class T>
 inline void store_partial(T* to, Vector<Compute<T>> value, int count) {
 #if defined(__AVX512F__)
@@ -237,6 +250,22 @@ inline void store_partial(T* to, Vector<Compute<T>> value, int count) {
               static_cast<size_t>(count) * sizeof(T));
 }
 
+// A register of the elements that are left of a run, whole but for the last
+// one: what load_partial and store_partial do for `left` < kLanes.
+template <class T, class... Fill>
+inline Vector<Compute<T>> load_up_to(const T* from, int64_t left,
+                                     Fill... fill) {
+  return left < kLanes<Compute<T>>
+             ? load_partial(from, static_cast<int>(left), fill...)
+             : load(from);
+}
+
+template <class T>
+inline void store_up_to(T* to, Vector<Compute<T>> value, int64_t left) {
+  left < kLanes<Compute<T>> ? store_partial(to, value, static_cast<int>(left))
+                            : store(to, value);
+}
+
 // The larger value, and NaN where either is NaN.
 template <class V>
 inline V max_or_nan(V a, V b) {
@@ -251,6 +280,25 @@ inline auto reduce_add(V value) {
     sum += value[lane];
   }
   return sum;
+}
+
+// The largest lane, and NaN where any lane is NaN.
+template <class V>
+inline auto reduce_max_or_nan(V value) {
+  using T = std::remove_cvref_t<decltype(value[0])>;
+  if constexpr (sizeof(V) > 16) {
+    struct Halves {
+      typename VectorOf<T, sizeof(V) / 2>::type low, high;
+    };
+    const auto halves = std::bit_cast<Halves>(value);
+    return reduce_max_or_nan(max_or_nan(halves.low, halves.high));
+  } else {
+    T largest = value[0];
+    for (size_t lane = 1; lane < sizeof(V) / sizeof(T); ++lane) {
+      largest = max_or_nan<T>(largest, value[lane]);
+    }
+    return largest;
+  }
 }
 
 // Whether any bit of any lane is set.

@@ -21,6 +21,7 @@
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
@@ -128,24 +129,6 @@ struct DecodeAttention {
   }
 };
 
-// Maximum or sum over groups of neighbouring lanes, in all of them.
-template <int kLanes, class Number>
-__device__ __forceinline__ Number lanes_sum(Number value) {
-  PKG_UNROLL
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  }
-  return value;
-}
-template <int kLanes, class Number>
-__device__ __forceinline__ Number lanes_maximum(Number value) {
-  PKG_UNROLL
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    value = fmax(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-  }
-  return value;
-}
-
 template <class Element, int kRows, int kWidth>
 __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
     const __grid_constant__ DecodeAttention<Element> call) {
@@ -153,7 +136,6 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
   constexpr int kKeysAtOnce = kDecodeThreads / kDecodeLanes;
   constexpr int kThreadKeys = kDecodeTile / kKeysAtOnce;
   constexpr int kParts = kDecodeThreads / kWidth;
-  constexpr int kWarp = 32;
   static_assert(kRows * kWarp <= kDecodeThreads && kDecodeTile == 2 * kWarp);
   PKG_SHARED(Number, query, [kRows][kDecodeSlice]);
   PKG_SHARED(Number, weights, [kRows][kDecodeTile]);

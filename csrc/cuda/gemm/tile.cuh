@@ -10,6 +10,7 @@
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/warp.cuh"
 
 namespace pkg::cuda {
 
@@ -172,20 +173,12 @@ __device__ __forceinline__ void store_tile(
 // tile's rows; they are a half of a warp.
 template <class Number>
 __device__ __forceinline__ Number row_sum(Number value) {
-  PKG_UNROLL
-  for (int lanes = 8; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  }
-  return value;
+  return lanes_sum<16>(value);
 }
 
 template <class Number>
 __device__ __forceinline__ Number row_maximum(Number value) {
-  PKG_UNROLL
-  for (int lanes = 8; lanes > 0; lanes /= 2) {
-    value = fmax(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-  }
-  return value;
+  return lanes_maximum<16>(value);
 }
 
 }  // namespace pkg::cuda
