@@ -15,7 +15,7 @@
 // Bool is a bool. Arithmetic, comparison and `condition ? x : y` are operators;
 // other functions are in the namespace math, by one name for all devices:
 //
-//   abs, exp, expm1_of_nonpositive, max_or_nan, sigmoid, sqrt, tanh
+//   abs, exp, expm1_of_nonpositive, log, max_or_nan, sigmoid, sqrt, tanh
 //
 // This file needs nothing of PyTorch, so that tests can run the formulas as the
 // CUDA kernels do; host/elementwise.h has the checks, the loop and the

@@ -12,6 +12,7 @@ namespace pkg::cpu::math {
 using simd::abs;
 using simd::exp;
 using simd::expm1_of_nonpositive;
+using simd::log;
 using simd::max_or_nan;
 using simd::sigmoid;
 

@@ -1,5 +1,6 @@
 // Elementary functions on vectors of float or double. An ulp is that of the
-// result; tests/ops/test_linear.py and test_d_sigmoid.py hold them to it.
+// result; tests/test_simd.py, ops/test_linear.py and ops/test_d_sigmoid.py hold
+// them to it.
 //
 // exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2, with r by Cody and
 // Waite's two-part ln 2 and exp(r) by its Taylor polynomial, whose remainder at
@@ -380,7 +381,76 @@ inline V reciprocal(V x) {
   return 1 / x;
 }
 
+template <class T>
+struct LogConstants;
+
+// Coefficients of 2 atanh(s) / s - 2 as a polynomial in s^2 without a constant,
+// for |s| <= 3 - 2 sqrt(2): fdlibm's (e_log.c, and e_logf.c of FreeBSD), with
+// an error of 2^-58.45 and 2^-34.24.
+template <>
+struct LogConstants<float> {
+  using Bits = uint32_t;
+  static constexpr float kLn2High = 0x1.62e300p-1F;  // 17 bits
+  static constexpr float kLn2Low = 0x1.2fefa2p-17F;
+  static constexpr std::array kCoefficients{0xaaaaaa.0p-24F, 0xccce13.0p-25F,
+                                            0x91e9ee.0p-25F, 0xf89e26.0p-26F};
+};
+
+template <>
+struct LogConstants<double> {
+  using Bits = uint64_t;
+  static constexpr double kLn2High = 6.93147180369123816490e-01;  // 33 bits
+  static constexpr double kLn2Low = 1.90821492927058770002e-10;
+  static constexpr std::array kCoefficients{
+      6.666666666666735130e-01, 3.999999999940941908e-01,
+      2.857142874366239149e-01, 2.222219843214978396e-01,
+      1.818357216161805012e-01, 1.531383769920937332e-01,
+      1.479819860511658591e-01};
+};
+
 }  // namespace detail
+
+// The natural logarithm: log(2^n m) = n ln 2 + log(1 + f) for m = 1 + f from
+// sqrt(1/2) to sqrt(2), and log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + R(s^2)),
+// s = f / (2 + f), as in fdlibm. Error under 1 ulp; -infinity for zero, NaN
+// below it and for NaN.
+template <class V>
+inline V log(V x) {
+  using T = detail::ElementOf<V>;
+  using C = detail::LogConstants<T>;
+  using E = detail::ExpConstants<T>;
+  using Bits = typename C::Bits;
+  constexpr int kMantissaBits = E::kMantissaBits;
+  // A denormal number is made normal.
+  const auto is_denormal = x < std::numeric_limits<T>::min();
+  constexpr T kScale = static_cast<T>(Bits{1} << (kMantissaBits + 1));
+  const V normal = is_denormal ? x * kScale : x;
+  const V denormal_n = is_denormal ? V{} - T(kMantissaBits + 1) : V{};
+  // So that the exponent changes at sqrt(1/2) in place of 1.
+  constexpr auto kOne = std::bit_cast<Bits>(T(1));
+  constexpr auto kRootOfHalf = std::bit_cast<Bits>(T(0.70710678118654752440));
+  const auto shifted =
+      std::bit_cast<Vector<Bits>>(normal) + (kOne - kRootOfHalf);
+  // The exponent as a number: the lowest bits of one that has no others.
+  constexpr T kIntegers = static_cast<T>(Bits{1} << kMantissaBits);
+  const V n = std::bit_cast<V>((shifted >> kMantissaBits) |
+                               std::bit_cast<Bits>(kIntegers)) -
+              (kIntegers + T(E::kExponentBias)) + denormal_n;
+  constexpr Bits kMantissa = (Bits{1} << kMantissaBits) - 1;
+  const V f = std::bit_cast<V>((shifted & kMantissa) + kRootOfHalf) - T(1);
+  const V s = f / (f + T(2));
+  const V z = s * s;
+  const V half_square = f * f * T(0.5);
+  const V rest =
+      s * (half_square + z * detail::polynomial(z, C::kCoefficients));
+  const V result =
+      n * C::kLn2High + (f - (half_square - (rest + n * C::kLn2Low)));
+  // Infinity and NaN stay.
+  const V finite = x <= std::numeric_limits<T>::max() ? result : x;
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  const V positive = x < 0 ? V{} + std::numeric_limits<T>::quiet_NaN() : finite;
+  return x == 0 ? V{} - kInfinity : positive;
+}
 
 template <class V>
 struct Normal {

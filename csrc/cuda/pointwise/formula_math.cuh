@@ -9,6 +9,7 @@
 namespace pkg::cuda::math {
 
 using ::exp;
+using ::log;
 using ::sqrt;
 using ::tanh;
 
