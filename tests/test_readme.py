@@ -5,25 +5,29 @@ from __future__ import annotations
 import ast
 import doctest
 import inspect
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils import cpp_extension
+from tree_copies import (
+    ROOT,
+    copy_checkout,
+    cuda_compilation,
+    formatter,
+    keep_kernels,
+    lint,
+    must_succeed,
+    shell,
+    texts_of,
+    variables_of,
+)
 
 import pkg
-from pkg import _build_flags
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
@@ -59,15 +63,9 @@ HERE = [
 NEEDS = {HERE[1]: ("examples/output/gpt.safetensors", HERE[0])}
 # Run by the test of the new operator, where what it compiles is compiled already.
 WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
-FORMAT = "make format"
 # Writes an operator, its files and the line.
 NEW = 'python -m pkg new scaled_product "scaled_product(Tensor a, Tensor b, float scale) -> Tensor"'
 NAME = "scaled_product"
-# Of the checkout, beside the files.
-PARTS = (
-    *("csrc", "pkg", "tests", "benchmarks", "examples", "docs", "tools", "build_backend"),
-    *(".ci", ".github"),
-)
 PREREQUISITES = "apt-get install make g++ python3-dev python3-venv"
 
 
@@ -97,23 +95,6 @@ def commands() -> list[str]:
         if block.language == "sh"
         for command in block.text.strip().splitlines()
     ]
-
-
-def shell(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a reader would, with the interpreter of this test as ``python``."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    ours = ("PKG_CPU_CAPABILITY", "PKG_JIT", "MAKEFLAGS", "MAKELEVEL")
-    inherited = {name: value for name, value in os.environ.items() if name not in ours}
-    environment = {**inherited, "PATH": path, **variables}
-    return subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -260,28 +241,6 @@ def test_links_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """The texts of a tree, without what was built or run in it."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
-        for part in PARTS
-        for path in (folder / part).rglob("*")
-        if path.suffix in {".py", ".pyi", ".cpp", ".h", ".cu", ".cuh", ".md"}
-    }
-
-
-def formatter() -> str | None:
-    """``make format`` with the tools of this environment, or of the path, and nothing installed."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    clang_format = shutil.which("clang-format", path=path)
-    if clang_format is None or shutil.which("make") is None:
-        return None
-    if find_spec("ruff") is None or find_spec("mypy") is None:
-        return None
-    tools = {"INSTALLED": "", "RUN": sys.executable, "VENV": str(Path(clang_format).parents[1])}
-    return " ".join([FORMAT, *(f"{name}={shlex.quote(value)}" for name, value in tools.items())])
-
-
 @pytest.fixture(scope="module")
 def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout in which "Add an operator" was done.
@@ -289,15 +248,9 @@ def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     A reader who has done it already runs these tests too.
     """
     folder = tmp_path_factory.mktemp("operator")
-    ignored = shutil.ignore_patterns("*.so", "__pycache__", "output")
-    for entry in ROOT.iterdir():
-        if entry.is_file():
-            shutil.copy(entry, folder)
-        elif entry.name in PARTS:
-            shutil.copytree(entry, folder / entry.name, ignore=ignored)
+    copy_checkout(folder)
     if not (folder / "pkg" / "ops" / f"{NAME}.py").exists():
-        done = shell(NEW.replace("-m pkg new", "tools/new_operator.py"), folder)
-        assert done.returncode == 0, done.stdout + done.stderr
+        must_succeed(NEW.replace("-m pkg new", "tools/new_operator.py"), folder)
     return folder
 
 
@@ -305,7 +258,7 @@ def with_new_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_new_operator_is_four_files_and_one_line(with_new_operator: Path) -> None:
     if (ROOT / "pkg" / "ops" / f"{NAME}.py").exists():
         pytest.skip("it is in this checkout")
-    before, after = files_of(ROOT), files_of(with_new_operator)
+    before, after = texts_of(ROOT), texts_of(with_new_operator)
     table = README.partition("## Add an operator")[2].partition("\n## ")[0]
     named = set(re.findall(r"^\| `([^`]*)` \|", table, re.MULTILINE))
     new = set(after) - set(before)
@@ -327,23 +280,9 @@ KERNELS = {NAME, "mul", "muladd", "pointwise", "machine_limits"}
 @pytest.mark.checkout
 @pytest.mark.long
 def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Path) -> None:
-    # Of the other operators with the kernels that are run alone: the rest would take minutes to
-    # compile.
     tree = tmp_path / "tree"
     shutil.copytree(with_new_operator, tree)
-    for source in (tree / "csrc").glob("c*/**/*.c*"):
-        if source.suffix in {".cpp", ".cu"} and source.stem not in KERNELS:
-            source.unlink()
-    # With a build folder of its own: it is compiled from other sources than the user's. A
-    # compiler's cache, where there is one, has all but the new operator of an earlier run.
-    built = {
-        "TORCH_EXTENSIONS_DIR": str(tree / "build"),
-        "CCACHE_BASEDIR": str(tree),
-        # CUDA where it can be run; that its kernel compiles, the next test shows.
-        "PKG_BUILD_CUDA": str(int(torch.cuda.is_available())),
-        "PATH": f"/usr/lib/ccache{os.pathsep}{Path(sys.executable).parent}{os.pathsep}"
-        + os.environ["PATH"],
-    }
+    keep_kernels(tree, KERNELS)
     # Of the whole suite, what is of the new operator, and the README's own tests. Its commands and
     # examples are the same as without it, and so is what this command writes.
     tests = f"({NAME} or test_readme) and not (test_command or new_operator or test_examples)"
@@ -353,19 +292,14 @@ def test_the_new_operator_passes_its_tests(with_new_operator: Path, tmp_path: Pa
         f'_C.{NAME}(torch.ones(3), torch.zeros(3), 0.5)"',
         WITH_THE_NEW_OPERATOR,
     ):
-        done = shell(command, tree, **built)
-        assert done.returncode == 0, done.stdout + done.stderr
+        must_succeed(command, tree, **variables_of(tree))
 
 
 @pytest.mark.checkout
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -> None:
-    includes = [f"-isystem {path}" for path in cpp_extension.include_paths()]
-    flags = [*_build_flags.nvcc_flags(threads=1), "-arch=sm_80", "-Icsrc", *includes]
-    source = f"csrc/cuda/{NAME}.cu"
-    done = shell(f"nvcc {' '.join(flags)} -c {source} -o object.o", with_new_operator)
-    assert done.returncode == 0, done.stdout + done.stderr
+    must_succeed(cuda_compilation(f"csrc/cuda/{NAME}.cu"), with_new_operator)
 
 
 @pytest.mark.checkout
@@ -374,6 +308,4 @@ def test_the_cuda_kernel_of_the_new_operator_compiles(with_new_operator: Path) -
 def test_the_files_of_the_new_operator_are_as_the_project_wants_them(
     with_new_operator: Path,
 ) -> None:
-    command = str(formatter()).replace("format", "lint", 1)
-    done = shell(command, with_new_operator)
-    assert done.returncode == 0, done.stdout + done.stderr
+    must_succeed(lint(), with_new_operator)
