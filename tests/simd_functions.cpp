@@ -27,9 +27,12 @@ void load_partial(const T* from, int count, const simd::Compute<T>* fill,
                                   : simd::load_partial(from, count, *fill));
 }
 
+// The register as it was loaded, and its lanes as they are stored.
 template <class T>
-void copy_up_to(const T* from, T* to, int64_t left) {
-  simd::store_up_to(to, simd::load_up_to(from, left), left);
+void copy_up_to(const T* from, int64_t left, simd::Compute<T>* loaded, T* to) {
+  const auto value = simd::load_up_to(from, left);
+  simd::store(loaded, value);
+  simd::store_up_to(to, value + 1, left);
 }
 
 }  // namespace
@@ -52,14 +55,15 @@ PKG_FUNCTION(sigmoid)
 PKG_FUNCTION(sqrt)
 PKG_FUNCTION(tanh)
 
-#define PKG_LOADS(dtype, T)                                                \
-  extern "C" void load_partial_##dtype(const T* from, int count,           \
-                                       const simd::Compute<T>* fill,       \
-                                       simd::Compute<T>* to) {             \
-    load_partial(from, count, fill, to);                                   \
-  }                                                                        \
-  extern "C" void copy_up_to_##dtype(const T* from, T* to, int64_t left) { \
-    copy_up_to(from, to, left);                                            \
+#define PKG_LOADS(dtype, T)                                             \
+  extern "C" void load_partial_##dtype(const T* from, int count,        \
+                                       const simd::Compute<T>* fill,    \
+                                       simd::Compute<T>* to) {          \
+    load_partial(from, count, fill, to);                                \
+  }                                                                     \
+  extern "C" void copy_up_to_##dtype(const T* from, int64_t left,       \
+                                     simd::Compute<T>* loaded, T* to) { \
+    copy_up_to(from, left, loaded, to);                                 \
   }
 
 PKG_LOADS(float32, float)

@@ -129,13 +129,18 @@ def test_a_part_of_a_register_and_a_fill(functions: Functions, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", [*FLOATING, torch.int32], ids=dtype_name)
 def test_what_is_left_of_a_run(functions: Functions, dtype: torch.dtype) -> None:
     lanes = functions.lanes(dtype)
+    values = torch.arange(1, 2 * lanes + 1).to(dtype)
     for left in range(2 * lanes):
-        values = torch.arange(1, 2 * lanes + 1).to(dtype)
-        result = torch.zeros_like(values)
-        functions.call(f"copy_up_to_{dtype_name(dtype)}", values, result, ctypes.c_int64(left))
+        count = min(left, lanes)
+        loaded = torch.full((lanes,), 55, dtype=computed_in(dtype))
+        stored = torch.zeros_like(values)
+        name = f"copy_up_to_{dtype_name(dtype)}"
+        functions.call(name, values, ctypes.c_int64(left), loaded, stored)
         expected = values.clone()
-        expected[min(left, lanes) :] = 0
-        assert torch.equal(result, expected)
+        expected[count:] = 0
+        assert loaded.tolist() == expected[:lanes].tolist()
+        expected[:count] += 1
+        assert stored.tolist() == expected.tolist()
 
 
 def arguments(dtype: torch.dtype) -> Tensor:
