@@ -51,33 +51,40 @@ inline ScalarType matmul_output_type(ScalarType input,
   return output;
 }
 
-inline MatmulPlan plan_matmul(const TensorView& a, const TensorView& b,
-                              std::optional<ScalarType> out_dtype) {
-  MatmulPlan plan;
+namespace detail {
+
+inline void check_matmul_operands(const TensorView& a, const TensorView& b) {
   check_strided("matmul", "a", a);
   check_strided("matmul", "b", b);
-  plan.input_type = dtype_of(a);
-  PKG_CHECK(is_floating(plan.input_type) || plan.input_type == ScalarType::Char,
-            "matmul: a is ", dtype_name(plan.input_type),
+  const ScalarType type = dtype_of(a);
+  PKG_CHECK(is_floating(type) || type == ScalarType::Char, "matmul: a is ",
+            dtype_name(type),
             "; supported are torch.float16, bfloat16, float32, float64, and "
             "int8 with out_dtype=torch.int32");
-  PKG_CHECK(dtype_of(b) == plan.input_type, "matmul: a is ",
-            dtype_name(plan.input_type), " but b is ", dtype_name(dtype_of(b)),
+  PKG_CHECK(dtype_of(b) == type, "matmul: a is ", dtype_name(type),
+            " but b is ", dtype_name(dtype_of(b)),
             "; convert one, both must have the same dtype");
   check_same_device("matmul", "a", a, "b", b);
-  plan.output_type = matmul_output_type(plan.input_type, out_dtype);
+}
 
+inline void check_matmul_dimensions(const TensorView& a, const TensorView& b) {
+  const size_t a_dims = sizes_of(a).size();
+  const size_t b_dims = sizes_of(b).size();
+  PKG_CHECK(a_dims >= 1 && b_dims >= 1, "matmul: ", a_dims == 0 ? "a" : "b",
+            " has no dimensions; both operands need at least one");
+  PKG_CHECK(a_dims <= kMaxDims && b_dims <= kMaxDims,
+            "matmul: an operand has more than ", kMaxDims, " dimensions");
+}
+
+// Sizes and strides of one product, of the last two dimensions.
+inline void plan_matrices(MatmulPlan& plan, const TensorView& a,
+                          const TensorView& b) {
   const auto a_sizes = sizes_of(a);
   const auto b_sizes = sizes_of(b);
   const auto a_strides = strides_of(a);
   const auto b_strides = strides_of(b);
   const size_t a_dims = a_sizes.size();
   const size_t b_dims = b_sizes.size();
-  PKG_CHECK(a_dims >= 1 && b_dims >= 1, "matmul: ", a_dims == 0 ? "a" : "b",
-            " has no dimensions; both operands need at least one");
-  PKG_CHECK(a_dims <= kMaxDims && b_dims <= kMaxDims,
-            "matmul: an operand has more than ", kMaxDims, " dimensions");
-
   plan.rows = a_dims == 1 ? 1 : a_sizes[a_dims - 2];
   plan.inner = a_sizes[a_dims - 1];
   plan.a_row_stride = a_dims == 1 ? 0 : a_strides[a_dims - 2];
@@ -89,9 +96,17 @@ inline MatmulPlan plan_matmul(const TensorView& a, const TensorView& b,
   PKG_CHECK(plan.inner == b_inner, "matmul: a of shape ", shape_text(a),
             " and b of shape ", shape_text(b), " do not match: a has ",
             plan.inner, " columns but b has ", b_inner, " rows");
+}
 
-  const size_t a_batch = a_dims > 2 ? a_dims - 2 : 0;
-  const size_t b_batch = b_dims > 2 ? b_dims - 2 : 0;
+// The dimensions before them, broadcast.
+inline void plan_batch(MatmulPlan& plan, const TensorView& a,
+                       const TensorView& b) {
+  const auto a_sizes = sizes_of(a);
+  const auto b_sizes = sizes_of(b);
+  const auto a_strides = strides_of(a);
+  const auto b_strides = strides_of(b);
+  const size_t a_batch = a_sizes.size() > 2 ? a_sizes.size() - 2 : 0;
+  const size_t b_batch = b_sizes.size() > 2 ? b_sizes.size() - 2 : 0;
   plan.batch_dims = std::max(a_batch, b_batch);
   for (size_t i = 0; i < plan.batch_dims; ++i) {  // from the last dimension
     const size_t to = plan.batch_dims - 1 - i;
@@ -106,11 +121,24 @@ inline MatmulPlan plan_matmul(const TensorView& a, const TensorView& b,
     plan.b_batch_strides[to] = b_size == 1 ? 0 : b_strides[b_batch - 1 - i];
     plan.output_sizes[to] = plan.batch_sizes[to];
   }
+}
+
+}  // namespace detail
+
+inline MatmulPlan plan_matmul(const TensorView& a, const TensorView& b,
+                              std::optional<ScalarType> out_dtype) {
+  MatmulPlan plan;
+  detail::check_matmul_operands(a, b);
+  plan.input_type = dtype_of(a);
+  plan.output_type = matmul_output_type(plan.input_type, out_dtype);
+  detail::check_matmul_dimensions(a, b);
+  detail::plan_matrices(plan, a, b);
+  detail::plan_batch(plan, a, b);
   plan.output_dims = plan.batch_dims;
-  if (a_dims > 1) {
+  if (sizes_of(a).size() > 1) {
     plan.output_sizes[plan.output_dims++] = plan.rows;
   }
-  if (b_dims > 1) {
+  if (sizes_of(b).size() > 1) {
     plan.output_sizes[plan.output_dims++] = plan.columns;
   }
   return plan;

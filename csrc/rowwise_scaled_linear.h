@@ -71,6 +71,77 @@ inline void check_column_values(const char* op, const char* name,
             columns, ",), one element for each row of weight");
 }
 
+inline void check_rowwise_input(const char* op, RowValues values,
+                                const TensorView& input) {
+  const auto& sizes = input.sizes;
+  if (values == RowValues::Int8) {
+    check_strided(op, "input", input);
+    PKG_CHECK(dtype_of(input) == ScalarType::Char, op, ": input is ",
+              dtype_name(dtype_of(input)), "; it must be torch.int8");
+  } else {
+    check_packed_int4(op, "input", input);
+  }
+  PKG_CHECK(!sizes.empty(), op,
+            ": input has no dimensions; it needs at least one, of in_features");
+  PKG_CHECK(sizes.size() <= kMaxDims, op, ": input has ", sizes.size(),
+            " dimensions; at most ", kMaxDims, " are supported");
+}
+
+inline void check_rowwise_weight(const char* op, const TensorView& weight) {
+  check_packed_int4(op, "weight", weight);
+  PKG_CHECK(weight.sizes.size() == 2, op, ": weight has shape ",
+            shape_text(weight),
+            " but must have shape (out_features, in_features / 2)");
+}
+
+// Values in a row of input, which those of weight match.
+inline int64_t check_rowwise_inner(const char* op, RowValues values,
+                                   const TensorView& input,
+                                   const TensorView& weight) {
+  int64_t inner = 0;
+  const int64_t width = input.sizes.back();
+  if (values == RowValues::Int8) {
+    PKG_CHECK(width % 2 == 0, op, ": input of shape ", shape_text(input),
+              " has ", width,
+              " elements in a row; there must be an even number of them, as "
+              "weight holds two in each byte");
+    inner = width;
+  } else {
+    inner = 2 * width;
+  }
+  PKG_CHECK(weight.sizes[1] == inner / 2, op, ": input of shape ",
+            shape_text(input), " and weight of shape ", shape_text(weight),
+            " do not match: a row of input has ", inner,
+            " values, for which one of weight must have ", inner / 2,
+            " bytes of two");
+  PKG_CHECK(inner <= longest_exact_row(values), op, ": a row of input has ",
+            inner, " values; sums are exact in int32 up to ",
+            longest_exact_row(values), ", so split longer rows");
+  return inner;
+}
+
+inline void check_rowwise_scales(const char* op, const TensorView& input,
+                                 const TensorView& input_scale,
+                                 const TensorView& weight,
+                                 const TensorView& weight_scale,
+                                 const std::optional<TensorView>& bias) {
+  const auto leading = input.sizes.first(input.sizes.size() - 1);
+  const int64_t columns = weight.sizes[0];
+  check_floating(op, "input_scale", input_scale);
+  PKG_CHECK(std::ranges::equal(input_scale.sizes, leading), op,
+            ": input_scale has shape ", shape_text(input_scale),
+            " but must have shape ", shape_text(leading),
+            ", one element for each row of input");
+  check_weight_scale(op, weight_scale, columns);
+  check_same_device(op, "input", input, "input_scale", input_scale);
+  check_same_device(op, "input", input, "weight", weight);
+  check_same_device(op, "input", input, "weight_scale", weight_scale);
+  if (bias) {
+    check_column_values(op, "bias", *bias, columns);
+    check_same_device(op, "input", input, "bias", *bias);
+  }
+}
+
 }  // namespace detail
 
 inline RowwiseScaledLinearPlan plan_rowwise_scaled_linear(
@@ -78,62 +149,17 @@ inline RowwiseScaledLinearPlan plan_rowwise_scaled_linear(
     const TensorView& input_scale, const TensorView& weight,
     const TensorView& weight_scale, const std::optional<TensorView>& bias,
     std::optional<ScalarType> out_dtype) {
+  detail::check_rowwise_input(op, values, input);
+  detail::check_rowwise_weight(op, weight);
   const auto& sizes = input.sizes;
-  if (values == RowValues::Int8) {
-    check_strided(op, "input", input);
-    PKG_CHECK(dtype_of(input) == ScalarType::Char, op, ": input is ",
-              dtype_name(dtype_of(input)), "; it must be torch.int8");
-  } else {
-    detail::check_packed_int4(op, "input", input);
-  }
-  PKG_CHECK(!sizes.empty(), op,
-            ": input has no dimensions; it needs at least one, of in_features");
-  PKG_CHECK(sizes.size() <= kMaxDims, op, ": input has ", sizes.size(),
-            " dimensions; at most ", kMaxDims, " are supported");
-  detail::check_packed_int4(op, "weight", weight);
-  PKG_CHECK(weight.sizes.size() == 2, op, ": weight has shape ",
-            shape_text(weight),
-            " but must have shape (out_features, in_features / 2)");
-
   RowwiseScaledLinearPlan plan;
   plan.values = values;
   plan.leading_dims = sizes.size() - 1;
   plan.columns = weight.sizes[0];
-  const int64_t width = sizes[plan.leading_dims];
-  if (values == RowValues::Int8) {
-    PKG_CHECK(width % 2 == 0, op, ": input of shape ", shape_text(input),
-              " has ", width,
-              " elements in a row; there must be an even number of them, as "
-              "weight holds two in each byte");
-    plan.inner = width;
-  } else {
-    plan.inner = 2 * width;
-  }
-  PKG_CHECK(weight.sizes[1] == plan.inner / 2, op, ": input of shape ",
-            shape_text(input), " and weight of shape ", shape_text(weight),
-            " do not match: a row of input has ", plan.inner,
-            " values, for which one of weight must have ", plan.inner / 2,
-            " bytes of two");
-  PKG_CHECK(plan.inner <= longest_exact_row(values), op,
-            ": a row of input has ", plan.inner,
-            " values; sums are exact in int32 up to ",
-            longest_exact_row(values), ", so split longer rows");
+  plan.inner = detail::check_rowwise_inner(op, values, input, weight);
   plan.rows = product(sizes.first(plan.leading_dims));
-
-  check_floating(op, "input_scale", input_scale);
-  PKG_CHECK(
-      std::ranges::equal(input_scale.sizes, sizes.first(plan.leading_dims)), op,
-      ": input_scale has shape ", shape_text(input_scale),
-      " but must have shape ", shape_text(sizes.first(plan.leading_dims)),
-      ", one element for each row of input");
-  detail::check_weight_scale(op, weight_scale, plan.columns);
-  check_same_device(op, "input", input, "input_scale", input_scale);
-  check_same_device(op, "input", input, "weight", weight);
-  check_same_device(op, "input", input, "weight_scale", weight_scale);
-  if (bias) {
-    detail::check_column_values(op, "bias", *bias, plan.columns);
-    check_same_device(op, "input", input, "bias", *bias);
-  }
+  detail::check_rowwise_scales(op, input, input_scale, weight, weight_scale,
+                               bias);
   plan.output_type = out_dtype.value_or(dtype_of(input_scale));
   PKG_CHECK(is_floating(plan.output_type), op, ": out_dtype is ",
             dtype_name(plan.output_type),

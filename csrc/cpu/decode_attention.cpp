@@ -86,7 +86,7 @@ class Place {
         copies_keys_(!keys.reads_in_place(plan.head_size)),
         copies_values_(!values.reads_in_place(plan.value_size)) {
     if (copies_keys_ || copies_values_) {
-      copies_ = Workspace::of_this_thread<6>().request<Input>(
+      copies_ = Workspace::of_this_thread<Slot::CacheCopies>().request<Input>(
           2 * kDecodeKeys * (plan.head_size + plan.value_size));
     }
   }
@@ -204,13 +204,12 @@ class CacheDecoding {
 
   // One, where another would cost more than it brings.
   int64_t threads() const {
-    constexpr int64_t kGrain = 64 * 64 * 64;  // multiply-adds
     int64_t keys = 0;
     for (int64_t b = 0; b < plan_.batch; ++b) {
       keys += lengths_.at(b);
     }
     const int64_t scores = keys * plan_.query_heads() * plan_.rows;
-    return scores * (plan_.head_size + plan_.value_size) < kGrain
+    return scores * (plan_.head_size + plan_.value_size) < kMultiplyAddGrain
                ? 1
                : num_threads();
   }

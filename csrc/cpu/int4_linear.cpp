@@ -12,11 +12,10 @@ namespace pkg::cpu {
 namespace {
 
 // Rows up to which integer dot products are the faster way; pkg.ops.int4_linear
-// and its test name the numbers. Zen 4, one core,
-// 4096 x 4096, data in the caches, 2026-11-21, GFLOP/s with 8 / 16 / 32 rows:
-// dot products float32 88 / 88 / 88, half precision 114; the product's core
-// float32 54 / 69 / 84, float16 51 / 69 / 84 and 98 with 128 rows, bfloat16 87
-// / 113 / 138. With AVX2: 63 and 84 against 47 / 64.
+// and its test name the numbers. Zen 4, one core, 4096 x 4096, GFLOP/s: dot
+// products 88 in float32, 114 in half precision, whatever the rows; the product's
+// core with 8 / 16 / 32 rows 54 / 69 / 84 in float32, 87 / 113 / 138 in bfloat16,
+// 98 in float16 with 128 (docs/tuning/gemm.md).
 template <class T>
 constexpr int64_t few_rows() {
 #if defined(__AVX512BF16__)
@@ -36,10 +35,9 @@ void multiply(const MatrixView<T>& input, int64_t rows,
               const TiledWeight& weight, const simd::Compute<T>* bias,
               T* output, int64_t threads) {
   if constexpr (!std::is_same_v<T, double>) {
-    constexpr int kDigits = std::is_same_v<T, float> ? 3 : 2;
+    constexpr int kLimbs = std::is_same_v<T, float> ? 3 : 2;
     if (rows <= few_rows<T>() && weight.layout.columns > 0 &&
-        multiply_few_rows<kDigits>(input, rows, weight, bias, output,
-                                   threads)) {
+        multiply_few_rows<kLimbs>(input, rows, weight, bias, output, threads)) {
       return;
     }
   }

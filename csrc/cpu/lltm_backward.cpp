@@ -87,9 +87,9 @@ class Backward {
   }
 
   void run() {
-    auto& space = Workspace::of_this_thread<kGradientSlot>();
+    auto& space = Workspace::of_this_thread<Slot::LltmGradients>();
     grad_sums_ = space.template request<T>(plan_.rows() * plan_.gates());
-    bias_sums_ = Workspace::of_this_thread<kBiasSlot>().template request<Sum>(
+    bias_sums_ = Workspace::of_this_thread<Slot::Bias>().template request<Sum>(
         plan_.gates());
     std::fill_n(bias_sums_, plan_.gates(), Sum(0));
     go_back();
@@ -103,20 +103,13 @@ class Backward {
  private:
   using Left = LeftOperand<T>;
   using Arithmetic = typename Left::Arithmetic;
-  using Lane = typename Left::Lane;
+  using KGroup = typename Left::KGroup;
   using Sum = typename Left::Sum;
-  static constexpr int kColumns = kTileColumns<Arithmetic>;
+  static constexpr int kColumns = kNR<Arithmetic>;
   static constexpr int kLanes = simd::kLanes<Sum>;
   // Rows whose bias gradients are summed one after the other: a longer sum is
   // made of such parts, for its rounding error grows with their number.
   static constexpr int64_t kRun = 32;
-  // Workspaces; the products use others.
-  static constexpr int kBiasSlot = 8;
-  static constexpr int kWeightsSlot = 9;
-  static constexpr int kGradientSlot = 10;
-  static constexpr int kCarriedSlot = 11;
-  static constexpr int kRowsSlot = 12;
-  static constexpr int kRunSlot = 13;
 
   // From the last step to the first: the gradients of all gates, of the bias,
   // and of the first cell and state.
@@ -131,15 +124,16 @@ class Backward {
     }
     const int64_t panels = (hidden + kColumns - 1) / kColumns;
     const int64_t stride = panels * kColumns;
-    auto& weights_space = Workspace::of_this_thread<kWeightsSlot>();
-    Lane* packed = nullptr;
+    auto& weights_space = Workspace::of_this_thread<Slot::LltmWeights>();
+    KGroup* packed = nullptr;
     Sum* carried = nullptr;
     if (plan_.steps > 1) {
-      packed = weights_space.template request<Lane>(
+      packed = weights_space.template request<KGroup>(
           stride * depth_of<Arithmetic>(plan_.gates()));
       pack_recurrent_weights(packed, panels);
-      carried = Workspace::of_this_thread<kCarriedSlot>().template request<Sum>(
-          plan_.batch * (stride + hidden));
+      carried =
+          Workspace::of_this_thread<Slot::LltmCarried>().template request<Sum>(
+              plan_.batch * (stride + hidden));
     }
     grad_states_ = carried;
     states_stride_ = stride;
@@ -157,12 +151,13 @@ class Backward {
     weights_space.release_excess();
   }
 
-  void pack_recurrent_weights(Lane* packed, int64_t panels) const {
+  void pack_recurrent_weights(KGroup* packed, int64_t panels) const {
     const int64_t gates = plan_.gates();
     parallel_for(
         panels, threads_ > 1 ? 1 : panels, [&](int64_t begin, int64_t end) {
           for (int64_t panel = begin; panel < end; ++panel) {
-            Lane* to = packed + panel * kColumns * depth_of<Arithmetic>(gates);
+            KGroup* to =
+                packed + panel * kColumns * depth_of<Arithmetic>(gates);
             const int64_t column = panel * kColumns;
             pack_whole_panel<T>(
                 weights_, column,
@@ -188,7 +183,7 @@ class Backward {
   void differentiate(int64_t step, int64_t begin, int64_t end) const {
     // Of all three gates, each filled up to whole vectors.
     const int64_t width = (end - begin + kLanes - 1) / kLanes * kLanes;
-    Sum* run = Workspace::of_this_thread<kRunSlot>().template request<Sum>(
+    Sum* run = Workspace::of_this_thread<Slot::LltmRun>().template request<Sum>(
         kLltmGates * width);
     for (int64_t row = 0; row < plan_.batch; row += kRun) {
       std::fill_n(run, kLltmGates * width, Sum(0));
@@ -292,9 +287,11 @@ class Backward {
   }
 
   void multiply(const MatrixView<T>& left, int64_t rows, int64_t inner,
-                std::initializer_list<Part<T>> parts, int64_t chain) const {
-    if (rows > 2 * kTileRows && inner > 0) {
-      return multiply_in_panels<T>(left, rows, inner, parts, chain, threads_);
+                std::initializer_list<Part<T>> parts,
+                int64_t accumulation_length) const {
+    if (rows > 2 * kMR && inner > 0) {
+      return multiply_in_panels<T>(left, rows, inner, parts,
+                                   accumulation_length, threads_);
     }
     // cpu/gemm/gemm.h reads the right operand of few rows in place, and makes
     // zeros of sums of nothing.
@@ -314,15 +311,15 @@ class Backward {
                         needs_.input ? plan_.features : 0, grad_input_,
                         plan_.features};
     if (plan_.steps == 1) {
-      multiply(gradients, rows, gates, {state, input}, kChain);
+      multiply(gradients, rows, gates, {state, input}, kCellAccumulationLength);
     } else if (plan_.steps > 1) {
-      multiply(gradients, plan_.batch, gates, {state}, kChain);
-      multiply(gradients, rows, gates, {input}, kChain);
+      multiply(gradients, plan_.batch, gates, {state}, kCellAccumulationLength);
+      multiply(gradients, rows, gates, {input}, kCellAccumulationLength);
     }
     if (!needs_.weights) {
       return;
     }
-    auto& space = Workspace::of_this_thread<kRowsSlot>();
+    auto& space = Workspace::of_this_thread<Slot::LltmRows>();
     const int64_t copied = plan_.steps > 1 ? rows : 0;
     T* copy = space.template request<T>(copied * plan_.inner());
     const auto states = states_before(copy);
@@ -332,7 +329,8 @@ class Backward {
         gradients.transposed(), gates, rows,
         {{states, plan_.hidden, grad_weights_, plan_.inner()},
          {inputs, plan_.features, grad_weights_ + plan_.hidden, plan_.inner()}},
-        plan_.steps > 1 ? sequence_chain(rows) : kChain);
+        plan_.steps > 1 ? sequence_accumulation_length(rows)
+                        : kCellAccumulationLength);
     space.release_excess();
   }
 

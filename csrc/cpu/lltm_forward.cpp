@@ -1,18 +1,18 @@
 // lltm, forward: the cell of PyTorch's tutorial on C++ extensions, and a
 // sequence of them.
 //
-// gates = [h, x] W^T + b is computed for kTileColumns hidden units at a time, a
-// panel of the product for each of their three gates; h and x are two operands
-// and never laid side by side. The sums of a block, 100 KB at the most, are in
-// the cache when the block's gates are activated and the new cells and states
-// written: no pass over all gates follows.
+// gates = [h, x] W^T + b is computed for kNR hidden units at a time, a
+// micro-panel of the product for each of their three gates; h and x are two
+// operands and never laid side by side. The sums of a block, 100 KB at the
+// most, are in the cache when the block's gates are activated and the new cells
+// and states written: no pass over all gates follows.
 //
 // One cell reads W in place and computes the gates transposed; where that does
-// not suit, it packs a panel of W right before it is multiplied, and meanwhile
-// asks for the next (cpu/lltm/product.h has the figures). A sequence packs W
-// once, and multiplies the input of many steps at once (kRowsAtOnce rows): what
-// is left for each step is the product with h, whose packed weights are read
-// from the cache where they fit.
+// not suit, it packs a micro-panel of W right before it is multiplied, and
+// meanwhile prefetches the next (cpu/lltm/product.h has the figures). A
+// sequence packs W once, and multiplies the input of many steps at once
+// (kRowsAtOnce rows): what is left for each step is the product with h, whose
+// packed weights are read from the cache where they fit.
 //
 // Operations: 2 B 3H (H + F), and some 120 for each of the B H states. Bytes: W
 // is read once. Bound by the multiply-add units for a batch of 32 and more, by
@@ -69,19 +69,12 @@ class Forward {
  private:
   using Left = LeftOperand<T>;
   using Arithmetic = typename Left::Arithmetic;
-  using Lane = typename Left::Lane;
+  using KGroup = typename Left::KGroup;
   using Sum = typename Left::Sum;
-  static constexpr int kColumns = kTileColumns<Arithmetic>;
+  static constexpr int kColumns = kNR<Arithmetic>;
   static constexpr int kLanes = simd::kLanes<Sum>;
   // Columns of the sums of a block of hidden units: kColumns of each gate.
   static constexpr int64_t kBlock = kLltmGates * kColumns;
-  // Workspaces; the products use others.
-  static constexpr int kLeftSlot = 0;
-  static constexpr int kPanelSlot = 2;
-  static constexpr int kSumsSlot = 1;
-  static constexpr int kBiasSlot = 8;
-  static constexpr int kWeightsSlot = 9;
-  static constexpr int kSequenceSumsSlot = 10;
 
   static MatrixView<T> view_of(const TensorView& tensor) {
     const LltmStrides strides = lltm_strides(tensor);
@@ -91,7 +84,7 @@ class Forward {
 
   // In the order of the blocks' sums.
   void take_bias(const TensorView& bias) {
-    Sum* to = Workspace::of_this_thread<kBiasSlot>().template request<Sum>(
+    Sum* to = Workspace::of_this_thread<Slot::Bias>().template request<Sum>(
         blocks_ * kBlock);
     const T* from = static_cast<const T*>(bias.const_data_ptr());
     const int64_t stride = strides_of(bias).back();
@@ -117,7 +110,7 @@ class Forward {
   void run_cell() {
     const int64_t inner = plan_.inner();
     detail::for_each_rectangle<Arithmetic>(
-        plan_.batch, blocks_ * kBlock, kTileRows, kBlock,
+        plan_.batch, blocks_ * kBlock, kMR, kBlock,
         detail::useful_threads(plan_.batch, plan_.gates(), inner, threads_),
         [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
           const int64_t begin = column / kBlock;
@@ -138,17 +131,19 @@ class Forward {
     const int64_t depth =
         depth_of<Arithmetic>(std::max(inner_step<Arithmetic>(plan_.hidden),
                                       inner_step<Arithmetic>(plan_.features)));
-    Lane* panel =
-        Workspace::of_this_thread<kPanelSlot>().template request<Lane>(
+    KGroup* panel =
+        Workspace::of_this_thread<Slot::PackedRight>().template request<KGroup>(
             kColumns * depth);
-    Lane* lanes = Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
-        h.lanes(most_rows) + x.lanes(most_rows));
-    Sum* sums = Workspace::of_this_thread<kSumsSlot>().template request<Sum>(
-        most_rows * kBlock);
+    KGroup* packed_left =
+        Workspace::of_this_thread<Slot::PackedLeft>().template request<KGroup>(
+            h.size(most_rows) + x.size(most_rows));
+    Sum* sums =
+        Workspace::of_this_thread<Slot::PartialSums>().template request<Sum>(
+            most_rows * kBlock);
     for (int64_t first = 0; first < rows; first += most_rows) {
       const int64_t count = std::min(most_rows, rows - first);
-      h.take(row + first, count, lanes);
-      x.take(row + first, count, lanes + h.lanes(most_rows));
+      h.take(row + first, count, packed_left);
+      x.take(row + first, count, packed_left + h.size(most_rows));
       for (int64_t block = begin_block; block < end_block; ++block) {
         for (int64_t gate = 0; gate < kLltmGates; ++gate) {
           // A state has at least one element, so that the sums are written.
@@ -165,22 +160,23 @@ class Forward {
   // weights that are packed on the way: those of the inner dimension from
   // first_inner on.
   void add_packing(const Left& left, int64_t first_inner, int64_t inner,
-                   int64_t block, int64_t gate, int64_t end_block, Lane* panel,
-                   Sum* sums) const {
+                   int64_t block, int64_t gate, int64_t end_block,
+                   KGroup* panel, Sum* sums) const {
     for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
-      pack_panel<T>(weights_, panel_column(block, gate), panel_columns(block),
-                    first_inner + k, values, panel);
-      Ahead ahead = after(first_inner + k + values, values, block, gate,
-                          end_block, left.tiles());
+      pack_micro_panel<Arithmetic>(weights_.from(first_inner + k, 0),
+                                   panel_column(block, gate),
+                                   panel_columns(block), values, panel);
+      NextPanel next = after(first_inner + k + values, values, block, gate,
+                             end_block, left.tiles());
       left.template multiply<Sum>(
           k, values, panel, kColumns,
-          {sums + gate * kColumns, kBlock, first_inner + k == 0}, ahead);
+          {sums + gate * kColumns, kBlock, first_inner + k == 0}, next);
     });
   }
 
   // The weights that are packed after those of a gate up to `inner`.
-  Ahead after(int64_t inner, int64_t values, int64_t block, int64_t gate,
-              int64_t end_block, int64_t tiles) const {
+  NextPanel after(int64_t inner, int64_t values, int64_t block, int64_t gate,
+                  int64_t end_block, int64_t tiles) const {
     if (inner == plan_.inner()) {
       inner = 0;
       block += gate == kLltmGates - 1;
@@ -200,9 +196,10 @@ class Forward {
   // Whether the gates are computed as W [h, x]^T, which reads W in place: where
   // rows fill the registers, or nearly.
   bool is_transposed(int64_t rows) const {
-    constexpr int kDepth = Arithmetic::kDepth;
+    constexpr int kKGroupSize = Arithmetic::kKGroupSize;
     return multiplies_in_place<Arithmetic>(weights_.transposed()) &&
-           plan_.hidden % kDepth == 0 && plan_.features % kDepth == 0 &&
+           plan_.hidden % kKGroupSize == 0 &&
+           plan_.features % kKGroupSize == 0 &&
            (rows % kLanes == 0 || rows > 8 * kLanes);
   }
 
@@ -213,14 +210,17 @@ class Forward {
                  (rows + kLanes - 1) / kLanes * kLanes);
     const int64_t width = (most_rows + kColumns - 1) / kColumns * kColumns;
     const int64_t hidden_depth = depth_of<Arithmetic>(plan_.hidden);
-    Lane* h = Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
-        width * (hidden_depth + depth_of<Arithmetic>(plan_.features)));
-    Lane* x = h + width * hidden_depth;
+    KGroup* h =
+        Workspace::of_this_thread<Slot::PackedLeft>().template request<KGroup>(
+            width * (hidden_depth + depth_of<Arithmetic>(plan_.features)));
+    KGroup* x = h + width * hidden_depth;
     // Of a gate, units x rows; and of a block, rows x units.
-    Sum* turned = Workspace::of_this_thread<kPanelSlot>().template request<Sum>(
-        kColumns * width);
-    Sum* sums = Workspace::of_this_thread<kSumsSlot>().template request<Sum>(
-        most_rows * kBlock);
+    Sum* turned =
+        Workspace::of_this_thread<Slot::PackedRight>().template request<Sum>(
+            kColumns * width);
+    Sum* sums =
+        Workspace::of_this_thread<Slot::PartialSums>().template request<Sum>(
+            most_rows * kBlock);
     for (int64_t first = 0; first < rows; first += most_rows) {
       const int64_t count = std::min(most_rows, rows - first);
       pack_transposed(old_h_.from(row + first, 0), count, plan_.hidden, h);
@@ -242,7 +242,7 @@ class Forward {
 
   // Packs rows as the right operand that they are when transposed.
   void pack_transposed(const MatrixView<T>& from, int64_t rows, int64_t inner,
-                       Lane* to) const {
+                       KGroup* to) const {
     const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
     for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
       pack_columns<Arithmetic>(from.from(0, k).transposed(), rows, values,
@@ -251,7 +251,7 @@ class Forward {
   }
 
   void add_transposed(const MatrixView<T>& gate_weights, int64_t block,
-                      int64_t inner, const Lane* packed, int64_t rows,
+                      int64_t inner, const KGroup* packed, int64_t rows,
                       Sum* sums, int64_t stride, bool first) const {
     const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
     for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
@@ -281,13 +281,13 @@ class Forward {
     const int64_t hidden_depth = depth_of<Arithmetic>(plan_.hidden);
     const int64_t depth = hidden_depth + depth_of<Arithmetic>(plan_.features);
     const int64_t panel_stride = depth * kColumns;
-    auto& weights_space = Workspace::of_this_thread<kWeightsSlot>();
-    Lane* packed = weights_space.template request<Lane>(blocks_ * kLltmGates *
-                                                        panel_stride);
+    auto& weights_space = Workspace::of_this_thread<Slot::LltmWeights>();
+    KGroup* packed = weights_space.template request<KGroup>(
+        blocks_ * kLltmGates * panel_stride);
     pack_weights(packed, panel_stride, hidden_depth);
     const int64_t chunk = std::clamp<int64_t>(
         kRowsAtOnce / plan_.batch, 1, std::max<int64_t>(plan_.steps, 1));
-    auto& sums_space = Workspace::of_this_thread<kSequenceSumsSlot>();
+    auto& sums_space = Workspace::of_this_thread<Slot::LltmSums>();
     Sum* sums = sums_space.template request<Sum>(chunk * plan_.batch * blocks_ *
                                                  kBlock);
     for (int64_t step = 0; step < plan_.steps; step += chunk) {
@@ -322,37 +322,37 @@ class Forward {
   template <class Body>
   void for_each_part(int64_t rows, int64_t inner, const Body& body) const {
     detail::for_each_rectangle<Arithmetic>(
-        rows, blocks_ * kBlock, kTileRows, kBlock,
+        rows, blocks_ * kBlock, kMR, kBlock,
         detail::useful_threads(rows, plan_.gates(), inner, threads_),
         [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {
           body(row, part_rows, column / kBlock, (column + columns) / kBlock);
         });
   }
 
-  void pack_weights(Lane* packed, int64_t panel_stride,
+  void pack_weights(KGroup* packed, int64_t panel_stride,
                     int64_t hidden_depth) const {
-    parallel_for(blocks_, threads_ > 1 ? 1 : blocks_,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t block = begin; block < end; ++block) {
-                     Lane* panels = packed + block * kLltmGates * panel_stride;
-                     for (int64_t gate = 0; gate < kLltmGates; ++gate) {
-                       Lane* panel = panels + gate * panel_stride;
-                       const int64_t column = panel_column(block, gate);
-                       const int64_t columns = panel_columns(block);
-                       pack_whole_panel<T>(weights_, column, columns,
-                                           plan_.hidden, panel);
-                       pack_whole_panel<T>(weights_.from(plan_.hidden, 0),
-                                           column, columns, plan_.features,
-                                           panel + hidden_depth * kColumns);
-                     }
-                   }
-                 });
+    parallel_for(
+        blocks_, threads_ > 1 ? 1 : blocks_, [&](int64_t begin, int64_t end) {
+          for (int64_t block = begin; block < end; ++block) {
+            KGroup* panels = packed + block * kLltmGates * panel_stride;
+            for (int64_t gate = 0; gate < kLltmGates; ++gate) {
+              KGroup* panel = panels + gate * panel_stride;
+              const int64_t column = panel_column(block, gate);
+              const int64_t columns = panel_columns(block);
+              pack_whole_panel<T>(weights_, column, columns, plan_.hidden,
+                                  panel);
+              pack_whole_panel<T>(weights_.from(plan_.hidden, 0), column,
+                                  columns, plan_.features,
+                                  panel + hidden_depth * kColumns);
+            }
+          }
+        });
   }
 
   // Multiplies the rows that `left` has taken by a block's packed weights.
-  void add_packed(const Left& left, int64_t inner, const Lane* panels,
+  void add_packed(const Left& left, int64_t inner, const KGroup* panels,
                   int64_t panel_stride, Sum* sums, bool first) const {
-    Ahead nothing;
+    NextPanel nothing;
     for (int64_t gate = 0; gate < kLltmGates; ++gate) {
       for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
         left.template multiply<Sum>(
@@ -366,7 +366,7 @@ class Forward {
 
   // Rows count from the first of `step`.
   void add_inputs(int64_t step, int64_t row, int64_t rows, int64_t begin_block,
-                  int64_t end_block, const Lane* packed, int64_t panel_stride,
+                  int64_t end_block, const KGroup* packed, int64_t panel_stride,
                   Sum* sums, int64_t block_rows) const {
     const int64_t end = row + rows;
     for (int64_t first = row; first < end;) {
@@ -379,10 +379,9 @@ class Forward {
       const T* data = input_.data + (step + of_step) * input_step_ +
                       (first - of_step * plan_.batch) * input_.row_stride;
       Left x({data, input_.row_stride, input_.column_stride}, plan_.features);
-      Lane* lanes =
-          Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
-              x.lanes(count));
-      x.take(0, count, lanes);
+      KGroup* packed_left = Workspace::of_this_thread<Slot::PackedLeft>()
+                                .template request<KGroup>(x.size(count));
+      x.take(0, count, packed_left);
       for (int64_t block = begin_block; block < end_block; ++block) {
         add_packed(x, plan_.features,
                    packed + block * kLltmGates * panel_stride, panel_stride,
@@ -393,15 +392,16 @@ class Forward {
   }
 
   void run_step(int64_t step, int64_t row, int64_t rows, int64_t begin_block,
-                int64_t end_block, const Lane* packed, int64_t panel_stride,
+                int64_t end_block, const KGroup* packed, int64_t panel_stride,
                 Sum* sums, int64_t block_stride) const {
     Left h(step == 0 ? old_h_ : state_before(hidden_, step), plan_.hidden);
     const int64_t most_rows = left_rows(rows);
-    Lane* lanes = Workspace::of_this_thread<kLeftSlot>().template request<Lane>(
-        h.lanes(most_rows));
+    KGroup* packed_left =
+        Workspace::of_this_thread<Slot::PackedLeft>().template request<KGroup>(
+            h.size(most_rows));
     for (int64_t first = row; first < row + rows; first += most_rows) {
       const int64_t count = std::min(most_rows, row + rows - first);
-      h.take(first, count, lanes);
+      h.take(first, count, packed_left);
       for (int64_t block = begin_block; block < end_block; ++block) {
         Sum* to = sums + block * block_stride + first * kBlock;
         add_packed(h, plan_.hidden, packed + block * kLltmGates * panel_stride,
@@ -423,7 +423,7 @@ class Forward {
     const int64_t hidden = plan_.hidden;
     for (int64_t r = row; r < row + rows; ++r, sums += kBlock) {
       const int64_t to_row = step * plan_.batch + r;
-      for (int v = 0; v < kTileVectors; ++v) {
+      for (int v = 0; v < kNRVectors; ++v) {
         const int64_t unit = block * kColumns + v * kLanes;
         const int count =
             static_cast<int>(std::min<int64_t>(kLanes, hidden - unit));

@@ -49,14 +49,13 @@ void multiply_batch(const MatmulPlan& plan, const TensorView& a,
     }
     return;
   }
-  const int64_t work =
-      std::max<int64_t>(plan.rows * plan.columns * plan.inner, 1);
-  parallel_for(batch, std::max<int64_t>(kGemmGrain / work, 1),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) {
-                   multiply_at(i, 1);
-                 }
-               });
+  parallel_for(
+      batch, grain_of(kMultiplyAddGrain, plan.rows * plan.columns * plan.inner),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          multiply_at(i, 1);
+        }
+      });
 }
 
 // int8 inputs give int32, half precision itself or float, the rest themselves.

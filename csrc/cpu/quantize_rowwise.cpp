@@ -122,11 +122,8 @@ T quantize_row(const T* row, const QuantizeRowwisePlan& plan, int8_t* output) {
 template <class T>
 void quantize_rows(const QuantizeRowwisePlan& plan, const TensorView& input,
                    int8_t* values, T* scales) {
-  constexpr int64_t kGrain = 32768;  // elements
-  const int64_t rows_of_grain =
-      std::max<int64_t>(kGrain / std::max<int64_t>(plan.inner, 1), 1);
-  parallel_for(plan.rows, rows_of_grain, [&](int64_t begin, int64_t end) {
-    const ContiguousRows<T, 0> rows(input);
+  parallel_for(plan.rows, grain_of(kElementGrain, plan.inner), [&](int64_t begin, int64_t end) {
+    const ContiguousRows<T, Slot::FirstRow> rows(input);
     for (int64_t row = begin; row < end; ++row) {
       scales[row] =
           quantize_row(rows[row], plan, values + row * plan.row_bytes());

@@ -47,7 +47,7 @@ class Correlation {
     const int64_t size = layout1_.image_size() + layout2_.image_size();
     const int64_t at_once = images_at_once(
         plan_.batch, size * static_cast<int64_t>(sizeof(Number)));
-    auto& workspace = Workspace::of_this_thread<0>();
+    auto& workspace = Workspace::of_this_thread<Slot::CorrelationImages>();
     Number* memory = workspace.request<Number>(at_once * size);
     for (int64_t begin = 0; begin < plan_.batch; begin += at_once) {
       const int64_t end = std::min(plan_.batch, begin + at_once);
@@ -137,7 +137,8 @@ class Correlation {
     }
     const int64_t columns = layout1_.columns;
     Number* products =
-        Workspace::of_this_thread<1>().request<Number>(shifts_.count * columns);
+        Workspace::of_this_thread<Slot::CorrelationSums>().request<Number>(
+            shifts_.count * columns);
     const Number* a = packed.images1.row(piece.image, row);
     const Number* b = packed.images2.row(piece.image, other) + shifts_.offset;
     for_each_tile<Number>(
@@ -193,7 +194,8 @@ class Correlation {
     const int64_t row_size = plan_.patch[1] * width;
     const int64_t rows = piece.row_end - piece.row;
     Number* sums =
-        Workspace::of_this_thread<2>().request<Number>(rows * row_size);
+        Workspace::of_this_thread<Slot::CorrelationRows>().request<Number>(
+            rows * row_size);
     std::fill_n(sums, rows * row_size, Number(0));
     const int64_t first = std::max<int64_t>(0, plan_.pixel(0, piece.row, 0));
     const int64_t last =

@@ -47,7 +47,7 @@ class ImageGradient {
     const int64_t size = layout_.image_size();
     const int64_t at_once = images_at_once(
         plan_.batch, size * static_cast<int64_t>(sizeof(Number)));
-    auto& workspace = Workspace::of_this_thread<0>();
+    auto& workspace = Workspace::of_this_thread<Slot::CorrelationImages>();
     Number* memory = workspace.request<Number>(at_once * size);
     // What no output reads of input1 must not meet the zeros in its place: it
     // may be NaN.
@@ -91,13 +91,15 @@ class ImageGradient {
     const int64_t channels = channel_end - channel;
     const int64_t columns = layout_.columns;
     Number* sums =
-        Workspace::of_this_thread<1>().request<Number>(channels * columns);
+        Workspace::of_this_thread<Slot::CorrelationSums>().request<Number>(
+            channels * columns);
     std::fill_n(sums, channels * columns, Number(0));
 
     const int64_t size = shifts_.count * columns;
     const int64_t at_once = rows_at_once(size);
     Number* gradients =
-        Workspace::of_this_thread<2>().request<Number>(at_once * size);
+        Workspace::of_this_thread<Slot::CorrelationRows>().request<Number>(
+            at_once * size);
     std::array<Row, kMostRows> rows;
     int64_t count = 0;
     const auto [patch_begin, patch_end] = plan_.patch_range(0);

@@ -151,10 +151,10 @@ class BackwardPass {
     }
     const int64_t heads = plan_.heads_at_once * shape().group;
     packed_ =
-        Workspace::of_this_thread<4>().request<KGroup>(heads * packing_.size);
-    grad_query_sums_ = Workspace::of_this_thread<5>().request<Number>(
+        Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(heads * packing_.size);
+    grad_query_sums_ = Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
         heads * plan_.splits * sums_.size);
-    finite_ = Workspace::of_this_thread<6>().request<bool>(heads * row_blocks_);
+    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(heads * row_blocks_);
   }
 
   void run(const GradientTarget<Input>& grad_query,
@@ -169,8 +169,8 @@ class BackwardPass {
                        heads * shape().group, plan_.splits, grad_query_sums_,
                        grad_query);
     }
-    Workspace::of_this_thread<4>().release_excess();
-    Workspace::of_this_thread<5>().release_excess();
+    Workspace::of_this_thread<Slot::AttentionHeads>().release_excess();
+    Workspace::of_this_thread<Slot::AttentionParts>().release_excess();
   }
 
  private:

@@ -80,7 +80,7 @@ struct PackedKeys {
         value_depth(depth_of<Arithmetic>(shape.value_size)) {}
 
   static constexpr int64_t kPaddedKeys =
-      round_up(kKeyBlock, kTileColumns<Arithmetic>);
+      round_up(kKeyBlock, kNR<Arithmetic>);
   int64_t size() const { return kPaddedKeys * (key_depth + value_depth); }
   KGroup* keys(KGroup* block) const { return block; }
   KGroup* values(KGroup* block) const {
@@ -97,7 +97,7 @@ struct PackedKeys {
         shape.value_size, values(block));
   }
   bool finite(KGroup* block, int64_t count) const {
-    const int64_t padded = round_up(count, kTileColumns<Arithmetic>);
+    const int64_t padded = round_up(count, kNR<Arithmetic>);
     return all_finite<Arithmetic>(keys(block), padded * key_depth) &&
            all_finite<Arithmetic>(values(block), padded * value_depth);
   }
@@ -109,7 +109,7 @@ template <class Input>
 struct PackedHead {
   using Arithmetic = typename ArithmeticOf<Input>::type;
   using KGroup = KGroupOf<Arithmetic>;
-  static constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  static constexpr int64_t kColumns = kNR<Arithmetic>;
   PackedQueries<Input> left;
   int64_t key_stride;    // columns of the head size, filled up
   int64_t value_stride;  // columns of the value size, filled up

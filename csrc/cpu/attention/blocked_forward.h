@@ -77,13 +77,13 @@ class BlockedForward {
               problem.threads),
         partial_results_{nullptr, packing_.value_stride} {
     if (plan_.splits > 1) {
-      partial_results_.data = Workspace::of_this_thread<5>().request<Number>(
+      partial_results_.data = Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
           shape().batch() * shape().rows * plan_.splits *
           partial_results_.size());
     }
-    packed_ = Workspace::of_this_thread<4>().request<KGroup>(heads_at_once_ *
+    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(heads_at_once_ *
                                                              packing_.size);
-    finite_ = Workspace::of_this_thread<6>().request<bool>(heads_at_once_ *
+    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(heads_at_once_ *
                                                            key_blocks_);
   }
 
@@ -96,9 +96,9 @@ class BlockedForward {
     }
     if (plan_.splits > 1) {
       merge_rows(shape(), partial_results_, plan_.splits, outputs_);
-      Workspace::of_this_thread<5>().release_excess();
+      Workspace::of_this_thread<Slot::AttentionParts>().release_excess();
     }
-    Workspace::of_this_thread<4>().release_excess();
+    Workspace::of_this_thread<Slot::AttentionHeads>().release_excess();
   }
 
  private:

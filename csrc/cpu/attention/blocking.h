@@ -5,18 +5,18 @@
 //        +--------+--------+--
 //        | block  |        |     block  rows x kKeyBlock; a cache holds it
 //   L    |--------|        |
-//   rows | strip  |        |     strip  MR = kTileRows rows of a block
+//   rows | strip  |        |     strip  MR = kMR rows of a block
 //        |--------|        |     tile   MR x NR of a strip; registers hold it,
 //        |        |        |            cpu/gemm/micro_kernel.h makes it
 //        +--------+--------+--
 //
 // Packed operands consist of k-groups, the kDepth consecutive values of the
 // inner dimension (k) that one multiply-add takes: one value, or a pair of
-// bfloat16. A right operand is packed in micro-panels of NR = kTileColumns
+// bfloat16. A right operand is packed in micro-panels of NR = kNR
 // columns, a left one of MR rows. "Lane" means an element of a SIMD register,
 // and nothing else.
 //
-// Strips are kTileRows high, as the micro-kernel has them, and for what is left
+// Strips are kMR high, as the micro-kernel has them, and for what is left
 // a third of that, filled up with zeros: two kinds of strips keep the code
 // small, and a block of 16, 64 or 128 rows, being a multiple of 4, wastes none.
 #pragma once
@@ -32,10 +32,10 @@ namespace pkg::cpu::attention {
 
 // The element of a packed operand.
 template <class Arithmetic>
-using KGroupOf = typename Arithmetic::Lane;
+using KGroupOf = typename Arithmetic::KGroup;
 
-inline constexpr int kStripRows = kTileRows;
-inline constexpr int kShortStripRows = kTileRows / 3;
+inline constexpr int kStripRows = kMR;
+inline constexpr int kShortStripRows = kMR / 3;
 
 // Keys that one block of scores covers. 192 is a multiple of every tile's width
 // and of kStripRows, since a key is a row where probabilities are transposed.

@@ -99,7 +99,7 @@ class DecodeRows {
     const Scratch<Number> rescales{2 * rows_};
     const Scratch<SoftmaxState<Number>> states{rows_};
     const Scratch<KeyBlock<Input>> blocks{2};
-    std::byte* memory = Workspace::of_this_thread<3>().request<std::byte>(
+    std::byte* memory = Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
         queries.size() + output_sums.size() + ordered.size() +
         probabilities.size() + rescales.size() + states.size() + blocks.size());
     queries_ = queries.take(memory);

@@ -26,7 +26,7 @@ bool all_finite(const KGroupOf<Arithmetic>* packed, int64_t count) {
       const Vector<KGroup> zero = groups * KGroup{0};
       bad |= std::bit_cast<Vector<uint32_t>>(zero != zero);
     } else {
-      static_assert(Arithmetic::kDepth == 2, "pairs of bfloat16");
+      static_assert(Arithmetic::kKGroupSize == 2, "pairs of bfloat16");
       bad |= std::bit_cast<Vector<uint32_t>>(
           ((groups & 0x7F80U) == 0x7F80U) |
           ((groups & 0x7F800000U) == 0x7F800000U));

@@ -72,7 +72,7 @@ class ForwardBlock {
     const Scratch<Number> factors{kScoreStride + Dropout<Number>::kSpare};
     const Scratch<Number> maxima{rows};
     const Scratch<Vector<Number>> sums{rows};
-    std::byte* memory = Workspace::of_this_thread<3>().request<std::byte>(
+    std::byte* memory = Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
         query.size() + output_sums.size() + scores.size() +
         probabilities.size() + factors.size() + maxima.size() + sums.size());
     query_ = query.take(memory);
@@ -133,7 +133,7 @@ class ForwardBlock {
                  int used, int64_t column, const KeyRange& seen,
                  bool all_finite) {
     const AttentionShape& shape = problem_.shape;
-    constexpr int kDepth = Arithmetic::kDepth;
+    constexpr int kDepth = Arithmetic::kKGroupSize;
     const int64_t first = column + seen.begin;
     const int64_t count = seen.end - seen.begin;
     const auto keys = packing_.keys(packed, first);

@@ -30,7 +30,7 @@ struct PackedKeyValue {
 
   explicit PackedKeyValue(const AttentionShape& shape)
       : key_depth(depth_of<Arithmetic>(shape.head_size)),
-        value_stride(round_up(shape.value_size, kTileColumns<Arithmetic>)),
+        value_stride(round_up(shape.value_size, kNR<Arithmetic>)),
         key_size(
             packed_columns_size<Arithmetic>(shape.columns, shape.head_size)),
         size(round_up(
@@ -51,13 +51,13 @@ struct PackedKeyValue {
       const MatrixView<Input> value = problem.value.at(shape, batch);
       if (reads_in_place(value, shape.value_size)) {
         return {value.at(column + first, 0), value.row_stride,
-                kTileColumns<Arithmetic>};
+                kNR<Arithmetic>};
       }
     }
     const int64_t block = std::min(kKeyBlock, shape.columns - column);
     return packed_panels<Arithmetic>(
-        packed + key_size + column / Arithmetic::kDepth * value_stride,
-        depth_of<Arithmetic>(block), first / Arithmetic::kDepth);
+        packed + key_size + column / Arithmetic::kKGroupSize * value_stride,
+        depth_of<Arithmetic>(block), first / Arithmetic::kKGroupSize);
   }
 
   // Returns whether all of the block is finite, where keys are hidden; else
@@ -84,7 +84,7 @@ struct PackedKeyValue {
       }
     }
     KGroup* values =
-        packed + key_size + column / Arithmetic::kDepth * value_stride;
+        packed + key_size + column / Arithmetic::kKGroupSize * value_stride;
     pack_columns<Arithmetic>(value, shape.value_size, count, values);
     return finite && all_finite<Arithmetic>(
                          values, value_stride * depth_of<Arithmetic>(count));

@@ -52,7 +52,7 @@ class KeyBlockGradients {
         split_(split),
         keys_(problem.shape()),
         sums_(problem.shape(), packing),
-        memory_(Workspace::of_this_thread<3>().request<std::byte>(
+        memory_(Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
             ScoreBlock<Arithmetic>::bytes() + key_operands().size() +
             key_columns().size() + key_means().size() + grad_key_sums().size() +
             grad_value_sums().size())),
@@ -95,8 +95,8 @@ class KeyBlockGradients {
   }
 
  private:
-  static constexpr int kDepth = Arithmetic::kDepth;
-  static constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  static constexpr int kDepth = Arithmetic::kKGroupSize;
+  static constexpr int64_t kColumns = kNR<Arithmetic>;
   static constexpr int64_t kKGroupRows = kRowBlock / kDepth;
 
   Scratch<KGroup> key_operands() const { return {keys_.size()}; }

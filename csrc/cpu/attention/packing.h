@@ -17,7 +17,7 @@ namespace pkg::cpu::attention {
 template <class Arithmetic, class Source>
 void pack_strips(const MatrixView<Source>& left, int64_t rows, int64_t inner,
                  KGroupOf<Arithmetic>* packed) {
-  if constexpr (kUsesTiles<Arithmetic>) {
+  if constexpr (kUsesTileRegisters<Arithmetic>) {
     const int64_t depth = depth_of<Arithmetic>(inner);
     pack_rows<Arithmetic>(left, rows, inner, packed);
     std::fill(packed + rows * depth, packed + padded_rows(rows) * depth,

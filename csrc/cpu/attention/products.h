@@ -18,7 +18,7 @@
 namespace pkg::cpu::attention {
 
 // Left operands in place: rows of kStride k-groups, or the transpose of such.
-// The micro-kernel gets the k-group of a row by lane().
+// The micro-kernel gets the k-group of a row by k_group().
 template <class KGroup, int64_t kStride>
 struct LeftByRows {
   const KGroup* data;
@@ -29,7 +29,7 @@ struct LeftByRows {
     return data + row * kStride;
   }
   template <int kRows>
-  KGroup lane(const KGroup* at, int row) const {
+  KGroup k_group(const KGroup* at, int row) const {
     return at[row * kStride];
   }
   template <int kRows>
@@ -44,7 +44,7 @@ struct LeftTransposed {
     return data + row;
   }
   template <int kRows>
-  KGroup lane(const KGroup* at, int row) const {
+  KGroup k_group(const KGroup* at, int row) const {
     return at[row];
   }
   template <int kRows>
@@ -59,7 +59,7 @@ auto transposed_left(
     const KGroupOf<Arithmetic>* data, [[maybe_unused]] int64_t depth,
     [[maybe_unused]] KGroupOf<Arithmetic> (&memory)[kRows * kDepth]) {
   using KGroup = KGroupOf<Arithmetic>;
-  if constexpr (kUsesTiles<Arithmetic>) {
+  if constexpr (kUsesTileRegisters<Arithmetic>) {
     constexpr int kLanes = simd::kLanes<KGroup>;
     static_assert(kRows <= kLanes && kDepth % kLanes == 0);
     for (int64_t step = 0; step < depth; step += kLanes) {
@@ -164,16 +164,16 @@ template <class Arithmetic, int kRows, class Left, class Store>
 void multiply_tiles(const Left& left,
                     const RightPanels<KGroupOf<Arithmetic>>& right,
                     int64_t depth, int64_t columns, const Store& store) {
-  constexpr int kColumns = kTileColumns<Arithmetic>;
+  constexpr int kColumns = kNR<Arithmetic>;
   const auto* panel = right.data;
   int64_t column = 0;
   for (; column + kColumns / 2 < columns; column += kColumns) {
-    cpu::detail::multiply_tile<Arithmetic, kRows, kTileVectors>(
+    cpu::detail::micro_kernel<Arithmetic, kRows, kNRVectors>(
         depth, left, panel, right.step_stride, 0, column, kColumns, store);
     panel += right.panel_stride;
   }
   if (column < columns) {
-    cpu::detail::multiply_tile<Arithmetic, kRows, 1>(
+    cpu::detail::micro_kernel<Arithmetic, kRows, 1>(
         depth, left, panel, right.step_stride, 0, column, kColumns / 2, store);
   }
 }
@@ -202,7 +202,7 @@ void multiply_strip(Left left, RightPanels<KGroupOf<Arithmetic>> right,
 template <class Arithmetic>
 RightPanels<KGroupOf<Arithmetic>> packed_panels(
     const KGroupOf<Arithmetic>* packed, int64_t depth, int64_t first = 0) {
-  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  constexpr int64_t kColumns = kNR<Arithmetic>;
   return {packed + first * kColumns, kColumns, depth * kColumns};
 }
 

@@ -24,7 +24,7 @@ struct KeyPieces {
   static constexpr int64_t kKeys = 48;
   static constexpr int64_t kCount = kKeyBlock / kKeys;
   static_assert(kKeyBlock % kKeys == 0 && kKeys % simd::kLanes<Number> == 0);
-  static constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  static constexpr int64_t kColumns = kNR<Arithmetic>;
 
   // Of `count` keys that are packed as columns of dS K, of which `stride` are
   // whole tiles.

@@ -20,7 +20,7 @@ namespace pkg::cpu::attention {
 template <class Arithmetic>
 struct ScoreBlock {
   using Number = typename Arithmetic::Accumulator;
-  static constexpr int kDepth = Arithmetic::kDepth;
+  static constexpr int kDepth = Arithmetic::kKGroupSize;
   Number* probabilities;
   Number* grad_scores;
 

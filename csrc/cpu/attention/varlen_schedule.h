@@ -55,7 +55,7 @@ class PackedSchedule {
     }
     std::ranges::stable_sort(sequences_, std::greater<>(),
                              &PackedSequence::work);
-    constexpr double kGrain = 64 * 64 * 64;  // multiply-adds
+    constexpr double kGrain = kMultiplyAddGrain;
     const auto products =
         static_cast<double>(shape.heads) *
         static_cast<double>(shape.head_size + shape.value_size);

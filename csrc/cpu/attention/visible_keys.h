@@ -100,7 +100,7 @@ class VisibleKeys {
                    int64_t column, int64_t count) const {
     using Arithmetic = typename ArithmeticOf<Input>::type;
     return problem_.mask.range(mask_offset, row, rows, column, count,
-                               kTileColumns<Arithmetic>);
+                               kNR<Arithmetic>);
   }
 
   void find(int64_t tables) {

@@ -16,12 +16,11 @@ inline constexpr int64_t kTasksOfThread = 4;
 
 // One thread, where another would cost more than it brings.
 inline int64_t threads_for(const SpatialCorrelationPlan& plan) {
-  constexpr int64_t kGrain = 64 * 64 * 64;  // multiply-adds
   double work = static_cast<double>(plan.channels);
   for (const int64_t size : plan.output_sizes()) {
     work *= static_cast<double>(size);
   }
-  return work < kGrain ? 1 : num_threads();
+  return work < kMultiplyAddGrain ? 1 : num_threads();
 }
 
 // Shifts in width that leave something of the image, and how far they go.

@@ -143,9 +143,8 @@ PackedImages<simd::Compute<Input>> pack_images(const Images<Input>& images,
                                                const RowLayout& layout,
                                                const std::vector<bool>& used,
                                                simd::Compute<Input>* memory) {
-  constexpr int64_t kGrain = 32768;  // elements
   const int64_t rows = (end - begin) * layout.height;
-  const int64_t grain = kGrain / std::max<int64_t>(layout.row_size(), 1);
+  const int64_t grain = grain_of(kElementGrain, layout.row_size());
   parallel_for(rows, grain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       auto* row = memory + i * layout.row_size();

@@ -1,20 +1,14 @@
-// The arithmetics of matrix multiplication: what one lane of a packed operand
-// holds and how two vectors of lanes are multiplied and accumulated. A lane may
-// hold several consecutive values of the inner dimension (kDepth of them), as
-// the dot-product instructions want. The kernels and the packing above this
-// file are written once for all of them; what each arithmetic has to say is
+// The arithmetics of matrix multiplication: what one k-group of a packed
+// operand holds, kKGroupSize consecutive values of the inner dimension, and how
+// two registers of k-groups are multiplied and accumulated. The kernels and the
+// packing above this file are written once for all of them; what each has to
+// say is in cpu/gemm/contract.h (ProductArithmetic, PacksFrom). Packing reads
 //
-//   Lane, Accumulator, kDepth
-//   load_lanes(from)       the lanes of kLanes steps of one line: kLanes kDepth
-//                          contiguous values
-//   interleave(lines)      the lanes of one step of kLanes lines that lie side
-//                          by side: kDepth runs of kLanes contiguous values
-//   multiply_add(a, b, sum)
-//   Right                  the same for the right operand, where it is packed
-//                          otherwise
-//   kCorrected             whether the right operand is packed with an offset;
-//                          then the sums of a row start from a correction,
-//                          correct(sum, lanes) over all its left lanes
+//   load_k_groups(from)    a register of k-groups of one row of A or column of
+//                          B: kLanes kKGroupSize contiguous values
+//   interleave(lines)      one k-group of kLanes rows or columns that lie side
+//                          by side: kKGroupSize runs of kLanes contiguous
+//                          values
 #pragma once
 
 #include <bit>
@@ -39,8 +33,8 @@ Vector<uint32_t> load_words(const Source* from) {
   return words;
 }
 
-// kLanes contiguous values of 16 or 8 bits, each in the low bits of a lane and,
-// where Narrow is signed, its sign in the others.
+// kLanes contiguous values of 16 or 8 bits, each in the low bits of an element
+// and, where Narrow is signed, its sign in the others.
 template <class Narrow>
 Vector<uint32_t> widen(const void* from) {
   if constexpr (std::is_same_v<Narrow, uint16_t>) {
@@ -66,11 +60,11 @@ Vector<uint32_t> widen(const void* from) {
                                                    : _mm_cvtepu8_epi32(values));
 #else
     const Narrow* values = static_cast<const Narrow*>(from);
-    Vector<uint32_t> lanes{};
+    Vector<uint32_t> words{};
     for (int i = 0; i < simd::kLanes<uint32_t>; ++i) {
-      lanes[i] = static_cast<uint32_t>(values[i]);
+      words[i] = static_cast<uint32_t>(values[i]);
     }
-    return lanes;
+    return words;
 #endif
   }
 }
@@ -81,14 +75,14 @@ Vector<uint32_t> widen(const void* from) {
 // precision comes here too, converted while it is packed.
 template <class T>
 struct Floating {
-  using Lane = T;
+  using KGroup = T;
   using Accumulator = T;
   using Right = Floating;
-  static constexpr int kDepth = 1;
-  static constexpr bool kCorrected = false;
+  static constexpr int kKGroupSize = 1;
+  static constexpr bool kCompensated = false;
 
   template <class Source>
-  static Vector<T> load_lanes(const Source* from) {
+  static Vector<T> load_k_groups(const Source* from) {
     return simd::load(from);
   }
   template <class Source>
@@ -102,16 +96,16 @@ struct Floating {
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of bfloat16: two products and two additions a lane and instruction.
+// Pairs of bfloat16: two products and two additions an element.
 // VDPBF16PS takes denormal inputs as zero and flushes denormal results.
 struct Bfloat16Dot {
-  using Lane = uint32_t;
+  using KGroup = uint32_t;
   using Accumulator = float;
   using Right = Bfloat16Dot;
-  static constexpr int kDepth = 2;
-  static constexpr bool kCorrected = false;
+  static constexpr int kKGroupSize = 2;
+  static constexpr bool kCompensated = false;
 
-  static Vector<uint32_t> load_lanes(const BFloat16* from) {
+  static Vector<uint32_t> load_k_groups(const BFloat16* from) {
     return detail::load_words(from);
   }
   static Vector<uint32_t> interleave(const BFloat16* const (&lines)[2]) {
@@ -131,14 +125,14 @@ struct Bfloat16Dot {
 // int8 widened to pairs of int16: the sum of two products of int8 fits in 32
 // bits, also (-128)(-128) + (-128)(-128), so this is exact modulo 2^32.
 struct Int8Pairs {
-  using Lane = uint32_t;
+  using KGroup = uint32_t;
   using Accumulator = int32_t;
   using Right = Int8Pairs;
-  static constexpr int kDepth = 2;
+  static constexpr int kKGroupSize = 2;
 
-  static constexpr bool kCorrected = false;
+  static constexpr bool kCompensated = false;
 
-  static Vector<uint32_t> load_lanes(const int8_t* from) {
+  static Vector<uint32_t> load_k_groups(const int8_t* from) {
     using Bytes = typename simd::VectorOf<int8_t, simd::kVectorBytes / 2>::type;
     Bytes values;
     std::memcpy(&values, from, sizeof(values));
@@ -174,18 +168,18 @@ struct Int8Pairs {
 };
 
 #if defined(__AVX512VNNI__)
-// Four int8 a lane. VPDPBUSD multiplies unsigned by signed bytes and adds
+// Four int8 a k-group. VPDPBUSD multiplies unsigned by signed bytes and adds
 // without saturation: the right operand, which is packed in any case, is packed
-// with 128 added to each value, and the sums of a row start from -128 times the
-// sum of its values. Exact modulo 2^32, also for -128.
+// with 128 added to each value, and a row's compensation, which its sums start
+// from, is -128 times the sum of its values. Exact modulo 2^32, also for -128.
 struct Int8Quads {
-  using Lane = uint32_t;
+  using KGroup = uint32_t;
   using Accumulator = int32_t;
-  static constexpr int kDepth = 4;
-  static constexpr bool kCorrected = true;
+  static constexpr int kKGroupSize = 4;
+  static constexpr bool kCompensated = true;
   static constexpr uint32_t kOffset = 0x80808080U;
 
-  static Vector<uint32_t> load_lanes(const int8_t* from) {
+  static Vector<uint32_t> load_k_groups(const int8_t* from) {
     return detail::load_words(from);
   }
   static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
@@ -200,17 +194,18 @@ struct Int8Quads {
         std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(b),
         std::bit_cast<__m512i>(a)));
   }
-  static Vector<int32_t> correct(Vector<int32_t> sum, Vector<uint32_t> lanes) {
-    return sum -
-           multiply_add(lanes, Vector<uint32_t>{} + kOffset, Vector<int32_t>{});
+  static Vector<int32_t> compensate(Vector<int32_t> sum,
+                                    Vector<uint32_t> k_groups) {
+    return sum - multiply_add(k_groups, Vector<uint32_t>{} + kOffset,
+                              Vector<int32_t>{});
   }
 
   struct Right;
 };
 
 struct Int8Quads::Right : Int8Quads {
-  static Vector<uint32_t> load_lanes(const int8_t* from) {
-    return Int8Quads::load_lanes(from) ^ kOffset;
+  static Vector<uint32_t> load_k_groups(const int8_t* from) {
+    return Int8Quads::load_k_groups(from) ^ kOffset;
   }
   static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
     return Int8Quads::interleave(lines) ^ kOffset;

@@ -4,8 +4,8 @@
 namespace pkg::cpu::detail {
 
 // Eight rows at a time are scaled and added to sums that stay in the L1 cache;
-// the rows first to one another, which makes the chain of additions to each
-// sum, and its rounding error, shorter.
+// the rows first to one another, which makes the accumulation length of
+// each sum, and its rounding error, smaller.
 template <class T>
 void add_scaled_rows(const simd::Compute<T>* vector,
                      const MatrixView<T>& matrix, int64_t begin, int64_t end,
@@ -60,21 +60,21 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
   using C = simd::Compute<T>;
   constexpr int kLanes = simd::kLanes<C>;
   constexpr int kColumns = 8;
-  constexpr int kChains = simd::kVectorRegisters >= 32 ? 2 : 1;
+  constexpr int kAccumulators = simd::kVectorRegisters >= 32 ? 2 : 1;
   const auto dot = [&]<int kCount>(int64_t column,
                                    std::integral_constant<int, kCount>) {
     const T* columns[kCount];
-    Vector<C> chains[kCount][kChains] = {};
+    Vector<C> sums_of[kCount][kAccumulators] = {};
     for (int c = 0; c < kCount; ++c) {
       columns[c] = matrix.at(0, column + c);
     }
     int64_t k = 0;
-    for (; k + kChains * kLanes <= inner; k += kChains * kLanes) {
-      for (int chain = 0; chain < kChains; ++chain) {
-        const auto x = simd::load(vector + k + chain * kLanes);
+    for (; k + kAccumulators * kLanes <= inner; k += kAccumulators * kLanes) {
+      for (int i = 0; i < kAccumulators; ++i) {
+        const auto x = simd::load(vector + k + i * kLanes);
         for (int c = 0; c < kCount; ++c) {
-          chains[c][chain] = simd::load(columns[c] + k + chain * kLanes) * x +
-                             chains[c][chain];
+          sums_of[c][i] =
+              simd::load(columns[c] + k + i * kLanes) * x + sums_of[c][i];
         }
       }
     }
@@ -82,15 +82,15 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
       const int rest = static_cast<int>(std::min<int64_t>(kLanes, inner - k));
       const auto x = simd::load_partial(vector + k, rest);
       for (int c = 0; c < kCount; ++c) {
-        chains[c][0] =
-            simd::load_partial(columns[c] + k, rest) * x + chains[c][0];
+        sums_of[c][0] =
+            simd::load_partial(columns[c] + k, rest) * x + sums_of[c][0];
       }
     }
     for (int c = 0; c < kCount; ++c) {
-      for (int chain = 1; chain < kChains; ++chain) {
-        chains[c][0] += chains[c][chain];
+      for (int i = 1; i < kAccumulators; ++i) {
+        sums_of[c][0] += sums_of[c][i];
       }
-      sums[column - begin + c] = simd::reduce_add(chains[c][0]);
+      sums[column - begin + c] = simd::reduce_add(sums_of[c][0]);
     }
   };
   int64_t column = begin;

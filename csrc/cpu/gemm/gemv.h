@@ -15,9 +15,6 @@
 
 namespace pkg::cpu {
 
-// Elements of the matrix that a thread should have at the least.
-inline constexpr int64_t kGemvGrain = 32768;
-
 namespace detail {
 
 // Finished sums of the columns from `first` on.
@@ -28,10 +25,10 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
   constexpr int kVectors = 8;
   for (int64_t i = 0; i < count; i += kVectors * kLanes) {
     Vector<C> block[kVectors];
-    const int lanes =
+    const int elements =
         static_cast<int>(std::min<int64_t>(kVectors * kLanes, count - i));
-    const int vectors = (lanes + kLanes - 1) / kLanes;
-    const int tail = lanes - (vectors - 1) * kLanes;
+    const int vectors = (elements + kLanes - 1) / kLanes;
+    const int tail = elements - (vectors - 1) * kLanes;
     for (int v = 0; v < vectors; ++v) {
       const C* from = sums + i + v * kLanes;
       block[v] =
@@ -102,9 +99,8 @@ bool choose_contiguous_rows(MatrixView<T>& matrix, int64_t inner,
 
 // Columns that a thread should have at the least.
 inline int64_t gemv_grain(int64_t columns, int64_t inner, int64_t threads) {
-  return threads > 1
-             ? std::max<int64_t>(kGemvGrain / std::max<int64_t>(inner, 1), 4)
-             : columns;
+  return threads > 1 ? std::max<int64_t>(grain_of(kElementGrain, inner), 4)
+                     : columns;
 }
 
 // output (columns) = vector (inner, `stride` apart) times matrix
@@ -114,7 +110,8 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                      int64_t columns, int64_t inner, Output* output,
                      int64_t threads, const Epilogue& epilogue = {}) {
   using C = simd::Compute<T>;
-  C* x = Workspace::of_this_thread<0>().template request<C>(inner);
+  C* x =
+      Workspace::of_this_thread<Slot::PackedLeft>().template request<C>(inner);
   for (int64_t k = 0; k < inner; ++k) {
     x[k] = static_cast<C>(vector[k * stride]);
   }
@@ -128,8 +125,8 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                             : contiguous_rows ? detail::kRowsRun<C>
                                               : detail::kColumnsRun;
         T* gathered = gathers
-                          ? Workspace::of_this_thread<7>().template request<T>(
-                                run * inner)
+                          ? Workspace::of_this_thread<Slot::GatheredColumns>()
+                                .template request<T>(run * inner)
                           : nullptr;
         for (int64_t first = begin; first < end; first += run) {
           const int64_t last = std::min(first + run, end);
@@ -145,10 +142,10 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
           detail::store_finished(sums, first, last - first, output, epilogue);
         }
         if (gathers) {
-          Workspace::of_this_thread<7>().release_excess();
+          Workspace::of_this_thread<Slot::GatheredColumns>().release_excess();
         }
       });
-  Workspace::of_this_thread<0>().release_excess();
+  Workspace::of_this_thread<Slot::PackedLeft>().release_excess();
 }
 
 }  // namespace pkg::cpu

@@ -1,5 +1,5 @@
 // A row vector of int8 times a matrix of int8 with contiguous rows or columns,
-// summed in int32. The lanes are those of the matrix product's arithmetic
+// summed in int32. The k-groups are those of the matrix product's arithmetic
 // (cpu/gemm/arithmetic.h), made from the matrix as it is read; nothing is
 // packed.
 //
@@ -21,19 +21,19 @@ namespace pkg::cpu {
 namespace detail {
 
 using Int8Arithmetic = ArithmeticOf<int8_t>::type;
-using Int8Lane = Int8Arithmetic::Lane;
+using Int8KGroup = Int8Arithmetic::KGroup;
 
 // Contiguous columns: dot products, eight columns at a time.
 inline void dot_int8_columns(const int8_t* vector, int32_t start,
                              const MatrixView<int8_t>& matrix, int64_t begin,
                              int64_t end, int64_t inner, int32_t* output) {
   constexpr int64_t kRun =
-      simd::kLanes<Int8Lane> * int64_t{Int8Arithmetic::kDepth};
+      simd::kLanes<Int8KGroup> * int64_t{Int8Arithmetic::kKGroupSize};
   const auto dot = [&]<int kCount>(int64_t column,
                                    std::integral_constant<int, kCount>) {
     Vector<int32_t> sums[kCount] = {};
     for (int64_t k = 0; k < inner; k += kRun) {
-      const auto x = Int8Arithmetic::load_lanes(vector + k);
+      const auto x = Int8Arithmetic::load_k_groups(vector + k);
       for (int c = 0; c < kCount; ++c) {
         sums[c] = Int8Arithmetic::multiply_add(
             x,
@@ -55,7 +55,7 @@ inline void dot_int8_columns(const int8_t* vector, int32_t start,
   }
 }
 
-// Contiguous rows: a lane's rows at a time are scaled and added to a run of
+// Contiguous rows: a k-group's rows at a time are scaled and added to a run of
 // sums that stays in the L1 cache.
 inline void add_scaled_int8_rows(const int8_t* vector, int32_t start,
                                  const MatrixView<int8_t>& matrix,
@@ -67,22 +67,22 @@ inline void add_scaled_int8_rows(const int8_t* vector, int32_t start,
   for (int64_t first = begin; first < end; first += kRun) {
     const int64_t count = std::min(kRun, end - first);
     std::fill_n(sums, kRun, start);
-    for (int64_t k = 0; k < inner; k += Int8Arithmetic::kDepth) {
-      // The lanes of a step all hold the same values of the vector.
-      int8_t values[Int8Arithmetic::kDepth][kLanes];
-      const int8_t* lines[Int8Arithmetic::kDepth];
-      for (int d = 0; d < Int8Arithmetic::kDepth; ++d) {
+    for (int64_t k = 0; k < inner; k += Int8Arithmetic::kKGroupSize) {
+      // All columns are multiplied by the same values of the vector.
+      int8_t values[Int8Arithmetic::kKGroupSize][kLanes];
+      const int8_t* lines[Int8Arithmetic::kKGroupSize];
+      for (int d = 0; d < Int8Arithmetic::kKGroupSize; ++d) {
         std::memset(values[d], vector[k + d], kLanes);
         lines[d] = values[d];
       }
       const auto x = Int8Arithmetic::interleave(lines);
       for (int64_t i = 0; i < count; i += kLanes) {
-        const int lanes =
+        const int columns =
             static_cast<int>(std::min<int64_t>(kLanes, count - i));
         const auto sum = Int8Arithmetic::multiply_add(
             x,
             load_step<Int8Arithmetic::Right>(
-                matrix.at(k, first + i), matrix.row_stride, lanes, inner - k),
+                matrix.at(k, first + i), matrix.row_stride, columns, inner - k),
             simd::load(sums + i));
         simd::store(sums + i, sum);
       }
@@ -100,17 +100,18 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
                             int64_t inner, int32_t* output, int64_t threads) {
   using Arithmetic = detail::Int8Arithmetic;
   constexpr int64_t kRun =
-      simd::kLanes<detail::Int8Lane> * int64_t{Arithmetic::kDepth};
+      simd::kLanes<detail::Int8KGroup> * int64_t{Arithmetic::kKGroupSize};
   const int64_t padded = (inner + kRun - 1) / kRun * kRun;
-  int8_t* x = Workspace::of_this_thread<0>().request<int8_t>(padded);
+  int8_t* x =
+      Workspace::of_this_thread<Slot::PackedLeft>().request<int8_t>(padded);
   for (int64_t k = 0; k < inner; ++k) {
     x[k] = vector[k * stride];
   }
   std::fill_n(x + inner, padded - inner, int8_t{0});
   int32_t start = 0;
-  if constexpr (Arithmetic::kCorrected) {
+  if constexpr (Arithmetic::kCompensated) {
     const MatrixView<int8_t> row{x, padded, 1};
-    correct_rows<Arithmetic>(row, 1, padded, &start);
+    compensate_rows<Arithmetic>(row, 1, padded, &start);
   }
   const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
   parallel_for(columns, gemv_grain(columns, inner, threads),
@@ -123,7 +124,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
                                             output);
                  }
                });
-  Workspace::of_this_thread<0>().release_excess();
+  Workspace::of_this_thread<Slot::PackedLeft>().release_excess();
 }
 
 }  // namespace pkg::cpu

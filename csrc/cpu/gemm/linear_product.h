@@ -37,10 +37,7 @@ void for_each_matrix(const LinearPlan& plan, const T* input, T* output,
     }
     return;
   }
-  // Multiply-adds under which another thread costs more than it brings.
-  constexpr int64_t kGrain = 64 * 64 * 64;
-  const int64_t work = std::max<int64_t>(matrix * plan.inner, 1);
-  parallel_for(batch, std::max<int64_t>(kGrain / work, 1),
+  parallel_for(batch, grain_of(kMultiplyAddGrain, matrix * plan.inner),
                [&](int64_t begin, int64_t end) {
                  for (int64_t index = begin; index < end; ++index) {
                    product_at(index, 1);
@@ -57,8 +54,7 @@ const simd::Compute<T>* prepare_bias(const std::optional<TensorView>& bias,
   if (!bias) {
     return nullptr;
   }
-  constexpr int kSlot = 8;  // the products that are run meanwhile use others
-  Sum* values = Workspace::of_this_thread<kSlot>().template request<Sum>(
+  Sum* values = Workspace::of_this_thread<Slot::Bias>().template request<Sum>(
       columns + simd::kLanes<Sum>);
   const T* from = static_cast<const T*>(bias->const_data_ptr());
   const int64_t stride = stride_of_bias(*bias);

@@ -1,33 +1,35 @@
-// What gemm_tiles_*.cpp compile: the micro-kernel of cpu/gemm/micro_kernel.h
-// for every height and width of a tile. One source for each arithmetic, so that
-// they are compiled side by side.
+// What cpu/gemm/micro_kernels_*.cpp compile: the micro-kernel for every height
+// and width of a micro-tile. One source for each arithmetic, so that they are
+// compiled side by side.
 #pragma once
 
 #include "cpu/gemm/micro_kernel.h"
 
 namespace pkg::cpu {
 
-template <class Arithmetic, class Left, class RightLane>
-void multiply_any_tile(int height, int vectors, int64_t depth, const Left& left,
-                       const RightLane* right, int64_t step_stride, int64_t row,
-                       const TileSums<typename Arithmetic::Accumulator>& sums) {
+template <ProductArithmetic Arithmetic,
+          LeftMicroPanels<typename Arithmetic::KGroup> Left, class RightKGroup>
+void any_micro_kernel(
+    int height, int vectors, int64_t depth, const Left& left,
+    const RightKGroup* right, int64_t step_stride, int64_t row,
+    const MicroTileSums<typename Arithmetic::Accumulator>& sums) {
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   with_strip_height(height, [&](auto rows) {
-    if (vectors == kTileVectors) {
-      detail::multiply_tile<Arithmetic, rows(), kTileVectors>(
-          depth, left, right, step_stride, row, 0, kTileVectors * kLanes, sums);
+    if (vectors == kNRVectors) {
+      detail::micro_kernel<Arithmetic, rows(), kNRVectors>(
+          depth, left, right, step_stride, row, 0, kNRVectors * kLanes, sums);
     } else {
-      detail::multiply_tile<Arithmetic, rows(), 1>(
+      detail::micro_kernel<Arithmetic, rows(), 1>(
           depth, left, right, step_stride, row, 0, kLanes, sums);
     }
   });
 }
 
-// A left operand, packed or in place, with a right operand of RightLane.
-#define PKG_MULTIPLY_TILES(Arithmetic, Left, RightLane)                   \
-  template void                                                           \
-  multiply_any_tile<Arithmetic, Left<Arithmetic::Lane>, RightLane>(       \
-      int, int, int64_t, const Left<Arithmetic::Lane>&, const RightLane*, \
-      int64_t, int64_t, const TileSums<Arithmetic::Accumulator>&)
+// A left operand, packed or in place, with a right operand of RightKGroup.
+#define PKG_MICRO_KERNELS(Arithmetic, Left, RightKGroup)                      \
+  template void                                                               \
+  any_micro_kernel<Arithmetic, Left<Arithmetic::KGroup>, RightKGroup>(        \
+      int, int, int64_t, const Left<Arithmetic::KGroup>&, const RightKGroup*, \
+      int64_t, int64_t, const MicroTileSums<Arithmetic::Accumulator>&)
 
 }  // namespace pkg::cpu

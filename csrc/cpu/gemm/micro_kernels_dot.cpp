@@ -4,14 +4,14 @@
 
 namespace pkg::cpu {
 
-PKG_MULTIPLY_TILES(Int8Dot, RowsInPlace, uint32_t);
+PKG_MICRO_KERNELS(Int8Dot, RowsInPlace, uint32_t);
 #if defined(__AVX512BF16__)
-PKG_MULTIPLY_TILES(Bfloat16Dot, RowsInPlace, uint32_t);
+PKG_MICRO_KERNELS(Bfloat16Dot, RowsInPlace, uint32_t);
 #endif
 #if !defined(PKG_HAS_TILES)
-PKG_MULTIPLY_TILES(Int8Dot, PackedStrips, uint32_t);
+PKG_MICRO_KERNELS(Int8Dot, PackedStrips, uint32_t);
 #if defined(__AVX512BF16__)
-PKG_MULTIPLY_TILES(Bfloat16Dot, PackedStrips, uint32_t);
+PKG_MICRO_KERNELS(Bfloat16Dot, PackedStrips, uint32_t);
 #endif
 #endif
 

@@ -3,7 +3,7 @@
 
 namespace pkg::cpu {
 
-PKG_MULTIPLY_TILES(Floating<double>, PackedStrips, double);
-PKG_MULTIPLY_TILES(Floating<double>, RowsInPlace, double);
+PKG_MICRO_KERNELS(Floating<double>, PackedStrips, double);
+PKG_MICRO_KERNELS(Floating<double>, RowsInPlace, double);
 
 }  // namespace pkg::cpu

@@ -4,11 +4,11 @@
 
 namespace pkg::cpu {
 
-PKG_MULTIPLY_TILES(Floating<float>, PackedStrips, float);
-PKG_MULTIPLY_TILES(Floating<float>, RowsInPlace, float);
-PKG_MULTIPLY_TILES(Floating<float>, PackedStrips, Half);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, float);
+PKG_MICRO_KERNELS(Floating<float>, RowsInPlace, float);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Half);
 #if !defined(__AVX512BF16__)
-PKG_MULTIPLY_TILES(Floating<float>, PackedStrips, BFloat16);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, BFloat16);
 #endif
 
 }  // namespace pkg::cpu

@@ -3,9 +3,9 @@
 // more memory than the original (but for filling the last panel); half
 // precision is converted when it is loaded into a register.
 //
-// Layout: panels of kTileColumns columns; each holds every step of the inner
-// dimension, a step's lanes side by side. For one row it is read from front to
-// back; for many, in blocks of kBlockDepth steps.
+// Layout: micro-panels of NR columns, as cpu/gemm/contract.h draws them, but
+// over the whole inner dimension. For one row one is read from front to back;
+// for many, in blocks of KC.
 #pragma once
 
 #include <algorithm>
@@ -20,21 +20,22 @@ namespace pkg::cpu {
 
 namespace detail {
 
-// Lanes that are only stored: kDepth values of T, unconverted.
+// K-groups that are only stored: kKGroupSize values of T, unconverted.
 template <class T, bool kPairs>
-struct StoredLanes;
+struct StoredKGroup;
 template <class T>
-struct StoredLanes<T, false> {
-  using Lane = T;
+struct StoredKGroup<T, false> {
+  using KGroup = T;
 };
 template <class T>
-struct StoredLanes<T, true> {
-  using Lane = uint32_t;
+struct StoredKGroup<T, true> {
+  using KGroup = uint32_t;
 };
 
 template <class T>
-using PackedLane = typename StoredLanes<T, ArithmeticOf<T>::type::kDepth == 2 &&
-                                               sizeof(T) == 2>::Lane;
+using PackedKGroup =
+    typename StoredKGroup<T, ArithmeticOf<T>::type::kKGroupSize == 2 &&
+                                 sizeof(T) == 2>::KGroup;
 
 }  // namespace detail
 
@@ -42,48 +43,56 @@ using PackedLane = typename StoredLanes<T, ArithmeticOf<T>::type::kDepth == 2 &&
 template <class T>
 int64_t packed_right_elements(int64_t columns, int64_t inner) {
   using Arithmetic = typename ArithmeticOf<T>::type;
-  constexpr int64_t kColumns = kTileColumns<Arithmetic>;
+  constexpr int64_t kColumns = kNR<Arithmetic>;
   return (columns + kColumns - 1) / kColumns * kColumns *
-         depth_of<Arithmetic>(inner) * Arithmetic::kDepth;
+         depth_of<Arithmetic>(inner) * Arithmetic::kKGroupSize;
 }
+
+namespace detail {
+
+// A micro-panel of elements narrower than the k-groups that they are packed as:
+// these are made a block at a time, then narrowed, which is exact.
+template <class Arithmetic, class T>
+void pack_narrow_panel(const MatrixView<T>& right, int64_t column,
+                       int64_t count, int64_t inner, T* packed) {
+  using KGroup = typename Arithmetic::KGroup;
+  constexpr int kColumns = kNR<Arithmetic>;
+  constexpr int64_t kValues = 64;
+  static_assert(Arithmetic::kKGroupSize == 1);
+  alignas(64) KGroup wide[kValues * kColumns];
+  for_each_block(inner, kValues, [&](int64_t k, int64_t values) {
+    pack_micro_panel<Arithmetic>(right.from(k, 0), column, count, values, wide);
+    for (int64_t i = 0; i < values * kColumns; i += simd::kLanes<KGroup>) {
+      simd::store(packed + k * kColumns + i, simd::load(wide + i));
+    }
+  });
+}
+
+}  // namespace detail
 
 // `packed` is aligned to a cache line.
 template <class T>
 void pack_right_operand(const MatrixView<T>& right, int64_t columns,
                         int64_t inner, T* packed, int64_t threads) {
   using Arithmetic = typename ArithmeticOf<T>::type;
-  using Lane = typename Arithmetic::Lane;
-  constexpr int kColumns = kTileColumns<Arithmetic>;
-  constexpr int kDepth = Arithmetic::kDepth;
+  using KGroup = typename Arithmetic::KGroup;
+  constexpr int kColumns = kNR<Arithmetic>;
+  constexpr int kKGroupSize = Arithmetic::kKGroupSize;
   const int64_t panels = (columns + kColumns - 1) / kColumns;
   const int64_t panel_elements =
-      kColumns * depth_of<Arithmetic>(inner) * kDepth;
+      kColumns * depth_of<Arithmetic>(inner) * kKGroupSize;
   parallel_for(
       panels, threads > 1 ? 1 : panels, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
           const int64_t column = panel * kColumns;
-          const int count =
-              static_cast<int>(std::min<int64_t>(kColumns, columns - column));
+          const int64_t count = std::min<int64_t>(kColumns, columns - column);
           T* to = packed + panel * panel_elements;
-          if constexpr (sizeof(T) * kDepth == sizeof(Lane)) {
-            pack_lines<Arithmetic>(right.at(0, column), right.column_stride,
-                                   right.row_stride, count, kColumns, inner,
-                                   reinterpret_cast<Lane*>(to));
+          if constexpr (sizeof(T) * kKGroupSize == sizeof(KGroup)) {
+            pack_micro_panel<Arithmetic>(right, column, count, inner,
+                                         reinterpret_cast<KGroup*>(to));
           } else {
-            // Lanes are wider: they are packed a block at a time, then
-            // narrowed, which is exact.
-            constexpr int kLanes = simd::kLanes<Lane>;
-            constexpr int64_t kSteps = 64;
-            alignas(64) Lane wide[kSteps * kColumns];
-            for (int64_t k = 0; k < inner; k += kSteps) {
-              const int64_t steps = std::min(kSteps, inner - k);
-              pack_lines<Arithmetic>(right.at(k, column), right.column_stride,
-                                     right.row_stride, count, kColumns, steps,
-                                     wide);
-              for (int64_t i = 0; i < steps * kColumns; i += kLanes) {
-                simd::store(to + k * kColumns + i, simd::load(wide + i));
-              }
-            }
+            detail::pack_narrow_panel<Arithmetic>(right, column, count, inner,
+                                                  to);
           }
         }
       });
@@ -91,76 +100,75 @@ void pack_right_operand(const MatrixView<T>& right, int64_t columns,
 
 namespace detail {
 
-// One thread's rectangle. The packed operand stays where it is, so that a strip
-// of rows may be as deep as the inner dimension where that fits the L2 cache.
-template <class Arithmetic, class Input, class RightLane, class Output,
+// One thread's rectangle. The packed operand stays where it is, so that loop 4
+// is inside loops 5 and 3: sums of MC x NC over all of K.
+template <class Arithmetic, class Input, class RightKGroup, class Output,
           class Epilogue>
-void multiply_packed_alone(const Product<Input, Output>& product,
-                           const RightLane* packed, int64_t panel_stride,
-                           int64_t first_row, int64_t first_column,
-                           const Epilogue& epilogue) {
-  using Lane = typename Arithmetic::Lane;
-  using Accumulator = typename Arithmetic::Accumulator;
-  constexpr int kColumns = kTileColumns<Arithmetic>;
-  const MatrixView<Input>& left = product.left;
-  const int64_t step = even_block(product.inner, kBlockValues<Arithmetic>,
-                                  kBlockUnit<Arithmetic>);
-  const int64_t block =
-      std::min(product.rows, even_block(product.rows, kBlockRows, kTileRows));
-  const int64_t width = std::min(
-      product.columns, even_block(product.columns, kBlockColumns, kColumns));
-  const bool in_place = reads_left_in_place<Arithmetic>(left, product.inner);
-  Lane* packed_left = nullptr;
-  if (!in_place) {
-    packed_left = Workspace::of_this_thread<0>().template request<Lane>(
-        block * depth_of<Arithmetic>(step));
-  }
-  Accumulator* sums = nullptr;
-  const int64_t sums_stride = (width + kColumns - 1) / kColumns * kColumns;
-  if (!std::is_same_v<Accumulator, Output> && step < product.inner) {
-    sums = Workspace::of_this_thread<1>().template request<Accumulator>(
-        block * sums_stride);
-  }
-  for (int64_t row = 0; row < product.rows; row += block) {
-    const int64_t rows = std::min(block, product.rows - row);
-    for (int64_t column = 0; column < product.columns; column += width) {
-      const int64_t columns = std::min(width, product.columns - column);
-      const EpilogueFrom<Epilogue> place{epilogue, first_row + row,
-                                         first_column + column};
-      Output* output = product.output + row * product.output_stride + column;
-      for (int64_t k = 0; k < product.inner; k += step) {
-        const int64_t values = std::min(step, product.inner - k);
-        StoreSums<Accumulator, Output, EpilogueFrom<Epilogue>> store{
-            sums,   sums_stride,           k == 0, k + values == product.inner,
-            output, product.output_stride, place};
-        if constexpr (std::is_same_v<Accumulator, Output>) {
-          store.partial = output;
-          store.partial_stride = product.output_stride;
-        }
-        const RightPanels<RightLane> panels{
-            packed + column / kColumns * panel_stride +
-                k / Arithmetic::kDepth * kColumns,
-            kColumns, panel_stride};
-        const int64_t depth = depth_of<Arithmetic>(values);
-        if (in_place) {
-          if constexpr (std::is_same_v<RightLane, Lane>) {
-            multiply_panels<Arithmetic>(
-                rows, columns, depth,
-                RowsInPlace<Lane>{
-                    reinterpret_cast<const std::byte*>(left.at(row, k)),
-                    left.row_stride * static_cast<int64_t>(sizeof(Input))},
-                panels, store);
-          }
-        } else {
-          pack_rows<Arithmetic>(left.from(row, k), rows, values, packed_left);
-          multiply_panels<Arithmetic>(
-              rows, columns, depth, packed_rows<Arithmetic>(packed_left, depth),
-              panels, store);
-        }
-      }
+class PackedProduct {
+ public:
+  PackedProduct(const Product<Input, Output>& product,
+                const RightKGroup* packed, int64_t panel_stride)
+      : product_(product),
+        packed_(packed),
+        panel_stride_(panel_stride),
+        kc_(even_block(product.inner, kKC<Arithmetic>, kKCUnit<Arithmetic>)),
+        mc_(std::min(product.rows, even_block(product.rows, kMC, kMR))),
+        nc_(std::min(product.columns,
+                     even_block(product.columns, kNC, kColumns))),
+        left_(product.left, product.inner, mc_, kc_),
+        sums_stride_((nc_ + kColumns - 1) / kColumns * kColumns) {
+    if (!std::is_same_v<Accumulator, Output> && kc_ < product.inner) {
+      sums_ = Workspace::of_this_thread<Slot::PartialSums>()
+                  .template request<Accumulator>(mc_ * sums_stride_);
     }
   }
-}
+
+  void run(int64_t first_row, int64_t first_column,
+           const Epilogue& epilogue) const {
+    for_each_block(product_.rows, mc_, [&](int64_t row, int64_t rows) {
+      for_each_block(product_.columns, nc_, [&](int64_t column, int64_t count) {
+        multiply_block(row, rows, column, count,
+                       EpilogueFrom<Epilogue>{epilogue, first_row + row,
+                                              first_column + column});
+      });
+    });
+  }
+
+ private:
+  using Accumulator = typename Arithmetic::Accumulator;
+  static constexpr int kColumns = kNR<Arithmetic>;
+
+  void multiply_block(int64_t row, int64_t rows, int64_t column,
+                      int64_t columns,
+                      const EpilogueFrom<Epilogue>& place) const {
+    Output* output = product_.output + row * product_.output_stride + column;
+    for_each_block(product_.inner, kc_, [&](int64_t k, int64_t values) {
+      StoreSums<Accumulator, Output, EpilogueFrom<Epilogue>> store{
+          sums_,  sums_stride_,           k == 0, k + values == product_.inner,
+          output, product_.output_stride, place};
+      if constexpr (std::is_same_v<Accumulator, Output>) {
+        store.partial = output;
+        store.partial_stride = product_.output_stride;
+      }
+      left_.multiply(
+          row, rows, k, values, columns,
+          RightPanels<RightKGroup>{packed_ + column / kColumns * panel_stride_ +
+                                       k / Arithmetic::kKGroupSize * kColumns,
+                                   kColumns, panel_stride_},
+          store);
+    });
+  }
+
+  const Product<Input, Output>& product_;
+  const RightKGroup* packed_;
+  int64_t panel_stride_;
+  int64_t kc_;
+  int64_t mc_;
+  int64_t nc_;
+  LeftBlocks<Arithmetic, Input> left_;
+  Accumulator* sums_ = nullptr;
+  int64_t sums_stride_;
+};
 
 }  // namespace detail
 
@@ -172,9 +180,9 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
                      Output* output, int64_t output_stride, int64_t threads,
                      const Epilogue& epilogue = {}) {
   using Arithmetic = typename ArithmeticOf<Input>::type;
-  using RightLane = detail::PackedLane<Input>;
-  constexpr int kColumns = kTileColumns<Arithmetic>;
-  static_assert(!Arithmetic::kCorrected);
+  using RightKGroup = detail::PackedKGroup<Input>;
+  constexpr int kColumns = kNR<Arithmetic>;
+  static_assert(!Arithmetic::kCompensated);
   if (rows == 0 || columns == 0) {
     return;
   }
@@ -182,14 +190,14 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
     return matrix_product(left, MatrixView<Input>{packed, 0, 0}, rows, columns,
                           inner, output, output_stride, threads, epilogue);
   }
-  const auto* lanes = reinterpret_cast<const RightLane*>(packed);
+  const auto* panels = reinterpret_cast<const RightKGroup*>(packed);
   const int64_t panel_stride = kColumns * depth_of<Arithmetic>(inner);
   // One row is bound by reading the operand: a grain as for a vector.
-  threads = rows == 1
-                ? std::clamp<int64_t>(columns * inner / kGemvGrain, 1, threads)
-                : detail::useful_threads(rows, columns, inner, threads);
+  threads = rows == 1 ? std::clamp<int64_t>(columns * inner / kElementGrain, 1,
+                                            threads)
+                      : detail::useful_threads(rows, columns, inner, threads);
   detail::for_each_rectangle<Arithmetic>(
-      rows, columns, kTileRows, kColumns, threads,
+      rows, columns, kMR, kColumns, threads,
       [&](int64_t row, int64_t part_rows, int64_t column,
           int64_t part_columns) {
         const Product<Input, Output> part{left.from(row, 0),
@@ -199,9 +207,9 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
                                           inner,
                                           output + row * output_stride + column,
                                           output_stride};
-        detail::multiply_packed_alone<Arithmetic>(
-            part, lanes + column / kColumns * panel_stride, panel_stride, row,
-            column, epilogue);
+        detail::PackedProduct<Arithmetic, Input, RightKGroup, Output, Epilogue>(
+            part, panels + column / kColumns * panel_stride, panel_stride)
+            .run(row, column, epilogue);
       });
 }
 

@@ -1,4 +1,4 @@
-// Products of int8 with int4, four values a lane.
+// Products of int8 with int4, four values an element.
 //
 // The instructions multiply unsigned by signed bytes, so an int4 value q counts
 // as q + 8, which is its bits with the highest one flipped and lies in 0 ...

@@ -1,26 +1,68 @@
 // A few rows of activations times a 4-bit weight: integer dot products of the
-// weight's four-bit values with the digits of the activations
-// (cpu/int4/limbs.h), scaled by chunks of 128 columns.
+// weight's four-bit values with the activations' limbs, scaled chunk by chunk.
 //
-// A chunk of a row of the weight is 64 bytes: with AVX-512 one register, of
-// which the lower and the upper halves of all bytes are two operands of
-// unsigned bytes. VPDPBUSD then makes 64 products, so that a register of 128
-// weights costs 3 logical instructions, 2 dot products a digit and 6 others (to
-// add the digits up, convert and scale the sum) for each row of activations.
-// Tables of the values in a register, and multiply-adds in bfloat16 or float32,
-// would take 12 or 24 instructions for the products alone. Without VNNI, pairs
-// of products are added in 16 bits: 15 2^7 2 each, eight at the most, so that
-// they do not overflow.
+// Layout. Eight rows of the weight are a tile (TiledLayout); a row of a tile is
+// words of 32 bits, of eight values each. Word (b, c) holds, of the block of 32
+// columns from 32 b on, those that lane c of a tensor core's four has:
+//
+//   bits     28-31  24-27  20-23  16-19  12-15   8-11    4-7    0-3
+//   column  2c+25  2c+17   2c+9   2c+1  2c+24  2c+16   2c+8   2c+0     + 32 b
+//           \___ byte 3 __/\__ byte 2 __/\__ byte 1 __/\__ byte 0 __/
+//
+// A chunk is 128 columns of a row: 16 words, 64 bytes, one register of AVX-512.
+// With inner_k_tiles 8 they are contiguous; with 4 or 2 they are two or four
+// runs of 8 or 4 words (kRun), each a supertile of the eight rows further:
+//
+//   row 0  | w0 w1 ... w15 |
+//   row 1  | w0 w1 ... w15 |   a chunk of a tile: 512 bytes
+//    ...
+//   row 7  | w0 w1 ... w15 |
+//
+// Each byte holds two values, low and high, l and h. The activations of
+// the chunk lie in the same order (LimbChunk): for each limb i 64 bytes of the
+// columns of the low halves, and 64 of those of the high ones:
+//
+//   words           | h63 l63 | ... | h1 l1 | h0 l0 |
+//   & 0x0F..0F      |     l63 | ... |    l1 |    l0 |  times limbs[i][0]
+//   >> 4 & 0x0F..0F |     h63 | ... |    h1 |    h0 |  times limbs[i][1]
+//
+// Four products of bytes are added in each element of 32 bits (ByteSums), so
+// that an element has the eight values of a word, and those of another one for
+// each further register that a chunk of a row takes.
+//
+// Arithmetic. A value q, 0 to 15, stands for the weight (q - 8) s + z, with s
+// and z of its row and group of columns; an activation is x = X u, X = sum over
+// i of 256^i L_i, with u of its chunk (cpu/int4/limbs.h). Over the columns k:
+//
+//   sum x w = sum over chunks  u s (sum X (q - 8)) + sum over groups  z (sum x)
+//   sum X (q - 8) = sum over i  256^i (sum L_i q)  -  8 sum X
+//                               \__ dot products __/  \_ compensation
+//
+// q is unsigned and L_i signed, as the instructions want bytes. All of the last
+// line is exact: integers wrap modulo 2^32, and the result, in an element of a
+// register, is of 8 values with AVX-512, 16 with AVX2 and 32 with SSE, each of
+// at most 8 |X| < 2^26, and so below 2^31. It is then converted to float,
+// scaled by u s, and added to the sums of the row. z (sum x) is a result's
+// first term.
+//
+// Cost. A register of 128 weights takes 3 logical instructions, 2 dot products
+// a limb and 6 others (to combine the limbs, convert and scale) for each row of
+// activations. Tables of the values in a register, and multiply-adds in
+// bfloat16 or float32, would take 12 or 24 instructions for the products alone.
 //
 // Bytes: the weight once, K N / 2, and its scales. Bound by reading it for one
 // row; more rows find a tile of it (8 K / 2 bytes) in the L1 cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
-#include "cpu/gemm/packing.h"
+#include "cpu/gemm/operands.h"
+#include "cpu/int4/byte_sums.h"
 #include "cpu/int4/limbs.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
@@ -33,88 +75,13 @@ namespace detail {
 inline constexpr int kLanes32 = simd::kLanes<int32_t>;
 // Registers that a chunk of a row takes.
 inline constexpr int kChunkVectors = kChunkWords / kLanes32;
+// Rows of the weight side by side: what depends on a result that is not there
+// yet is not next in line then, and does not fill the processor's queue.
+inline constexpr int kRowsTogether = simd::kVectorRegisters < 32 ? 1 : 2;
 
 // How a chunk is scaled: by one number (groups of whole chunks), or by one for
 // each word.
 enum class ChunkScales { One, Words };
-
-// The sums of unsigned by signed bytes in groups of four.
-#if defined(__AVX512VNNI__)
-struct ByteSums {
-  static constexpr bool kStartsAnywhere = true;
-  __m512i sums = _mm512_setzero_si512();
-
-  void start(Vector<int32_t> value) { sums = std::bit_cast<__m512i>(value); }
-
-  void add(Vector<uint32_t> values, const int8_t* digits) {
-    sums = _mm512_dpbusd_epi32(sums, std::bit_cast<__m512i>(values),
-                               _mm512_load_si512(digits));
-  }
-  Vector<int32_t> total() const { return std::bit_cast<Vector<int32_t>>(sums); }
-};
-#elif defined(__SSSE3__)
-struct ByteSums {
-#if defined(__AVX512BW__)
-  using Register = __m512i;
-  static Register multiply(Register values, Register digits) {
-    return _mm512_maddubs_epi16(values, digits);
-  }
-  static Register add_pairs(Register sums) {
-    return _mm512_madd_epi16(sums, _mm512_set1_epi16(1));
-  }
-#elif defined(__AVX2__)
-  using Register = __m256i;
-  static Register multiply(Register values, Register digits) {
-    return _mm256_maddubs_epi16(values, digits);
-  }
-  static Register add_pairs(Register sums) {
-    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-  }
-#else
-  using Register = __m128i;
-  static Register multiply(Register values, Register digits) {
-    return _mm_maddubs_epi16(values, digits);
-  }
-  static Register add_pairs(Register sums) {
-    return _mm_madd_epi16(sums, _mm_set1_epi16(1));
-  }
-#endif
-  static constexpr bool kStartsAnywhere = false;
-  Vector<int16_t> sums{};
-
-  void start(Vector<int32_t>) {}
-
-  void add(Vector<uint32_t> values, const int8_t* digits) {
-    const auto signed_bytes = std::bit_cast<Register>(
-        simd::load(reinterpret_cast<const uint32_t*>(digits)));
-    sums += std::bit_cast<Vector<int16_t>>(
-        multiply(std::bit_cast<Register>(values), signed_bytes));
-  }
-  Vector<int32_t> total() const {
-    return std::bit_cast<Vector<int32_t>>(
-        add_pairs(std::bit_cast<Register>(sums)));
-  }
-};
-#else
-struct ByteSums {
-  static constexpr bool kStartsAnywhere = true;
-  Vector<int32_t> sums{};
-
-  void start(Vector<int32_t> value) { sums = value; }
-
-  void add(Vector<uint32_t> values, const int8_t* digits) {
-    const auto all = std::bit_cast<Vector<uint32_t>>(
-        simd::load(reinterpret_cast<const uint32_t*>(digits)));
-    for (int byte = 0; byte < 4; ++byte) {
-      const auto value =
-          std::bit_cast<Vector<int32_t>>(values >> (8 * byte) & 0xFFU);
-      sums += value *
-              (std::bit_cast<Vector<int32_t>>(all << (24 - 8 * byte)) >> 24);
-    }
-  }
-  Vector<int32_t> total() const { return sums; }
-};
-#endif
 
 // kLanes32 words of a chunk of a row, from word `first` on. The words of a
 // supertile's row are contiguous, kRun of them; the next supertile's are
@@ -139,95 +106,120 @@ template <int kRun>
   }
 }
 
-// Adds what a row of activations gives for eight rows of the weight.
-template <int kDigits, int kRun, ChunkScales kScales>
-void multiply_row(const uint32_t* tile, const DigitChunk<kDigits>* input,
+// The limbs' sums combined, as float.
+template <int kLimbs>
+[[gnu::always_inline]] inline Vector<float> combine_limbs(
+    const ByteSums (&sums)[kLimbs], Vector<int32_t> compensation) {
+  Vector<int32_t> total = sums[kLimbs - 1].total();
+  for (int limb = kLimbs - 1; limb-- > 0;) {
+    total = (total << 8) + sums[limb].total();
+  }
+  if constexpr (!ByteSums::kStartsAnywhere) {
+    total += compensation;
+  }
+  return __builtin_convertvector(total, Vector<float>);
+}
+
+// One register of the words of kRowsTogether rows times all limbs.
+template <int kLimbs, int kRun>
+[[gnu::always_inline]] inline void multiply_words(
+    const uint32_t* words, int v, const LimbChunk<kLimbs>& x,
+    ByteSums (&sums)[kRowsTogether][kLimbs]) {
+  // Words from one supertile's row to the next supertile's.
+  constexpr int64_t kSupertile = kTiledRows * kRun;
+  const Vector<uint32_t> mask = Vector<uint32_t>{} + 0x0F0F0F0FU;
+  Vector<uint32_t> halves[2][kRowsTogether];
+  for (int row = 0; row < kRowsTogether; ++row) {
+    const Vector<uint32_t> pairs =
+        load_chunk<kRun>(words + row * kRun, kSupertile, v * kLanes32);
+    halves[0][row] = pairs & mask;
+    halves[1][row] = (pairs >> 4) & mask;
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (int limb = 0; limb < kLimbs; ++limb) {
+      for (int row = 0; row < kRowsTogether; ++row) {
+        sums[row][limb].add(halves[half][row],
+                            x.limbs[limb][half] + v * kLanes32 * 4);
+      }
+    }
+  }
+}
+
+// Of one chunk: the compensation of each register of words, and of all.
+struct ChunkCompensation {
+  Vector<int32_t> of_vector[kChunkVectors];
+  Vector<int32_t> total{};
+
+  [[gnu::always_inline]] inline explicit ChunkCompensation(
+      const int32_t* words) {
+    for (int v = 0; v < kChunkVectors; ++v) {
+      of_vector[v] = simd::load(words + v * kLanes32);
+      total += of_vector[v];
+    }
+  }
+};
+
+// A chunk of kRowsTogether rows of the weight: adds its scaled products to
+// their sums. `scales` are those of the first of the rows.
+template <int kLimbs, int kRun, ChunkScales kScales>
+[[gnu::always_inline]] inline void multiply_chunk(
+    const uint32_t* words, const LimbChunk<kLimbs>& x,
+    const ChunkCompensation& compensation, const float* scales,
+    Vector<float>* sums) {
+  ByteSums of_limbs[kRowsTogether][kLimbs];
+  for (int row = 0; row < kRowsTogether; ++row) {
+    of_limbs[row][0].start(compensation.total);
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kChunkVectors; ++v) {
+    if constexpr (kScales == ChunkScales::Words) {
+      for (int row = 0; row < kRowsTogether; ++row) {
+        for (int limb = 0; limb < kLimbs; ++limb) {
+          of_limbs[row][limb] = {};
+        }
+        of_limbs[row][0].start(compensation.of_vector[v]);
+      }
+    }
+    multiply_words<kLimbs, kRun>(words, v, x, of_limbs);
+    if constexpr (kScales == ChunkScales::Words) {
+      for (int row = 0; row < kRowsTogether; ++row) {
+        sums[row] += combine_limbs(of_limbs[row], compensation.of_vector[v]) *
+                     simd::load(scales + row * kChunkWords + v * kLanes32);
+      }
+    }
+  }
+  if constexpr (kScales == ChunkScales::One) {
+    for (int row = 0; row < kRowsTogether; ++row) {
+      sums[row] +=
+          combine_limbs(of_limbs[row], compensation.total) * scales[row];
+    }
+  }
+}
+
+// Adds what a row of activations gives for the eight rows of a tile.
+template <int kLimbs, int kRun, ChunkScales kScales>
+void multiply_row(const uint32_t* tile, const LimbChunk<kLimbs>* input,
                   int64_t chunks, const float* scales, float* results) {
   constexpr int kRows = static_cast<int>(kTiledRows);
-  // Rows side by side: what waits for a result is not next in line then, and
-  // does not fill the processor's queue.
-  constexpr int kTogether = simd::kVectorRegisters < 32 ? 1 : 2;
-  // Words from one row of a chunk to the next, and from chunk to chunk.
-  constexpr int64_t kSupertile = kRows * kRun;
-  constexpr int64_t kStride = kRows * kChunkWords;
+  constexpr int64_t kChunk = kRows * kChunkWords;  // words of a tile
+  constexpr int64_t kScalesOfRow =
+      kScales == ChunkScales::One ? 1 : kChunkWords;
   // Words. One row of activations times 4096 x 4096 from memory, on a Zen 4:
   // 0.45 ms in bfloat16 with 8, 16 or 32 KiB ahead into the L2 cache, 0.65 with
   // 4 KiB ahead into the L1, 0.34 where the weight is in a cache.
   constexpr int64_t kAhead = 4096;
-  const Vector<uint32_t> mask = Vector<uint32_t>{} + 0x0F0F0F0FU;
   Vector<float> sums[kRows] = {};
-  const auto add_up = [&](const ByteSums(&of_digits)[kDigits],
-                          Vector<int32_t> correction) {
-    Vector<int32_t> total = of_digits[kDigits - 1].total();
-    for (int digit = kDigits - 1; digit-- > 0;) {
-      total = (total << 8) + of_digits[digit].total();
-    }
-    if constexpr (!ByteSums::kStartsAnywhere) {
-      total += correction;
-    }
-    return __builtin_convertvector(total, Vector<float>);
-  };
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const DigitChunk<kDigits>& x = input[chunk];
     // The instructions between two cache lines fill the processor's queue,
     // which so does not reach far ahead.
-    for (int64_t word = 0; word < kStride; word += 16) {
-      __builtin_prefetch(tile + chunk * kStride + kAhead + word, 0, 2);
-    }
-    Vector<int32_t> corrections[kChunkVectors];
-    Vector<int32_t> correction{};
-    for (int v = 0; v < kChunkVectors; ++v) {
-      corrections[v] = simd::load(x.corrections + v * kLanes32);
-      correction += corrections[v];
-    }
+    prefetch_bytes<PrefetchTo::L2>(tile + chunk * kChunk + kAhead, 4 * kChunk);
+    const LimbChunk<kLimbs>& x = input[chunk];
+    const ChunkCompensation compensation(x.compensation);
 #pragma GCC unroll 8
-    for (int first = 0; first < kRows; first += kTogether) {
-      const uint32_t* words = tile + chunk * kStride + first * kRun;
-      ByteSums of_digits[kTogether][kDigits];
-      for (int row = 0; row < kTogether; ++row) {
-        of_digits[row][0].start(correction);
-      }
-#pragma GCC unroll 4
-      for (int v = 0; v < kChunkVectors; ++v) {
-        if constexpr (kScales == ChunkScales::Words) {
-          for (int row = 0; row < kTogether; ++row) {
-            for (int digit = 0; digit < kDigits; ++digit) {
-              of_digits[row][digit] = {};
-            }
-            of_digits[row][0].start(corrections[v]);
-          }
-        }
-        Vector<uint32_t> halves[2][kTogether];
-        for (int row = 0; row < kTogether; ++row) {
-          const Vector<uint32_t> pairs =
-              load_chunk<kRun>(words + row * kRun, kSupertile, v * kLanes32);
-          halves[0][row] = pairs & mask;
-          halves[1][row] = (pairs >> 4) & mask;
-        }
-        for (int half = 0; half < 2; ++half) {
-          for (int digit = 0; digit < kDigits; ++digit) {
-            for (int row = 0; row < kTogether; ++row) {
-              of_digits[row][digit].add(
-                  halves[half][row], x.digits[digit][half] + v * kLanes32 * 4);
-            }
-          }
-        }
-        if constexpr (kScales == ChunkScales::Words) {
-          for (int row = 0; row < kTogether; ++row) {
-            sums[first + row] +=
-                add_up(of_digits[row], corrections[v]) *
-                simd::load(scales +
-                           (chunk * kRows + first + row) * kChunkWords +
-                           v * kLanes32);
-          }
-        }
-      }
-      if constexpr (kScales == ChunkScales::One) {
-        for (int row = 0; row < kTogether; ++row) {
-          sums[first + row] += add_up(of_digits[row], correction) *
-                               scales[chunk * kRows + first + row];
-        }
-      }
+    for (int first = 0; first < kRows; first += kRowsTogether) {
+      multiply_chunk<kLimbs, kRun, kScales>(
+          tile + chunk * kChunk + first * kRun, x, compensation,
+          scales + (chunk * kRows + first) * kScalesOfRow, sums + first);
     }
   }
   if constexpr (simd::kLanes<float> >= kRows) {
@@ -243,21 +235,21 @@ void multiply_row(const uint32_t* tile, const DigitChunk<kDigits>* input,
   }
 }
 
-// Eight lanes: the rows of a tile.
+// Eight elements: the rows of a tile.
 using TileBits = simd::VectorOf<uint32_t, 4 * kTiledRows>::type;
 using TileFloats = simd::VectorOf<float, 4 * kTiledRows>::type;
 
 // Scales and zeros of two tiles: by tile and group, eight of either. A group's
 // are a cache line, far from that of the next group, often in the same set of
 // the L1 cache, and where no prefetcher of the processor foresees it: it is
-// read once, and the one that follows is asked for, into the L2.
+// read once, and the one that follows is prefetched, into the L2.
 constexpr int64_t kScalesOfGroup = 2 * kTiledRows;
 
 inline void unpack_scales(const TiledWeight& weight, int64_t tile,
                           int64_t tiles, float* to) {
   for (int64_t group = 0; group < weight.groups(); ++group) {
     const std::byte* pairs = weight.pairs(group, tile * kTiledRows);
-    __builtin_prefetch(pairs + 2 * sizeof(TileBits), 0, 2);
+    prefetch_line<PrefetchTo::L2>(pairs + 2 * sizeof(TileBits));
     for (int64_t i = 0; i < tiles; ++i) {
       TileBits bits;
       std::memcpy(&bits, pairs + i * sizeof(bits), sizeof(bits));
@@ -272,9 +264,9 @@ inline void unpack_scales(const TiledWeight& weight, int64_t tile,
 
 // Writes a tile's scales times the units of the activations' chunks: a number
 // for each row, or for each row and word. Sets results to the zeros' part.
-template <int kDigits>
+template <int kLimbs>
 void scale_tile(const TiledWeight& weight, const float* unpacked,
-                const DigitChunk<kDigits>* input, const float* group_sums,
+                const LimbChunk<kLimbs>* input, const float* group_sums,
                 ChunkScales kind, float* scales, float* results) {
   const int64_t blocks = weight.group_size / kTiledBlock;
   constexpr int64_t kBlocks = kChunkColumns / kTiledBlock;
@@ -317,16 +309,16 @@ void scale_tile(const TiledWeight& weight, const float* unpacked,
   std::memcpy(results, &zeros, sizeof(zeros));
 }
 
-template <int kDigits>
-using RowFunction = void (*)(const uint32_t*, const DigitChunk<kDigits>*,
-                             int64_t, const float*, float*);
+template <int kLimbs>
+using RowFunction = void (*)(const uint32_t*, const LimbChunk<kLimbs>*, int64_t,
+                             const float*, float*);
 
-template <int kDigits>
-RowFunction<kDigits> row_function(int64_t inner_k_tiles, ChunkScales kind) {
+template <int kLimbs>
+RowFunction<kLimbs> row_function(int64_t inner_k_tiles, ChunkScales kind) {
   const auto of_kind = [&]<int kRun>(std::integral_constant<int, kRun>) {
     return kind == ChunkScales::One
-               ? &multiply_row<kDigits, kRun, ChunkScales::One>
-               : &multiply_row<kDigits, kRun, ChunkScales::Words>;
+               ? &multiply_row<kLimbs, kRun, ChunkScales::One>
+               : &multiply_row<kLimbs, kRun, ChunkScales::Words>;
   };
   switch (inner_k_tiles) {
     case 2:
@@ -338,101 +330,144 @@ RowFunction<kDigits> row_function(int64_t inner_k_tiles, ChunkScales kind) {
   }
 }
 
+// The product of all rows with the whole weight. prepare(), then multiply() of
+// each range of tiles.
+template <int kLimbs, class T>
+class FewRows {
+ public:
+  FewRows(const MatrixView<T>& input, int64_t rows, const TiledWeight& weight,
+          const simd::Compute<T>* bias, T* output)
+      : input_(input),
+        rows_(rows),
+        weight_(weight),
+        bias_(bias),
+        output_(output),
+        chunks_((weight.layout.columns + kChunkColumns - 1) / kChunkColumns),
+        groups_(weight.groups()),
+        scales_(weight.group_size >= kChunkColumns ? ChunkScales::One
+                                                   : ChunkScales::Words),
+        multiply_row_(
+            row_function<kLimbs>(weight.layout.inner_k_tiles, scales_)),
+        limbs_(Workspace::of_this_thread<Slot::Limbs>().template request<Chunk>(
+            rows * chunks_)) {}
+
+  // False where block floating point will not do for the activations.
+  bool prepare() {
+    constexpr int64_t kBlocks = kChunkColumns / kTiledBlock;
+    float* block_sums =
+        Workspace::of_this_thread<Slot::BlockSums>().template request<float>(
+            rows_ * chunks_ * kBlocks + rows_ * groups_);
+    group_sums_ = block_sums + rows_ * chunks_ * kBlocks;
+    const ChunkOrder order(weight_.layout.inner_k_tiles);
+    for (int64_t row = 0; row < rows_; ++row) {
+      float* of_row = block_sums + row * chunks_ * kBlocks;
+      for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+        const int64_t column = chunk * kChunkColumns;
+        if (!write_limbs(
+                input_.at(row, column), input_.column_stride,
+                std::min(kChunkColumns, weight_.layout.columns - column), order,
+                limbs_[row * chunks_ + chunk], of_row + chunk * kBlocks)) {
+          return false;
+        }
+      }
+      const int64_t blocks = weight_.group_size / kTiledBlock;
+      for (int64_t group = 0; group < groups_; ++group) {
+        float sum = 0;
+        for (int64_t block = 0; block < blocks; ++block) {
+          sum += of_row[group * blocks + block];
+        }
+        group_sums_[row * groups_ + group] = sum;
+      }
+    }
+    return true;
+  }
+
+  // Tiles from `begin` to `end`; scales are unpacked for two at a time.
+  void multiply(int64_t begin, int64_t end) const {
+    float* scales =
+        Workspace::of_this_thread<Slot::TileScales>().template request<float>(
+            chunks_ * scales_of_chunk());
+    float* unpacked =
+        Workspace::of_this_thread<Slot::UnpackedScales>()
+            .template request<float>(2 * groups_ * kScalesOfGroup);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      if (tile == begin || tile % 2 == 0) {
+        unpack_scales(weight_, tile, tile % 2 == 0 && tile + 1 < end ? 2 : 1,
+                      unpacked);
+      }
+      const bool is_second = tile % 2 == 1 && tile > begin;
+      for (int64_t row = 0; row < rows_; ++row) {
+        multiply_tile(tile, row,
+                      unpacked + (is_second ? groups_ * kScalesOfGroup : 0),
+                      scales);
+      }
+    }
+  }
+
+ private:
+  using Chunk = LimbChunk<kLimbs>;
+
+  // Scales of a tile's rows.
+  int64_t scales_of_chunk() const {
+    return kTiledRows * (scales_ == ChunkScales::One ? 1 : kChunkWords);
+  }
+
+  // One row of activations times a tile.
+  void multiply_tile(int64_t tile, int64_t row, const float* unpacked,
+                     float* scales) const {
+    const TiledLayout& layout = weight_.layout;
+    const Chunk* of_row = limbs_ + row * chunks_;
+    float results[kTiledRows];
+    scale_tile(weight_, unpacked, of_row, group_sums_ + row * groups_, scales_,
+               scales, results);
+    const uint32_t* words = weight_.words + tile * layout.words_of_tile();
+    const int64_t whole = layout.columns / kChunkColumns;
+    multiply_row_(words, of_row, whole, scales, results);
+    if (whole < chunks_) {
+      // The last chunk of a weight whose columns do not fill it.
+      uint32_t last[kTiledRows * kChunkWords] = {};
+      std::copy_n(words + whole * kTiledRows * kChunkWords,
+                  layout.columns % kChunkColumns, last);
+      multiply_row_(last, of_row + whole, 1, scales + whole * scales_of_chunk(),
+                    results);
+    }
+    T* to = output_ + row * layout.rows + tile * kTiledRows;
+    for (int64_t i = 0; i < kTiledRows; ++i) {
+      const float added = bias_ ? bias_[tile * kTiledRows + i] : 0;
+      to[i] = static_cast<T>(results[i] + added);
+    }
+  }
+
+  MatrixView<T> input_;
+  int64_t rows_;
+  const TiledWeight& weight_;
+  const simd::Compute<T>* bias_;
+  T* output_;
+  int64_t chunks_;
+  int64_t groups_;
+  ChunkScales scales_;
+  RowFunction<kLimbs> multiply_row_;
+  Chunk* limbs_;
+  float* group_sums_ = nullptr;
+};
+
 }  // namespace detail
 
-// As multiply_many_rows; false, with nothing written, where fixed point will
-// not do for the activations.
-template <int kDigits, class T>
+// As multiply_many_rows; false, with nothing written, where block floating
+// point will not do for the activations.
+template <int kLimbs, class T>
 bool multiply_few_rows(const MatrixView<T>& input, int64_t rows,
                        const TiledWeight& weight, const simd::Compute<T>* bias,
                        T* output, int64_t threads) {
-  using Chunk = DigitChunk<kDigits>;
-  constexpr int64_t kBlocks = kChunkColumns / kTiledBlock;
-  const TiledLayout& layout = weight.layout;
-  const int64_t chunks = (layout.columns + kChunkColumns - 1) / kChunkColumns;
-  const int64_t whole = layout.columns / kChunkColumns;
-  const int64_t groups = weight.groups();
-  Chunk* digits =
-      Workspace::of_this_thread<0>().template request<Chunk>(rows * chunks);
-  float* block_sums = Workspace::of_this_thread<1>().template request<float>(
-      rows * chunks * kBlocks + rows * groups);
-  float* group_sums = block_sums + rows * chunks * kBlocks;
-  const ChunkOrder order(layout.inner_k_tiles);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t column = chunk * kChunkColumns;
-      const int64_t at = row * chunks + chunk;
-      if (!write_digits(input.at(row, column), input.column_stride,
-                        std::min(kChunkColumns, layout.columns - column), order,
-                        digits[at], block_sums + at * kBlocks)) {
-        return false;
-      }
-    }
-    const int64_t blocks = weight.group_size / kTiledBlock;
-    for (int64_t group = 0; group < groups; ++group) {
-      float sum = 0;
-      for (int64_t block = 0; block < blocks; ++block) {
-        sum += block_sums[row * chunks * kBlocks + group * blocks + block];
-      }
-      group_sums[row * groups + group] = sum;
-    }
+  detail::FewRows<kLimbs, T> product(input, rows, weight, bias, output);
+  if (!product.prepare()) {
+    return false;
   }
-  const auto kind = weight.group_size >= kChunkColumns
-                        ? detail::ChunkScales::One
-                        : detail::ChunkScales::Words;
-  const auto function =
-      detail::row_function<kDigits>(layout.inner_k_tiles, kind);
-  const int64_t tiles = layout.rows / kTiledRows;
-  const int64_t per_chunk =
-      kTiledRows * (kind == detail::ChunkScales::One ? 1 : kChunkWords);
-  // Bytes of the weight that a thread should have at the least.
-  constexpr int64_t kGrain = 32768;
+  const int64_t tiles = weight.layout.rows / kTiledRows;
+  const int64_t tile_bytes = 4 * weight.layout.columns;
   parallel_for(
-      tiles,
-      threads > 1 ? std::max<int64_t>(
-                        kGrain / std::max<int64_t>(4 * layout.columns, 1), 1)
-                  : tiles,
-      [&](int64_t begin, int64_t end) {
-        float* scales = Workspace::of_this_thread<2>().template request<float>(
-            chunks * per_chunk);
-        float* unpacked =
-            Workspace::of_this_thread<3>().template request<float>(
-                2 * groups * detail::kScalesOfGroup);
-        for (int64_t tile = begin; tile < end; ++tile) {
-          if (tile == begin || tile % 2 == 0) {
-            detail::unpack_scales(weight, tile,
-                                  tile % 2 == 0 && tile + 1 < end ? 2 : 1,
-                                  unpacked);
-          }
-          const float* of_tile =
-              unpacked + (tile % 2 == 1 && tile > begin
-                              ? groups * detail::kScalesOfGroup
-                              : 0);
-          for (int64_t row = 0; row < rows; ++row) {
-            const Chunk* of_row = digits + row * chunks;
-            float results[kTiledRows];
-            detail::scale_tile(weight, of_tile, of_row,
-                               group_sums + row * groups, kind, scales,
-                               results);
-            const uint32_t* words =
-                weight.words + tile * layout.words_of_tile();
-            function(words, of_row, whole, scales, results);
-            if (whole < chunks) {
-              // The last chunk of a weight whose columns do not fill it.
-              uint32_t last[kTiledRows * kChunkWords] = {};
-              std::copy_n(words + whole * kTiledRows * kChunkWords,
-                          layout.columns % kChunkColumns, last);
-              function(last, of_row + whole, 1, scales + whole * per_chunk,
-                       results);
-            }
-            T* to = output + row * layout.rows + tile * kTiledRows;
-            for (int64_t i = 0; i < kTiledRows; ++i) {
-              const float added = bias ? bias[tile * kTiledRows + i] : 0;
-              to[i] = static_cast<T>(results[i] + added);
-            }
-          }
-        }
-      });
+      tiles, threads > 1 ? grain_of(kElementGrain, tile_bytes) : tiles,
+      [&](int64_t begin, int64_t end) { product.multiply(begin, end); });
   return true;
 }
 

@@ -27,19 +27,19 @@
 namespace pkg::cpu {
 namespace detail {
 
-// Lanes of the inner dimension of a pass over a block of columns; of pairs,
-// whole groups. Shorter than kBlockDepth, since the rounding error of a chain
-// of additions grows with its length: sums over 1024 were 2.1 times as far off
-// as those of PyTorch with 512. Pairs are summed by groups in any case.
+// KC here, in k-groups, which is the accumulation length too; of pairs, whole
+// groups. Shorter than gemm.h's, since the rounding error of a sum grows with
+// its length: sums over 1024 were 2.1 times as far off as those of PyTorch with
+// 512. Pairs are summed by groups in any case.
 template <class Arithmetic>
-inline constexpr int64_t kInt4Step = Arithmetic::kDepth == 2 ? 512 : 128;
+inline constexpr int64_t kInt4Depth = Arithmetic::kKGroupSize == 2 ? 512 : 128;
 
-// The words of panel columns [first, first + count) for one lane and block of
-// columns; beyond count zero.
+// The words of micro-panel columns [first, first + count) for one lane of the
+// tiled layout and block of columns; beyond count zero.
 template <int kColumns>
 void gather_words(const TiledWeight& weight, int64_t first, int count,
                   int64_t block, int64_t lane, uint32_t (&words)[kColumns]) {
-  // A panel is whole tiles of eight rows, or a part of one.
+  // A micro-panel is whole tiles of eight rows, or a part of one.
   constexpr int kTile = std::min(kColumns, static_cast<int>(kTiledRows));
   const uint32_t* from = weight.words + weight.layout.word(first, block, lane);
   for (int column = 0; column < count; column += kTile) {
@@ -50,17 +50,17 @@ void gather_words(const TiledWeight& weight, int64_t first, int count,
   }
 }
 
-// Scales and zeros of the groups and columns of a pass, filled up with zeros to
-// whole panels.
+// Scales and zeros of the groups of a block of K and columns, filled up with
+// zeros to whole micro-panels.
 template <class Number>
-struct PassScales {
+struct BlockScales {
   Number* scales;
   Number* zeros;
   int64_t stride;  // from group to group
 
-  PassScales(const TiledWeight& weight, int64_t first_group, int64_t groups,
-             int64_t first_column, int64_t columns, int64_t padded,
-             Number* memory)
+  BlockScales(const TiledWeight& weight, int64_t first_group, int64_t groups,
+              int64_t first_column, int64_t columns, int64_t padded,
+              Number* memory)
       : scales(memory), zeros(memory + groups * padded), stride(padded) {
     for (int64_t group = 0; group < groups; ++group) {
       for (int64_t column = 0; column < padded; ++column) {
@@ -75,7 +75,7 @@ struct PassScales {
   }
 };
 
-// The weights themselves.
+// Micro-panels of the weights themselves.
 template <class Number>
 struct WeightPanels {
   using Arithmetic = Floating<Number>;
@@ -84,7 +84,7 @@ struct WeightPanels {
   static void unpack(const TiledWeight& weight, int64_t first, int count,
                      int64_t begin, int64_t end, const Number* scales,
                      const Number* zeros, int64_t stride, Number* panel) {
-    constexpr int kColumns = kTileColumns<Arithmetic>;
+    constexpr int kColumns = kNR<Arithmetic>;
     constexpr int kLanes = simd::kLanes<Number>;
     using Words = typename simd::VectorOf<uint32_t, 4 * kLanes>::type;
     using Whole = typename simd::VectorOf<int32_t, 4 * kLanes>::type;
@@ -98,7 +98,7 @@ struct WeightPanels {
         gather_words(weight, first, count, block, lane, words);
         Number* to =
             panel + (block * kTiledBlock - begin + 8 * lane) * kColumns;
-        for (int v = 0; v < kTileVectors; ++v) {
+        for (int v = 0; v < kNRVectors; ++v) {
           Words packed;
           std::memcpy(&packed, words + v * kLanes, sizeof(packed));
           const auto scale = simd::load(scales + offset + v * kLanes);
@@ -117,7 +117,7 @@ struct WeightPanels {
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of q - 8.
+// Micro-panels of pairs of q - 8.
 struct PairPanels {
   using Arithmetic = Bfloat16Dot;
   static constexpr bool kScalesSums = true;
@@ -126,7 +126,7 @@ struct PairPanels {
                      int64_t begin, int64_t end, const float* /*scales*/,
                      const float* /*zeros*/, int64_t /*stride*/,
                      uint32_t* panel) {
-    constexpr int kColumns = kTileColumns<Arithmetic>;
+    constexpr int kColumns = kNR<Arithmetic>;
     constexpr int kLanes = simd::kLanes<uint32_t>;
     alignas(64) uint16_t table[32];
     for (int i = 0; i < 32; ++i) {
@@ -141,7 +141,7 @@ struct PairPanels {
         gather_words(weight, first, count, block, lane, words);
         uint32_t* to =
             panel + (block * kTiledBlock - begin + 8 * lane) / 2 * kColumns;
-        for (int v = 0; v < kTileVectors; ++v) {
+        for (int v = 0; v < kNRVectors; ++v) {
           const Vector<uint32_t> packed = simd::load(words + v * kLanes);
           for (int j = 0; j < 4; ++j) {
             const auto places =
@@ -157,38 +157,6 @@ struct PairPanels {
 };
 
 #endif
-
-// A packed left operand, from a later step on.
-template <class Lane>
-struct StripsFrom {
-  const Lane* data;
-  int64_t depth;  // that was packed
-  int64_t step;
-
-  static constexpr bool kPacked = true;
-
-  template <int kRows>
-  const Lane* strip(int64_t row, int64_t /*depth*/) const {
-    return data + row * depth + step * kRows;
-  }
-  template <int kRows>
-  Lane lane(const Lane* at, int row) const {
-    return at[row];
-  }
-  template <int kRows>
-  static constexpr int64_t kStep = kRows;
-};
-
-// What pack_rows made of a left operand of `depth` lanes, from `step` on.
-template <class Arithmetic>
-auto packed_rows_from(const typename Arithmetic::Lane* packed, int64_t depth,
-                      int64_t step) {
-  if constexpr (kUsesTiles<Arithmetic>) {
-    return packed_rows<Arithmetic>(packed + step, depth);
-  } else {
-    return StripsFrom<typename Arithmetic::Lane>{packed, depth, step};
-  }
-}
 
 // Adds the sums of a group to the totals, scaled, with the zeros' part.
 struct AddScaled {
@@ -231,6 +199,7 @@ struct AddScaled {
     }
   }
 };
+
 // Rows in the order of the weight's words, from any strides.
 template <class T>
 void reorder_rows(const MatrixView<T>& input, int64_t rows, int64_t values,
@@ -266,122 +235,174 @@ void sum_groups(const T* reordered, int64_t rows, int64_t values,
   }
 }
 
-// One thread's rectangle.
+// One thread's rectangle: loops 5 to 3 of cpu/gemm/contract.h, with the weight
+// unpacked where B would be packed. The sums of NC x kBufferedRows are kept in
+// the accumulator's type, and stored when all of K is done.
 template <class Panels, class T>
-void multiply_rectangle(const MatrixView<T>& input, int64_t rows,
-                        const TiledWeight& weight, int64_t first_column,
-                        int64_t all_columns, const simd::Compute<T>* bias,
-                        T* output) {
+class Rectangle {
+ public:
+  Rectangle(const MatrixView<T>& input, int64_t rows, const TiledWeight& weight,
+            int64_t first_column, int64_t columns, const simd::Compute<T>* bias,
+            T* output)
+      : input_(input),
+        weight_(weight),
+        first_column_(first_column),
+        bias_(bias),
+        output_(output),
+        rows_(rows),
+        columns_(columns),
+        nc_(std::min(columns, even_block(columns, kNC, kColumns))),
+        padded_((nc_ + kColumns - 1) / kColumns * kColumns),
+        kc_(std::min(kInt4Depth<Arithmetic> * Arithmetic::kKGroupSize,
+                     weight.layout.columns)),
+        buffered_rows_(std::min(rows, even_block(rows, kBufferedRows, kMR))),
+        mc_(std::min(rows, even_block(rows, kMC, kMR))) {
+    const int64_t depth = depth_of<Arithmetic>(kc_);
+    const int64_t groups = (kc_ + weight.group_size - 1) / weight.group_size;
+    packed_left_ = request<KGroup, Slot::PackedLeft>(mc_ * depth);
+    totals_ = request<Number, Slot::PartialSums>(buffered_rows_ * padded_);
+    packed_right_ = request<KGroup, Slot::PackedRight>(padded_ * depth);
+    reordered_ = request<T, Slot::ReorderedRows>(mc_ * kc_);
+    numbers_ =
+        request<Number, Slot::GroupNumbers>(groups * (2 * padded_ + mc_));
+    row_sums_ = numbers_ + groups * 2 * padded_;
+  }
+
+  void run() const {
+    const int64_t inner = weight_.layout.columns;
+    for_each_block(columns_, nc_, [&](int64_t column, int64_t columns) {
+      for_each_block(rows_, buffered_rows_, [&](int64_t top, int64_t height) {
+        if (inner == 0) {
+          std::fill_n(totals_, height * padded_, Number{});
+        }
+        for_each_block(inner, kc_, [&](int64_t k, int64_t values) {
+          const BlockScales<Number> scales = unpack(column, columns, k, values);
+          for_each_block(height, mc_, [&](int64_t row, int64_t rows) {
+            multiply_rows(top + row, rows, columns, k, values, scales,
+                          totals_ + row * padded_);
+          });
+        });
+        store(top, height, column, columns);
+      });
+    });
+  }
+
+ private:
   using Arithmetic = typename Panels::Arithmetic;
-  using Lane = typename Arithmetic::Lane;
+  using KGroup = typename Arithmetic::KGroup;
   using Number = typename Arithmetic::Accumulator;
-  constexpr int kColumns = kTileColumns<Arithmetic>;
-  const int64_t inner = weight.layout.columns;
-  const int64_t width =
-      std::min(all_columns, even_block(all_columns, kBlockColumns, kColumns));
-  const int64_t padded = (width + kColumns - 1) / kColumns * kColumns;
-  const int64_t step =
-      std::min(kInt4Step<Arithmetic> * Arithmetic::kDepth, inner);
-  const int64_t most_rows =
-      std::min(rows, even_block(rows, kBufferedRows, kTileRows));
-  const int64_t block = std::min(rows, even_block(rows, kBlockRows, kTileRows));
-  const int64_t groups_of_step =
-      (step + weight.group_size - 1) / weight.group_size;
-  Lane* packed_left = Workspace::of_this_thread<0>().template request<Lane>(
-      block * depth_of<Arithmetic>(step));
-  Number* totals = Workspace::of_this_thread<1>().template request<Number>(
-      most_rows * padded);
-  Lane* packed_right = Workspace::of_this_thread<2>().template request<Lane>(
-      padded * depth_of<Arithmetic>(step));
-  T* reordered =
-      Workspace::of_this_thread<3>().template request<T>(block * step);
-  Number* numbers = Workspace::of_this_thread<4>().template request<Number>(
-      groups_of_step * (2 * padded + block));
-  Number* row_sums = numbers + groups_of_step * 2 * padded;
-  for (int64_t column = 0; column < all_columns; column += width) {
-    const int64_t columns = std::min(width, all_columns - column);
-    for (int64_t top = 0; top < rows; top += most_rows) {
-      const int64_t height = std::min(most_rows, rows - top);
-      if (inner == 0) {
-        std::fill_n(totals, height * padded, Number{});
-      }
-      for (int64_t k = 0; k < inner; k += step) {
-        const int64_t values = std::min(step, inner - k);
-        const int64_t depth = depth_of<Arithmetic>(values);
-        const PassScales<Number> scales(
-            weight, k / weight.group_size,
-            (values + weight.group_size - 1) / weight.group_size,
-            first_column + column, columns, padded, numbers);
-        for (int64_t j = 0; j < columns; j += kColumns) {
-          Panels::unpack(
-              weight, first_column + column + j,
-              static_cast<int>(std::min<int64_t>(kColumns, columns - j)), k,
-              k + values, scales.scales + j, scales.zeros + j, scales.stride,
-              packed_right + j * depth);
+  static constexpr int kColumns = kNR<Arithmetic>;
+
+  template <class Element, Slot kSlot>
+  static Element* request(int64_t count) {
+    return Workspace::of_this_thread<kSlot>().template request<Element>(count);
+  }
+
+  // B: the micro-panels of a block of K, and the scales of its groups.
+  BlockScales<Number> unpack(int64_t column, int64_t columns, int64_t k,
+                             int64_t values) const {
+    const int64_t depth = depth_of<Arithmetic>(values);
+    const BlockScales<Number> scales(
+        weight_, k / weight_.group_size,
+        (values + weight_.group_size - 1) / weight_.group_size,
+        first_column_ + column, columns, padded_, numbers_);
+    for_each_block(columns, kColumns, [&](int64_t j, int64_t count) {
+      Panels::unpack(weight_, first_column_ + column + j,
+                     static_cast<int>(count), k, k + values, scales.scales + j,
+                     scales.zeros + j, scales.stride,
+                     packed_right_ + j * depth);
+    });
+    return scales;
+  }
+
+  // Loop 3's body: the block of A at (row, k), packed and multiplied.
+  void multiply_rows(int64_t row, int64_t rows, int64_t columns, int64_t k,
+                     int64_t values, const BlockScales<Number>& scales,
+                     Number* totals) const {
+    const int64_t depth = depth_of<Arithmetic>(values);
+    reorder_rows(input_.from(row, k), rows, values, reordered_);
+    pack_rows<Arithmetic>(MatrixView<T>{reordered_, values, 1}, rows, values,
+                          packed_left_);
+    if constexpr (Panels::kScalesSums) {
+      sum_groups(reordered_, rows, values, weight_.group_size, mc_, row_sums_);
+      multiply_groups(rows, columns, depth, k == 0, scales, totals);
+    } else {
+      constexpr KeepSums kKeep;
+      const StoreSums<Number, Number, KeepSums> store{
+          totals, padded_, k == 0, k + values == weight_.layout.columns,
+          totals, padded_, kKeep};
+      multiply_panels<Arithmetic>(
+          rows, columns, depth, packed_rows<Arithmetic>(packed_left_, depth),
+          RightPanels<KGroup>{packed_right_, kColumns, kColumns * depth},
+          store);
+    }
+  }
+
+  // Loops 2 and 1, and around the micro-kernel one over the groups, whose sums
+  // are scaled each on its own.
+  void multiply_groups(int64_t rows, int64_t columns, int64_t depth, bool first,
+                       const BlockScales<Number>& scales,
+                       Number* totals) const {
+    const int64_t group_depth = depth_of<Arithmetic>(weight_.group_size);
+    for_each_block(columns, kColumns, [&](int64_t j, int64_t count) {
+      for_each_strip(rows, [&](int64_t row, int height) {
+        with_strip_height(height, [&](auto strip) {
+          for (int64_t g = 0; g * group_depth < depth; ++g) {
+            micro_kernel<Arithmetic, strip(), kNRVectors>(
+                group_depth,
+                packed_rows_from<Arithmetic>(packed_left_, depth,
+                                             g * group_depth),
+                packed_right_ + j * depth + g * group_depth * kColumns,
+                kColumns, row, j, static_cast<int>(count),
+                AddScaled{totals, padded_, first && g == 0,
+                          scales.scales + g * padded_,
+                          scales.zeros + g * padded_, row_sums_ + g * mc_});
+          }
+        });
+      });
+    });
+  }
+
+  void store(int64_t top, int64_t height, int64_t column,
+             int64_t columns) const {
+    constexpr int kLanes = simd::kLanes<Number>;
+    for (int64_t row = 0; row < height; ++row) {
+      const Number* from = totals_ + row * padded_;
+      T* to =
+          output_ + (top + row) * weight_.layout.rows + first_column_ + column;
+      for (int64_t j = 0; j < columns; j += kLanes) {
+        Vector<Number> sum = simd::load(from + j);
+        if (bias_ != nullptr) {
+          sum += simd::load(bias_ + first_column_ + column + j);
         }
-        for (int64_t row = 0; row < height; row += block) {
-          const int64_t block_rows = std::min(block, height - row);
-          reorder_rows(input.from(top + row, k), block_rows, values, reordered);
-          pack_rows<Arithmetic>(MatrixView<T>{reordered, values, 1}, block_rows,
-                                values, packed_left);
-          Number* of_block = totals + row * padded;
-          if constexpr (Panels::kScalesSums) {
-            sum_groups(reordered, block_rows, values, weight.group_size, block,
-                       row_sums);
-            const int64_t group_depth = depth_of<Arithmetic>(weight.group_size);
-            for (int64_t j = 0; j < columns; j += kColumns) {
-              const int count =
-                  static_cast<int>(std::min<int64_t>(kColumns, columns - j));
-              for_each_strip(block_rows, [&](int64_t r, int height) {
-                with_strip_height(height, [&](auto strip) {
-                  for (int64_t g = 0; g * group_depth < depth; ++g) {
-                    multiply_tile<Arithmetic, strip(), kTileVectors>(
-                        group_depth,
-                        packed_rows_from<Arithmetic>(packed_left, depth,
-                                                     g * group_depth),
-                        packed_right + j * depth + g * group_depth * kColumns,
-                        kColumns, r, j, count,
-                        AddScaled{of_block, padded, k == 0 && g == 0,
-                                  scales.scales + g * padded,
-                                  scales.zeros + g * padded,
-                                  row_sums + g * block});
-                  }
-                });
-              });
-            }
-          } else {
-            constexpr KeepSums kKeep;
-            const StoreSums<Number, Number, KeepSums> store{
-                of_block, padded, k == 0, k + values == inner,
-                of_block, padded, kKeep};
-            multiply_panels<Arithmetic>(
-                block_rows, columns, depth,
-                packed_rows<Arithmetic>(packed_left, depth),
-                RightPanels<Lane>{packed_right, kColumns, kColumns * depth},
-                store);
-          }
-        }
-      }
-      for (int64_t row = 0; row < height; ++row) {
-        const Number* from = totals + row * padded;
-        T* to =
-            output + (top + row) * weight.layout.rows + first_column + column;
-        constexpr int kLanes = simd::kLanes<Number>;
-        for (int64_t j = 0; j < columns; j += kLanes) {
-          Vector<Number> sum = simd::load(from + j);
-          if (bias != nullptr) {
-            sum += simd::load(bias + first_column + column + j);
-          }
-          if (columns - j >= kLanes) {
-            simd::store(to + j, sum);
-          } else {
-            simd::store_partial(to + j, sum, static_cast<int>(columns - j));
-          }
+        if (columns - j >= kLanes) {
+          simd::store(to + j, sum);
+        } else {
+          simd::store_partial(to + j, sum, static_cast<int>(columns - j));
         }
       }
     }
   }
-}
+
+  MatrixView<T> input_;
+  const TiledWeight& weight_;
+  int64_t first_column_;
+  const simd::Compute<T>* bias_;
+  T* output_;
+  int64_t rows_;
+  int64_t columns_;
+  int64_t nc_;
+  int64_t padded_;  // columns of the sums: whole micro-panels
+  int64_t kc_;
+  int64_t buffered_rows_;
+  int64_t mc_;
+  KGroup* packed_left_;
+  KGroup* packed_right_;
+  Number* totals_;
+  T* reordered_;
+  Number* numbers_;   // scales and zeros by group
+  Number* row_sums_;  // of the groups of A's rows
+};
 
 template <class Panels, class T>
 void multiply_rectangles(const MatrixView<T>& input, int64_t rows,
@@ -390,12 +411,12 @@ void multiply_rectangles(const MatrixView<T>& input, int64_t rows,
                          int64_t threads) {
   using Arithmetic = typename Panels::Arithmetic;
   for_each_rectangle<Arithmetic>(
-      rows, weight.layout.rows, kTileRows, kTileColumns<Arithmetic>,
+      rows, weight.layout.rows, kMR, kNR<Arithmetic>,
       useful_threads(rows, weight.layout.rows, weight.layout.columns, threads),
       [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {
-        multiply_rectangle<Panels>(input.from(row, 0), part_rows, weight,
-                                   column, columns, bias,
-                                   output + row * weight.layout.rows);
+        Rectangle<Panels, T>(input.from(row, 0), part_rows, weight, column,
+                             columns, bias, output + row * weight.layout.rows)
+            .run();
       });
 }
 

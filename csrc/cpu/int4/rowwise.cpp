@@ -14,12 +14,10 @@
 // memory once for some hundred rows, which lie in the L2 cache. One row is
 // bound by reading them, from some 8 rows on the multiply-add units are.
 //
-// Zen 4, one core at 473 GOP/s at most, 4096 x 4096, 2026-11-21, on a machine
-// with other work: 1 row 0.31 to 0.35 ms, 4 rows 0.37 ms (0.27 ms to read), 24
-// rows 433 GOP/s, 64 rows 415. Without prefetching 1 row took 0.64 ms, into the
-// L1 cache, whose sets columns share, 0.6. Columns packed in panels, unpacked,
-// for the micro-kernel of cpu/gemm/micro_kernel.h: 278 with 17 rows, 374 with
-// 128.
+// Zen 4, one core, 473 GOP/s of peak, 4096 x 4096: 1 row 0.31 to 0.35 ms, 0.64
+// without software prefetch; 24 rows 433 GOP/s, 64 rows 415. Columns unpacked
+// into micro-panels for the micro-kernel of cpu/gemm reached 278 with 17 rows
+// (docs/tuning/gemm.md).
 #include "cpu/int4/rowwise.h"
 
 #include <cstring>
@@ -27,6 +25,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/int4/arithmetic.h"
 #include "cpu/int4/rowwise_store.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/transpose.h"
@@ -43,11 +42,11 @@ constexpr int kWordLanes = simd::kLanes<uint32_t>;
 constexpr int kSideRows = 4;
 constexpr int kSideColumns = simd::kVectorRegisters >= 32 ? 4 : 2;
 constexpr int kLoneColumns = 4;  // beside one row
-// Columns that are fetched ahead.
+// Columns ahead of those multiplied that are prefetched.
 constexpr int kAhead = 8;
 // Columns of which the sums are scaled together.
 constexpr int64_t kBlockOfColumns = 64;
-// Rows that wait in the L2 cache, and the memory that their values take.
+// Rows that stay in the L2 cache, and the memory that their values take.
 constexpr int64_t kMostRows = 128;
 constexpr int64_t kMostLeftBytes = int64_t{512} << 10;
 
@@ -97,25 +96,30 @@ void split_row(const int8_t* from, int64_t stride, RowValues values,
   }
 }
 
+// Bytes that the even or the odd columns of a row take.
+int64_t padded_half(int64_t pairs) {
+  return (pairs + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 // Bytes from one row of LeftRows to the next; rows that are read side by side
 // must not share sets of the cache.
 int64_t left_stride(int64_t pairs) {
-  constexpr int64_t kLine = 64;
-  const int64_t half = (pairs + kLine - 1) / kLine * kLine;
-  return rows_collide(2 * half) ? 2 * half + kLine : 2 * half;
+  const int64_t half = padded_half(pairs);
+  return rows_share_two_sets(2 * half) ? 2 * half + kCacheLine : 2 * half;
 }
 
 LeftRows prepare_left(const Int4Problem& problem, int64_t row, int64_t rows) {
-  constexpr int64_t kLine = 64;
   const TensorView& input = problem.input;
   const RowwiseScaledLinearPlan& plan = problem.plan;
   const int64_t pairs = plan.inner / 2;
-  const int64_t half = (pairs + kLine - 1) / kLine * kLine;
+  const int64_t half = padded_half(pairs);
   const int64_t stride = left_stride(pairs);
   int8_t* data =
-      Workspace::of_this_thread<0>().template request<int8_t>(rows * stride);
+      Workspace::of_this_thread<Slot::SplitRows>().template request<int8_t>(
+          rows * stride);
   int32_t* totals =
-      Workspace::of_this_thread<1>().template request<int32_t>(rows);
+      Workspace::of_this_thread<Slot::RowTotals>().template request<int32_t>(
+          rows);
   const auto* from = static_cast<const int8_t*>(input.const_data_ptr());
   for (int64_t r = 0; r < rows; ++r) {
     int8_t* even = data + r * stride;
@@ -134,7 +138,7 @@ LeftRows prepare_left(const Int4Problem& problem, int64_t row, int64_t rows) {
   return {data, stride, half, totals};
 }
 
-// The sum of the lanes of each total, a register of sums at a time.
+// The sum of the elements of each total, a register of sums at a time.
 template <int kRows, int kColumns>
 [[gnu::always_inline]] inline void store_totals(
     const Vector<int32_t> (&totals)[kRows][kColumns], int32_t* sums,
@@ -184,7 +188,7 @@ void dot(const LeftRows& left, int64_t row, const RightColumns& right,
     // What comes next, by the time the last of these columns are multiplied:
     // columns are too short for the processor to see where each one goes on.
     for (int c = 0; c < kColumns; ++c) {
-      __builtin_prefetch(columns + (kAhead + c) * right.stride + at, 0, 2);
+      prefetch_line<PrefetchTo::L2>(columns + (kAhead + c) * right.stride + at);
     }
     add(columns + at, right.stride, at);
   }
@@ -202,8 +206,9 @@ void dot(const LeftRows& left, int64_t row, const RightColumns& right,
 
 void multiply_rows(const Int4Problem& problem, const LeftRows& left,
                    int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  int32_t* sums = Workspace::of_this_thread<2>().template request<int32_t>(
-      rows * kBlockOfColumns);
+  int32_t* sums =
+      Workspace::of_this_thread<Slot::IntegerSums>().template request<int32_t>(
+          rows * kBlockOfColumns);
   const RightColumns& right = problem.weight;
   for (int64_t done = 0; done < columns; done += kBlockOfColumns) {
     const int64_t count = std::min(kBlockOfColumns, columns - done);
@@ -250,7 +255,7 @@ void multiply_rectangle(const Int4Problem& problem, int64_t row, int64_t rows,
     multiply_rows(problem, prepare_left(problem, row + done, count), row + done,
                   count, column, columns);
   }
-  Workspace::of_this_thread<0>().release_excess();
+  Workspace::of_this_thread<Slot::SplitRows>().release_excess();
 }
 
 // The weight, or a copy with contiguous columns of bytes.
@@ -261,9 +266,9 @@ RightColumns readable_weight(const TensorView& weight) {
   if (weight.strides[1] == 1 || bytes <= 1) {
     return {data, weight.strides[0], bytes};
   }
-  uint8_t* copy =
-      Workspace::of_this_thread<9>().template request<uint8_t>(columns * bytes);
-  parallel_for(columns, std::max<int64_t>(65536 / bytes, 1),
+  uint8_t* copy = Workspace::of_this_thread<Slot::ContiguousWeight>()
+                      .template request<uint8_t>(columns * bytes);
+  parallel_for(columns, grain_of(2 * kElementGrain, bytes),
                [&](int64_t begin, int64_t end) {
                  for (int64_t column = begin; column < end; ++column) {
                    const uint8_t* from = data + column * weight.strides[0];
@@ -295,19 +300,18 @@ Tensor rowwise_scaled_linear(const char* op, RowValues values,
       prepare_scaled_output(plan, input_scale, weight_scale, bias, output)};
   // One row is bound by reading the weight, of which a thread should have so
   // many bytes at the least.
-  constexpr int64_t kGrain = 32768;
-  const int64_t threads =
-      std::max(std::clamp<int64_t>(plan.columns * plan.inner / (2 * kGrain), 1,
-                                   num_threads()),
-               detail::useful_threads(plan.rows, plan.columns, plan.inner,
-                                      num_threads()));
+  const int64_t threads = std::max(
+      std::clamp<int64_t>(plan.columns * plan.inner / (2 * kElementGrain), 1,
+                          num_threads()),
+      detail::useful_threads(plan.rows, plan.columns, plan.inner,
+                             num_threads()));
   detail::for_each_rectangle<void>(
       plan.rows, plan.columns, kSideRows, kSideColumns, threads,
       [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
         multiply_rectangle(problem, row, rows, column, columns);
       });
-  Workspace::of_this_thread<8>().release_excess();
-  Workspace::of_this_thread<9>().release_excess();
+  Workspace::of_this_thread<Slot::Bias>().release_excess();
+  Workspace::of_this_thread<Slot::ContiguousWeight>().release_excess();
   return output;
 }
 

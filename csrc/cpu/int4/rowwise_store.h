@@ -1,6 +1,6 @@
 // What becomes of the integer sums of rowwise_scaled_linear: they are scaled by
 // row and column, the bias is added, and the result is rounded once, in a pass
-// over a block of sums that waits in the cache.
+// over a block of sums in the cache.
 #pragma once
 
 #include <algorithm>
@@ -110,11 +110,10 @@ ScaledOutput prepare_scaled_output(const RowwiseScaledLinearPlan& plan,
                                    const TensorView& weight_scale,
                                    const std::optional<TensorView>& bias,
                                    const Tensor& output) {
-  constexpr int kSlot = 8;  // the product that runs meanwhile uses others
   const int64_t columns = plan.columns + kSumPadding;
   Number* row_scales =
-      Workspace::of_this_thread<kSlot>().template request<Number>(plan.rows +
-                                                                  2 * columns);
+      Workspace::of_this_thread<Slot::Bias>().template request<Number>(
+          plan.rows + 2 * columns);
   with_floating_type(input_scale.dtype, [&](auto example) {
     using T = decltype(example);
     const T* from = static_cast<const T*>(input_scale.const_data_ptr());

@@ -13,7 +13,7 @@ namespace pkg::cpu {
 
 // Elements of any strides, in order: the tensor itself where it is contiguous,
 // else a copy that is valid until the next use of the slot.
-template <class T, int kSlot>
+template <class T, Slot kSlot>
 const T* contiguous_elements(const TensorView& tensor) {
   const auto sizes = sizes_of(tensor);
   const auto strides = strides_of(tensor);
@@ -74,9 +74,11 @@ inline TiledWeight tiled_weight(const TiledLayout& layout, int64_t group_size,
                                 const TensorView& packed_w,
                                 const TensorView& scales_and_zeros) {
   static_assert(std::endian::native == std::endian::little);
-  return {layout, group_size, contiguous_elements<uint32_t, 5>(packed_w),
-          reinterpret_cast<const std::byte*>(
-              contiguous_elements<uint16_t, 6>(scales_and_zeros))};
+  return {
+      layout, group_size,
+      contiguous_elements<uint32_t, Slot::WeightWords>(packed_w),
+      reinterpret_cast<const std::byte*>(
+          contiguous_elements<uint16_t, Slot::WeightScales>(scales_and_zeros))};
 }
 
 }  // namespace pkg::cpu

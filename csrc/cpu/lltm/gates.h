@@ -16,7 +16,7 @@
 
 namespace pkg::cpu {
 
-// `count` lanes of a row, whatever its stride; the other lanes are zero.
+// `count` elements of a row, whatever its stride, and zeros behind them.
 template <class T>
 [[gnu::always_inline]] inline Vector<simd::Compute<T>> load_columns(
     const MatrixView<T>& rows, int64_t row, int64_t column, int count) {
@@ -30,20 +30,19 @@ template <class T>
   if (rows.column_stride == 0 && count > 0) {
     return Vector<C>{} + static_cast<C>(*from);
   }
-  Vector<C> lanes{};
-  for (int lane = 0; lane < count; ++lane) {
-    lanes[lane] = static_cast<C>(from[lane * rows.column_stride]);
+  Vector<C> values{};
+  for (int i = 0; i < count; ++i) {
+    values[i] = static_cast<C>(from[i * rows.column_stride]);
   }
-  return lanes;
+  return values;
 }
 
 template <class T>
-[[gnu::always_inline]] inline void store_columns(T* to,
-                                                 Vector<simd::Compute<T>> lanes,
-                                                 int count) {
+[[gnu::always_inline]] inline void store_columns(
+    T* to, Vector<simd::Compute<T>> values, int count) {
   count == simd::kLanes<simd::Compute<T>>
-      ? simd::store(to, lanes)
-      : simd::store_partial(to, lanes, count);
+      ? simd::store(to, values)
+      : simd::store_partial(to, values, count);
 }
 
 // exp(x) and exp(x) - 1 for x <= 0, both without cancellation.

@@ -20,8 +20,6 @@
 namespace pkg::cpu {
 
 inline constexpr int64_t kChunk = 512;
-// Elements a thread must have before another is worth waking.
-inline constexpr int64_t kPointwiseGrain = 32768;
 
 // Calls function(T{}) for the element type of `type`.
 template <class Function>
@@ -194,7 +192,7 @@ void run_pointwise(const PointwiseLoop<static_cast<int>(kInputs) + 1>& loop,
     sources[i] = {static_cast<const char*>(inputs[i]->const_data_ptr()),
                   dtype_of(*inputs[i])};
   }
-  parallel_for(loop.numel(), kPointwiseGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(loop.numel(), kElementGrain, [&](int64_t begin, int64_t end) {
     alignas(64) T buffers[kInputs][kChunk];
     alignas(64) T results[kChunk];
     RunWalker<kOperands> walker(loop, begin);

@@ -12,7 +12,7 @@ namespace pkg::cpu {
 // Rows of T whose elements lie side by side: in place where they do, else
 // copied into the scratch memory `slot` of the thread, where each row takes the
 // place of the one before. Made and used by one thread.
-template <class T, int slot>
+template <class T, Slot slot>
 class ContiguousRows {
  public:
   // The tensor has at least one dimension, is of T's dtype, and stays.

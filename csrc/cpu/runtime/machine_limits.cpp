@@ -4,7 +4,8 @@
 // functions, which the benchmarks call through ctypes.
 //
 // Arithmetic is done in the vectors of the library's own instruction set, in
-// kChains independent chains, so that no instruction waits for another one.
+// kAccumulators independent accumulators, so that no instruction depends on the
+// one before.
 // The best of some repetitions counts: whatever disturbs a measurement makes it
 // slower, never faster.
 #include <algorithm>
@@ -33,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 
 // Enough for a latency of 4 cycles and two operations a cycle; with the
 // operands they fit 16 registers.
-constexpr int kChains = 12;
+constexpr int kAccumulators = 12;
 constexpr double kLeastSeconds = 1e-3;
 
 // The prefetchers of a core follow several streams at once, and one stream
@@ -145,7 +146,7 @@ template <class Arithmetic>
   Register a = simd::broadcast(Arithmetic::kOperand);
   Register b = a;
   forget(b);
-  std::array<Register, kChains> sums{};
+  std::array<Register, kAccumulators> sums{};
   for (Register& sum : sums) {
     forget(sum);  // or all would be the same one
   }
@@ -161,7 +162,7 @@ template <class Arithmetic>
 
 template <class Arithmetic>
 constexpr double kStepOperations =
-    Arithmetic::kOperations * kChains *
+    Arithmetic::kOperations * kAccumulators *
     double{sizeof(typename Arithmetic::Register)} /
     double{sizeof(Arithmetic::kOperand)};
 

@@ -21,6 +21,18 @@ inline int64_t num_threads() {
   return threads;
 }
 
+// Work that a thread should have at the least, or another one costs more than
+// it brings: multiply-adds, or elements that are read once (bytes, of weights
+// of four bits).
+inline constexpr int64_t kMultiplyAddGrain = 64 * 64 * 64;
+inline constexpr int64_t kElementGrain = 32768;
+
+// The grain of parallel_for for so much work of a thread, where one count has
+// `each` of it.
+inline int64_t grain_of(int64_t work_of_thread, int64_t each) {
+  return std::max<int64_t>(work_of_thread / std::max<int64_t>(each, 1), 1);
+}
+
 // Calls body(begin, end) for consecutive ranges that cover [0, count), in
 // parallel where more than `grain` elements are left for each. A range never
 // has fewer than one element. An exception in a worker is rethrown here: one

@@ -9,11 +9,71 @@
 
 namespace pkg::cpu {
 
+// The buffers that a thread may hold at the same time; one number is one piece
+// of memory. A product's own are 0 to 2 and 7; whatever runs a product keeps to
+// the numbers above. int4 and attention, and lltm and rowwise_scaled_linear,
+// never run inside one another, and share.
+enum class Slot {
+  // What a product of matrices packs or copies (cpu/gemm, and the loops of
+  // cpu/int4 and cpu/lltm in its place).
+  PackedLeft = 0,  // A; the vector of a product with one
+  PartialSums = 1,
+  Compensation = 1,  // of int8, whose sums need no PartialSums
+  PackedRight = 2,   // B
+  GatheredColumns = 7,
+
+  // cpu/int4, few rows: limbs of the activations, sums of their blocks, scales
+  // of a tile, as they are and unpacked.
+  Limbs = 0,
+  BlockSums = 1,
+  TileScales = 2,
+  UnpackedScales = 3,
+  // Many rows: activations in the weight's order, numbers of a pass' groups.
+  ReorderedRows = 3,
+  GroupNumbers = 4,
+  // Either: the weight and its scales, where they are not contiguous.
+  WeightWords = 5,
+  WeightScales = 6,
+  // rowwise_scaled_linear: its rows, their totals, a block of sums.
+  SplitRows = 0,
+  RowTotals = 1,
+  IntegerSums = 2,
+
+  // cpu/attention, which uses none of a product's: a task's blocks; then of a
+  // whole call packed heads or where heads begin, partial results, and flags of
+  // finite blocks.
+  AttentionTask = 3,
+  AttentionHeads = 4,
+  AttentionParts = 5,
+  AttentionFlags = 6,
+  CacheCopies = 6,  // decode_attention
+
+  // Of a whole call, around products: the bias, or scales and bias.
+  Bias = 8,
+  ContiguousWeight = 9,  // rowwise_scaled_linear
+  // lltm: packed weights, sums of a sequence or the gates' gradients, and of the
+  // backward what is carried from step to step, rows of all steps, bias sums.
+  LltmWeights = 9,
+  LltmSums = 10,
+  LltmGradients = 10,
+  LltmCarried = 11,
+  LltmRows = 12,
+  LltmRun = 13,
+
+  // Without a product: spatial_correlation_sample's images, sums and rows; and,
+  // for any operator, rows of its operands (cpu/pointwise/rows.h).
+  CorrelationImages = 0,
+  CorrelationSums = 1,
+  CorrelationRows = 2,
+  FirstRow = 0,
+  SecondRow = 1,
+  ThirdRow = 2,
+};
+
 class Workspace {
  public:
-  // A thread's scratch memory. `slot` tells the buffers apart that a kernel
-  // needs at the same time.
-  template <int slot>
+  // A thread's scratch memory.
+  template <Slot slot>
   static Workspace& of_this_thread() {
     thread_local Workspace workspace;
     return workspace;

@@ -1,8 +1,8 @@
 // The processor's tile registers (AMX): eight of up to 16 rows of 64 bytes, and
 // a unit that multiplies two of them and adds the product to a third. An
-// arithmetic that uses them (kUsesTiles) has its left operands by rows, since a
-// tile is loaded from rows of 64 bytes; right operands are the panels that all
-// arithmetics have, a step's lanes side by side.
+// arithmetic that uses them (kUsesTileRegisters) has its left operands by rows,
+// since a tile is loaded from rows of 64 bytes; right operands are the panels
+// that all arithmetics have, a step's lanes side by side.
 //
 // Sums go through a buffer in the L1 cache to the vector registers, where the
 // micro-kernel does with them what it does with its own. What is left of the
@@ -26,7 +26,7 @@
 namespace pkg::cpu {
 
 template <class Arithmetic>
-inline constexpr bool kUsesTiles = false;
+inline constexpr bool kUsesTileRegisters = false;
 
 // Makes the tile registers ready for multiply_by_tiles, in this thread and
 // while it lives. Other libraries of the process shape them otherwise.
@@ -39,9 +39,9 @@ struct TileRegisters {
 #define PKG_HAS_TILES 1
 
 template <>
-inline constexpr bool kUsesTiles<Bfloat16Dot> = true;
+inline constexpr bool kUsesTileRegisters<Bfloat16Dot> = true;
 template <>
-inline constexpr bool kUsesTiles<Int8Quads> = true;
+inline constexpr bool kUsesTileRegisters<Int8Quads> = true;
 
 // Rows of the two kinds of tiles, and lanes of their rows.
 inline constexpr int kTallTile = 12;
@@ -148,7 +148,7 @@ inline constexpr bool kRowsOfTiles = kRows % kShortTile == 0;
 
 // Adds the products of kRows rows, row_bytes apart, and kVectors registers of a
 // right panel's columns, over a multiple of kTileLanes lanes, to the sums,
-// which are zero but for an arithmetic's corrections.
+// which are zero but for an arithmetic's compensation.
 template <class Arithmetic, int kRows, int kVectors>
 [[gnu::always_inline]] inline void multiply_by_tiles(
     int64_t lanes, const void* rows, int64_t row_bytes, const uint32_t* right,
@@ -175,7 +175,7 @@ template <class Arithmetic, int kRows, int kVectors>
   for (int row = 0; row < kRows; ++row) {
     for (int v = 0; v < kVectors; ++v) {
       const auto sum = simd::load(products + row * kWidth + v * kTileLanes);
-      sums[row][v] = Arithmetic::kCorrected ? sums[row][v] + sum : sum;
+      sums[row][v] = Arithmetic::kCompensated ? sums[row][v] + sum : sum;
     }
   }
 }

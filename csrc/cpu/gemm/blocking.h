@@ -1,0 +1,121 @@
+// The sizes of the product's loops (cpu/gemm/contract.h draws them), for every
+// instruction set and arithmetic. docs/tuning/gemm.md has the measurements;
+// each decision and the figure that made it stand beside the table.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
+#include "cpu/simd/tile_registers.h"
+
+namespace pkg::cpu {
+
+// As the compiler was told; pkg/_build_flags.py has the flags.
+enum class InstructionSet { Baseline, Neon, Avx2, Avx512, Avx512Bf16, Amx };
+
+inline constexpr InstructionSet kInstructionSet =
+#if defined(__aarch64__)
+    InstructionSet::Neon;
+#elif defined(PKG_HAS_TILES)
+    InstructionSet::Amx;
+#elif defined(__AVX512BF16__)
+    InstructionSet::Avx512Bf16;
+#elif defined(__AVX512F__)
+    InstructionSet::Avx512;
+#elif defined(__AVX2__)
+    InstructionSet::Avx2;
+#else
+    InstructionSet::Baseline;
+#endif
+
+struct Blocking {
+  InstructionSet set;
+  int mr;         // MR: rows of a micro-tile
+  int nr_single;  // NR: its columns where sums are float or int32,
+  int nr_double;  // and double
+  // KC, in k-groups (values: 1, 2 or 4 times as many), of operands in float
+  // (float16 too, and bfloat16 without its dot products), double, and dot
+  // products of bfloat16 and int8.
+  int64_t kc_float, kc_double, kc_dot;
+  int64_t mc;  // MC: rows of A that are packed at a time
+  int64_t nc;  // NC: columns of B that are packed at a time
+  // Accumulation length: k-groups that are summed one after the other. The
+  // rounding error of a sum grows with it, and twice as fast where products are
+  // rounded too, for want of a fused multiply-add; then parts are summed first.
+  int64_t accumulation_length;
+};
+
+// MR x NR: as many accumulators as leave registers for the vectors of B and one
+// broadcast of A: 12 x 2 = 24 of 32, 6 x 2 = 12 of 16. So many are independent
+// of one another, which hides a latency of 4 cycles of two multiply-add units.
+//
+// KC: 512 k-groups of 4 bytes. Zen 4, float32, n = 1024, GFLOP/s of a peak of
+// 118: 102 with 192, 105 with 256, 106 with 384, 108 with 512, 108 with 768,
+// 109 with 1024: the micro-panel of B need not lie in L1, rarely reading and
+// writing sums matters more; and longer sums are less exact. Double 256 (as
+// many bytes): 1.07 times as fast as 512 at n = 1024 on an Intel Xeon. Tile
+// registers do want the micro-panel in L1: 128 766, 256 719, 512 593 GFLOP/s, n
+// = 1024.
+//
+// MC x KC fills 240 KiB of L2 with 64-byte vectors; KC x NC 2 MiB of a share of
+// L3, and a micro-panel of B, 64 KiB, comes from L2 once for each strip.
+// clang-format off
+inline constexpr Blocking kBlockings[] = {
+    //                           MR  NR f32 f64   KC f32  f64  dot   MC    NC  sums
+    {InstructionSet::Baseline,    6,      8,  4,     512, 256, 512,  60, 1024, 64},
+    {InstructionSet::Neon,       12,      8,  4,     512, 256, 512, 120, 1024, 512},
+    {InstructionSet::Avx2,        6,     16,  8,     512, 256, 512,  60, 1024, 512},
+    {InstructionSet::Avx512,     12,     32, 16,     512, 256, 512, 120, 1024, 512},
+    {InstructionSet::Avx512Bf16, 12,     32, 16,     512, 256, 512, 120, 1024, 512},
+    {InstructionSet::Amx,        12,     32, 16,     512, 256, 128, 120, 1024, 512},
+};
+// clang-format on
+
+constexpr const Blocking& blocking_of(InstructionSet set) {
+  const Blocking* found = kBlockings;
+  while (found->set != set) {
+    ++found;
+  }
+  return *found;
+}
+inline constexpr const Blocking& kBlocking = blocking_of(kInstructionSet);
+
+inline constexpr int kMR = kBlocking.mr;
+inline constexpr int64_t kMC = kBlocking.mc;
+inline constexpr int64_t kNC = kBlocking.nc;
+inline constexpr int64_t kAccumulationLength = kBlocking.accumulation_length;
+// NR in registers.
+inline constexpr int kNRVectors = 2;
+
+template <class Arithmetic>
+inline constexpr int kNR =
+    sizeof(typename Arithmetic::Accumulator) == 8 ? kBlocking.nr_double
+                                                  : kBlocking.nr_single;
+
+// KC in k-groups, and in values of the inner dimension.
+template <class Arithmetic>
+inline constexpr int64_t kKCDepth =
+    sizeof(typename Arithmetic::Accumulator) == 8 ? kBlocking.kc_double
+    : Arithmetic::kKGroupSize > 1                 ? kBlocking.kc_dot
+                                                  : kBlocking.kc_float;
+template <class Arithmetic>
+inline constexpr int64_t kKC = kKCDepth<Arithmetic> * Arithmetic::kKGroupSize;
+// Of how many values a block of K should be a multiple: a tile register's rows.
+template <class Arithmetic>
+inline constexpr int64_t kKCUnit =
+    (kUsesTileRegisters<Arithmetic> ? simd::kLanes<float> : 1) *
+    Arithmetic::kKGroupSize;
+
+static_assert(kMR * kNRVectors + kNRVectors + 1 <= simd::kVectorRegisters);
+static_assert(kBlocking.nr_single == kNRVectors * simd::kLanes<float>);
+static_assert(kBlocking.nr_double == kNRVectors * simd::kLanes<double>);
+static_assert(kMC % kMR == 0);
+static_assert(kNC % kBlocking.nr_single == 0);
+#if defined(__FMA__) || defined(__aarch64__)
+static_assert(kAccumulationLength >= kBlocking.kc_float);
+#else
+static_assert(kAccumulationLength < kBlocking.kc_float);
+#endif
+
+}  // namespace pkg::cpu

@@ -1,0 +1,172 @@
+// What becomes of a product's sums: where the micro-kernel writes them, and the
+// way of edge tiles, other output types and epilogues through scratch memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/blocking.h"
+#include "cpu/gemm/contract.h"
+#include "cpu/runtime/cache.h"
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu {
+
+// The epilogue of a product whose sums are kept as they are.
+struct KeepSums {
+  template <class V>
+  void operator()(int64_t /*row*/, int64_t /*column*/, V* /*sums*/,
+                  int /*rows*/, int /*vectors*/, int /*tail*/) const {}
+};
+
+// Where the micro-kernel puts the sums of one micro-tile, in whole registers:
+// to `to`, added to those at `from` where it is not null. Both may be the same.
+template <class Accumulator>
+struct MicroTileSums {
+  const Accumulator* from;
+  int64_t from_stride;
+  Accumulator* to;
+  int64_t to_stride;
+  const Accumulator* compensation;  // of an arithmetic that has it, by row
+
+  static constexpr bool kInOrder = false;
+
+  // The sums so far may lie in a distant cache.
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void prefetch(int64_t /*row*/,
+                                       int64_t /*column*/) const {
+    if (from != nullptr) {
+      prefetch_registers<PrefetchTo::Write, kVectors>(from, from_stride, kRows);
+    }
+  }
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void operator()(
+      int64_t /*row*/, int64_t /*column*/,
+      Vector<Accumulator> (&sums)[kRows][kVectors], int /*tail*/) const {
+    // Unrolled, or else the compiler keeps the sums in memory.
+    const auto for_each = [&](const auto& body) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          body(r, v * kLanes, sums[r][v]);
+        }
+      }
+    };
+    if (from != nullptr) {
+      for_each([&](int r, int column, auto& value) {
+        value += simd::load(from + r * from_stride + column);
+      });
+    }
+    for_each([&](int r, int column, const auto& value) {
+      simd::store(to + r * to_stride + column, value);
+    });
+  }
+
+ private:
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+};
+
+// What becomes of the sums of a product. Those over a K longer than KC are made
+// block by block and lie in `partial` between them; after the last block they
+// are given to the epilogue, rounded to Output, and stored. partial and output
+// may be the same.
+//
+// The micro-kernel writes whole micro-tiles where they belong. Edge tiles, and
+// any of which the epilogue or another type is to be made, go through scratch
+// in the L1 cache. So the micro-kernel knows neither Output nor the epilogue,
+// and is compiled once for all operators.
+template <class Accumulator, class Output, class Epilogue>
+  requires ProductEpilogue<Epilogue, Accumulator>
+struct StoreSums {
+  Accumulator* partial;
+  int64_t partial_stride;
+  bool first;
+  bool last;
+  Output* output;
+  int64_t output_stride;
+  const Epilogue& epilogue;
+  const Accumulator* compensation = nullptr;  // of an arithmetic that has it
+
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+  using EdgeTile = Vector<Accumulator>[kMR * kNRVectors];
+
+  // Where the micro-kernel puts the micro-tile of `rows` x `vectors` registers
+  // at (row, column), of whose last register `tail` elements exist.
+  MicroTileSums<Accumulator> place(int64_t row, int64_t column, int rows,
+                                   int vectors, int tail,
+                                   EdgeTile& scratch) const {
+    Accumulator* const elements = reinterpret_cast<Accumulator*>(scratch);
+    const int64_t width = vectors * kLanes;
+    MicroTileSums<Accumulator> sums{nullptr, width, elements, width,
+                                    compensation};
+    const bool whole = tail >= kLanes;
+    if (!first && whole) {
+      sums.from = partial + row * partial_stride + column;
+      sums.from_stride = partial_stride;
+    } else if (!first) {
+      for (int r = 0; r < rows; ++r) {
+        const Accumulator* from = partial + (row + r) * partial_stride + column;
+        for (int v = 0; v < vectors; ++v) {
+          scratch[r * vectors + v] =
+              v < vectors - 1 ? simd::load(from + v * kLanes)
+                              : simd::load_partial(from + v * kLanes, tail);
+        }
+      }
+      sums.from = elements;
+    }
+    if (whole && !last) {
+      sums.to = partial + row * partial_stride + column;
+      sums.to_stride = partial_stride;
+    } else if constexpr (std::is_same_v<Accumulator, Output> && kKeeps) {
+      if (whole) {
+        sums.to = output + row * output_stride + column;
+        sums.to_stride = output_stride;
+      }
+    }
+    return sums;
+  }
+
+  // Brings a micro-tile from the scratch to where it belongs.
+  [[gnu::noinline]] void finish(int64_t row, int64_t column, int rows,
+                                int vectors, int tail,
+                                EdgeTile& scratch) const {
+    if (!last) {
+      return store(partial + row * partial_stride + column, partial_stride,
+                   rows, vectors, tail, scratch);
+    }
+    epilogue(row, column, scratch, rows, vectors, std::min(tail, kLanes));
+    store(output + row * output_stride + column, output_stride, rows, vectors,
+          tail, scratch);
+  }
+
+ private:
+  static constexpr bool kKeeps = std::is_base_of_v<KeepSums, Epilogue>;
+
+  template <class To>
+  [[gnu::always_inline]] static void store(To* to, int64_t stride, int rows,
+                                           int vectors, int tail,
+                                           const EdgeTile& scratch) {
+    if (vectors == kNRVectors && tail >= kLanes) {
+      for (int r = 0; r < rows; ++r, to += stride) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kNRVectors; ++v) {
+          simd::store(to + v * kLanes, scratch[r * kNRVectors + v]);
+        }
+      }
+      return;
+    }
+    const auto* from = scratch;
+    for (int r = 0; r < rows; ++r, to += stride) {
+      for (int v = 0; v < vectors - 1; ++v) {
+        simd::store(to + v * kLanes, *from++);
+      }
+      simd::store_partial(to + (vectors - 1) * kLanes, *from++,
+                          std::min(tail, kLanes));
+    }
+  }
+};
+
+}  // namespace pkg::cpu
