@@ -13,7 +13,8 @@ Tensor unpack_tensor_core_tiled_layout(const TensorView& packed_w,
   const std::array sizes{layout.rows, layout.columns};
   const Tensor values =
       empty_contiguous(sizes, ScalarType::Int, device_of(packed_w));
-  const uint32_t* words = contiguous_elements<uint32_t, 5>(packed_w);
+  const uint32_t* words =
+      contiguous_elements<uint32_t, Slot::WeightWords>(packed_w);
   auto* to = static_cast<uint32_t*>(values.mutable_data_ptr());
   parallel_for(layout.rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
