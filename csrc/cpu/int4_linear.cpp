@@ -13,9 +13,9 @@ namespace {
 
 // Rows up to which integer dot products are the faster way; pkg.ops.int4_linear
 // and its test name the numbers. Zen 4, one core, 4096 x 4096, GFLOP/s: dot
-// products 88 in float32, 114 in half precision, whatever the rows; the product's
-// core with 8 / 16 / 32 rows 54 / 69 / 84 in float32, 87 / 113 / 138 in bfloat16,
-// 98 in float16 with 128 (docs/tuning/gemm.md).
+// products 88 in float32, 114 in half precision, whatever the rows; the
+// product's core with 8 / 16 / 32 rows 54 / 69 / 84 in float32, 87 / 113 / 138
+// in bfloat16, 98 in float16 with 128 (docs/tuning/gemm.md).
 template <class T>
 constexpr int64_t few_rows() {
 #if defined(__AVX512BF16__)

@@ -122,13 +122,14 @@ T quantize_row(const T* row, const QuantizeRowwisePlan& plan, int8_t* output) {
 template <class T>
 void quantize_rows(const QuantizeRowwisePlan& plan, const TensorView& input,
                    int8_t* values, T* scales) {
-  parallel_for(plan.rows, grain_of(kElementGrain, plan.inner), [&](int64_t begin, int64_t end) {
-    const ContiguousRows<T, Slot::FirstRow> rows(input);
-    for (int64_t row = begin; row < end; ++row) {
-      scales[row] =
-          quantize_row(rows[row], plan, values + row * plan.row_bytes());
-    }
-  });
+  parallel_for(plan.rows, grain_of(kElementGrain, plan.inner),
+               [&](int64_t begin, int64_t end) {
+                 const ContiguousRows<T, Slot::FirstRow> rows(input);
+                 for (int64_t row = begin; row < end; ++row) {
+                   scales[row] = quantize_row(rows[row], plan,
+                                              values + row * plan.row_bytes());
+                 }
+               });
 }
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const TensorView& input,

@@ -150,11 +150,13 @@ class BackwardPass {
       grad_mask_sums->allocate(plan_.splits);
     }
     const int64_t heads = plan_.heads_at_once * shape().group;
-    packed_ =
-        Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(heads * packing_.size);
-    grad_query_sums_ = Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
-        heads * plan_.splits * sums_.size);
-    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(heads * row_blocks_);
+    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(
+        heads * packing_.size);
+    grad_query_sums_ =
+        Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
+            heads * plan_.splits * sums_.size);
+    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(
+        heads * row_blocks_);
   }
 
   void run(const GradientTarget<Input>& grad_query,

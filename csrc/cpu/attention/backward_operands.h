@@ -79,8 +79,7 @@ struct PackedKeys {
       : key_depth(depth_of<Arithmetic>(shape.head_size)),
         value_depth(depth_of<Arithmetic>(shape.value_size)) {}
 
-  static constexpr int64_t kPaddedKeys =
-      round_up(kKeyBlock, kNR<Arithmetic>);
+  static constexpr int64_t kPaddedKeys = round_up(kKeyBlock, kNR<Arithmetic>);
   int64_t size() const { return kPaddedKeys * (key_depth + value_depth); }
   KGroup* keys(KGroup* block) const { return block; }
   KGroup* values(KGroup* block) const {

@@ -77,14 +77,15 @@ class BlockedForward {
               problem.threads),
         partial_results_{nullptr, packing_.value_stride} {
     if (plan_.splits > 1) {
-      partial_results_.data = Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
-          shape().batch() * shape().rows * plan_.splits *
-          partial_results_.size());
+      partial_results_.data =
+          Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
+              shape().batch() * shape().rows * plan_.splits *
+              partial_results_.size());
     }
-    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(heads_at_once_ *
-                                                             packing_.size);
-    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(heads_at_once_ *
-                                                           key_blocks_);
+    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(
+        heads_at_once_ * packing_.size);
+    finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(
+        heads_at_once_ * key_blocks_);
   }
 
   void run() {

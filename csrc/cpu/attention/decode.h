@@ -93,15 +93,18 @@ void decode(const Work& work) {
   using Number = simd::Compute<Input>;
   const int64_t heads = work.heads();
   const SplitPlan plan(
-      heads, Workspace::of_this_thread<Slot::AttentionHeads>().request<int64_t>(heads + 1),
+      heads,
+      Workspace::of_this_thread<Slot::AttentionHeads>().request<int64_t>(heads +
+                                                                         1),
       [&](int64_t head) { return work.columns(head); });
   const int64_t row_count = work.rows();
   PartialResults<Number> parts{
       nullptr, DecodeRows<Input>::padded_values(work.value_size())};
   std::vector<std::atomic<int64_t>> done;
   if (plan.tasks() > heads) {
-    parts.data = Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
-        plan.tasks() * row_count * parts.size());
+    parts.data =
+        Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
+            plan.tasks() * row_count * parts.size());
     done = std::vector<std::atomic<int64_t>>(static_cast<size_t>(heads));
   }
   for_each_task(plan.tasks(), work.threads(), [&](int64_t task) {

@@ -99,9 +99,11 @@ class DecodeRows {
     const Scratch<Number> rescales{2 * rows_};
     const Scratch<SoftmaxState<Number>> states{rows_};
     const Scratch<KeyBlock<Input>> blocks{2};
-    std::byte* memory = Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
-        queries.size() + output_sums.size() + ordered.size() +
-        probabilities.size() + rescales.size() + states.size() + blocks.size());
+    std::byte* memory =
+        Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
+            queries.size() + output_sums.size() + ordered.size() +
+            probabilities.size() + rescales.size() + states.size() +
+            blocks.size());
     queries_ = queries.take(memory);
     output_sums_ = output_sums.take(memory);
     ordered_ = ordered.take(memory);

@@ -72,9 +72,11 @@ class ForwardBlock {
     const Scratch<Number> factors{kScoreStride + Dropout<Number>::kSpare};
     const Scratch<Number> maxima{rows};
     const Scratch<Vector<Number>> sums{rows};
-    std::byte* memory = Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
-        query.size() + output_sums.size() + scores.size() +
-        probabilities.size() + factors.size() + maxima.size() + sums.size());
+    std::byte* memory =
+        Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
+            query.size() + output_sums.size() + scores.size() +
+            probabilities.size() + factors.size() + maxima.size() +
+            sums.size());
     query_ = query.take(memory);
     output_sums_ = output_sums.take(memory);
     scores_ = scores.take(memory);

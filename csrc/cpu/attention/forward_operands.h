@@ -50,8 +50,7 @@ struct PackedKeyValue {
     if constexpr (std::is_same_v<Input, KGroup>) {
       const MatrixView<Input> value = problem.value.at(shape, batch);
       if (reads_in_place(value, shape.value_size)) {
-        return {value.at(column + first, 0), value.row_stride,
-                kNR<Arithmetic>};
+        return {value.at(column + first, 0), value.row_stride, kNR<Arithmetic>};
       }
     }
     const int64_t block = std::min(kKeyBlock, shape.columns - column);

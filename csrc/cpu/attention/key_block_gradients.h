@@ -52,10 +52,11 @@ class KeyBlockGradients {
         split_(split),
         keys_(problem.shape()),
         sums_(problem.shape(), packing),
-        memory_(Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
-            ScoreBlock<Arithmetic>::bytes() + key_operands().size() +
-            key_columns().size() + key_means().size() + grad_key_sums().size() +
-            grad_value_sums().size())),
+        memory_(
+            Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
+                ScoreBlock<Arithmetic>::bytes() + key_operands().size() +
+                key_columns().size() + key_means().size() +
+                grad_key_sums().size() + grad_value_sums().size())),
         block_(memory_),
         key_operands_(key_operands().take(memory_)),
         key_columns_(key_columns().take(memory_)),

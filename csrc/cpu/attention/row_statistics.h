@@ -53,7 +53,8 @@ class TransposedOutputs {
   explicit TransposedOutputs(int64_t value_size)
       : value_size_(value_size), array_{value_size * kLanes} {
     std::byte* memory =
-        Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(3 * array_.size());
+        Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
+            3 * array_.size());
     grad_outputs_ = array_.take(memory);
     outputs_ = array_.take(memory);
     residuals_ = array_.take(memory);
