@@ -1,17 +1,21 @@
 // The forward pass of scaled dot-product attention.
 //
 // Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A task is a
-// block of rows of one head; it walks the keys block by block: scores
-// S = Q K^T, the rows' running maximum m and sum l, probabilities P = exp(S -
-// m), not yet normalised, output O = exp(m_old - m) O + P V; in the end O / l
-// and the log-sum-exp m + log l. Within the pair of blocks it goes strip by
-// strip of 12 rows, so that scores and probabilities (10 KiB) never leave the
-// L1 cache, while the packed keys and values stream from L2. Keys and values of
-// a head are packed once, by all threads, and shared by all its blocks of rows.
-// Micro-panels of keys that causality or a mask hides from a whole strip are
-// left out, as long as all that their probabilities of 0 would be multiplied
-// with is finite. A few rows against many keys (decoding) take another way,
-// bound by memory: cpu/attention/decode.h.
+// block of rows of one head; it walks the keys block by block:
+//
+//   S = Q K^T                  scaled and masked
+//   m, P = exp(S - m), l       running maximum, probabilities that are not yet
+//                              normalised, and their running sum, of each row
+//   O = exp(m_old - m) O + P V
+//
+// and in the end O / l and the log-sum-exp m + log l. Within the pair of blocks
+// it goes strip by strip of 12 rows, so that scores and probabilities (10 KiB)
+// never leave the L1 cache, while the packed keys and values stream from L2.
+// Keys and values of a head are packed once, by all threads, and shared by all
+// its blocks of rows. Micro-panels of keys that causality or a mask hides from
+// a whole strip are left out, as long as all that their probabilities of 0
+// would be multiplied with is finite. A few rows against many keys (decoding)
+// take another way, bound by memory: cpu/attention/decode.h.
 //
 //   this file                             the operator, and which way it takes
 //   cpu/attention/blocked_forward.h       how the work is cut, who does what
@@ -31,7 +35,6 @@
 // in float32, 96 to 99 GFLOP/s; the products take 85 % of the time at 95 % of
 // their peak, the softmax 9 %, packing 4 %. What brought it there, what masks
 // cost and what was tried and left out: docs/tuning/attention.md.
-#include <cstdint>
 #include <optional>
 #include <tuple>
 

@@ -28,6 +28,7 @@ namespace pkg::cpu::attention {
 
 namespace detail {
 
+// Combines the lanes of a register, halves first.
 template <class V, class Combine>
 inline auto reduce(V value, const Combine& combine) {
   constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(value[0]));

@@ -19,41 +19,39 @@ namespace pkg::cpu::attention {
 template <class Arithmetic>
 struct PairCompensation {
   static constexpr int kLanes = simd::kLanes<float>;
-  Vector<float> sums[2];  // of the score gradients: SIMD accumulators
-  Vector<uint16_t>
-      probabilities;           // the largest: bits, which are ordered as they
+  Vector<float> sums[2];       // of the score gradients: SIMD accumulators
+  Vector<uint16_t> largest;    // probabilities: bits, which are ordered as they
   Vector<uint16_t> registers;  // whose these are: key / kLanes
 
   // `count` keys from `column`, a whole number of registers both. Beyond
   // 2^16 registers a key is taken for another, which is no worse than none.
-  void add(const uint32_t* added_probabilities, const uint32_t* gradients,
+  void add(const uint32_t* probabilities, const uint32_t* grad_scores,
            int64_t column, int64_t count) {
     constexpr uint32_t kOne = 0x3F80;
     const auto first = simd::broadcast(kOne);
     const auto second = simd::broadcast(kOne << 16);
     Vector<float> sum[2] = {sums[0], sums[1]};
-    auto largest = probabilities;
+    auto most = largest;
     auto of = registers;
     auto at = simd::broadcast(static_cast<uint16_t>(column / kLanes));
     for (int64_t i = 0; i < count; i += kLanes) {
-      const auto gradient = simd::load(gradients + i);
+      const auto gradient = simd::load(grad_scores + i);
       sum[0] = Arithmetic::multiply_add(gradient, first, sum[0]);
       sum[1] = Arithmetic::multiply_add(gradient, second, sum[1]);
       const auto probability =
-          std::bit_cast<Vector<uint16_t>>(simd::load(added_probabilities + i));
-      of = probability > largest ? at : of;
-      largest = larger(probability, largest);
+          std::bit_cast<Vector<uint16_t>>(simd::load(probabilities + i));
+      of = probability > most ? at : of;
+      most = larger(probability, most);
       at += uint16_t{1};
     }
-    *this = {{sum[0], sum[1]}, largest, of};
+    *this = {{sum[0], sum[1]}, most, of};
   }
   // Adds that of other keys of the rows.
   void merge(const PairCompensation& other) {
     sums[0] += other.sums[0];
     sums[1] += other.sums[1];
-    registers =
-        other.probabilities > probabilities ? other.registers : registers;
-    probabilities = larger(other.probabilities, probabilities);
+    registers = other.largest > largest ? other.registers : registers;
+    largest = larger(other.largest, largest);
   }
 };
 
@@ -73,7 +71,7 @@ KeySample<Input> sample_keys(const PairCompensation<Arithmetic>& pair,
                              int64_t columns) {
   constexpr int kLanes = simd::kLanes<float>;
   constexpr int kHalf = KeySample<Input>::kKeys;
-  const auto bits = std::bit_cast<Vector<uint32_t>>(pair.probabilities);
+  const auto bits = std::bit_cast<Vector<uint32_t>>(pair.largest);
   float probabilities[kLanes];
   simd::store(probabilities,
               std::bit_cast<Vector<float>>(second == 0 ? bits << 16

@@ -16,8 +16,7 @@ namespace pkg::cpu::attention {
 // Pieces of a block of keys, and what the keys of each have in common: of the
 // means of every third key the middle one, if the three are about the same, and
 // else nothing. So keys without a mean have none by chance either, and one key
-// of another order of magnitude, which may have no probability, does not make
-// one.
+// of another order of magnitude, whose probability may be 0, does not make one.
 template <class Arithmetic>
 struct KeyPieces {
   using Number = typename Arithmetic::Accumulator;
