@@ -211,6 +211,9 @@ class ColumnsProduct {
   using KGroup = typename Arithmetic::KGroup;
   using Accumulator = typename Arithmetic::Accumulator;
   static constexpr int kColumns = kNR<Arithmetic>;
+  // Slot::Compensation and Slot::PartialSums are the same memory.
+  static_assert(!Arithmetic::kCompensated ||
+                std::is_same_v<Accumulator, Output>);
 
   // B's micro-panels of a block of K: packed now, or in place.
   RightPanels<KGroup> right_panels(int64_t k, int64_t values) const {
