@@ -29,6 +29,7 @@ KERNELS = {NAME, "mul", "pointwise"}
 
 pytestmark = [
     pytest.mark.checkout,
+    pytest.mark.long,
     pytest.mark.skipif(
         (ROOT / "pkg" / "ops" / f"{NAME}.py").exists(), reason="it is in this checkout"
     ),
