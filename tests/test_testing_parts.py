@@ -203,3 +203,10 @@ def test_same_bits_tells_zeros_apart() -> None:
     assert not same_bits(torch.zeros(2), torch.zeros(3))
     assert not same_bits(torch.zeros(2), torch.zeros(2).int())
     assert same_bits(torch.zeros(0), torch.zeros(0))
+
+
+def test_the_bits_of_a_single_element_are_compared_whatever_its_stride() -> None:
+    one = torch.tensor([1.0, 2.0])[::2]
+    assert one.stride() == (2,)
+    assert same_bits(one, torch.tensor([1.0]))
+    assert not same_bits(one, torch.tensor([2.0]))

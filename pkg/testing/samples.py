@@ -146,8 +146,14 @@ def same_bits(actual: Tensor, expected: Tensor) -> bool:
         return False
     if actual.numel() == 0:
         return True
-    actual, expected = (tensor.detach().contiguous() for tensor in (actual, expected))
-    return torch.equal(actual.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
+    return torch.equal(_bytes_of(actual), _bytes_of(expected))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor that is not empty, in one dimension."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    # A single element keeps its stride, which a view in bytes does not take.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def _describe(argument: Any) -> str:
