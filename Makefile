@@ -123,7 +123,7 @@ dist/wheel: $(BUILT_FROM) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info pkg/*.so $(VENV)/.installed*
+	rm -rf build dist *.egg-info pkg/*.so $(VENV)/.installed* $(COMPILED)
 
 $(RUN):
 	@command -v '$(PYTHON)' > /dev/null || { echo '$(PYTHON) is not there: install Python 3.10 or newer, or say PYTHON=/path/to/python'; exit 1; }
@@ -154,7 +154,7 @@ $(INSTALLED): $(BUILT_BY)
 	@touch $@
 
 # Without pip, which takes longer than most changes.
-$(COMPILED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-$(if $(wildcard $(INSTALLED_ALL)),,native)}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
+$(COMPILED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-$$(test -e $(INSTALLED_ALL) || echo native)}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
 $(COMPILED): $(CPP_SOURCES) | $(INSTALLED)
 	$(BUILT) $(RUN) tools/show_build.py $(RUN) setup.py --quiet build_ext --inplace
 	@touch $@

@@ -240,8 +240,8 @@ def _progress(directory: Path, files: Sequence[Path], level: str) -> Iterator[No
         print(f"pkg.jit: compiling for {level} in {directory}", file=sys.stderr, flush=True)
         last = 0
         while not ended.wait(_QUICK_SECONDS):
-            if compiled() > last:
-                last = compiled()
+            if (done := compiled()) > last:
+                last = done
                 most = "" if first else "at most "
                 text = f"pkg.jit: {last} of {most}{len(files)} files compiled"
                 print(f"{text}, {time.time() - started:.0f} s", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils import cpp_extension
+from tree_copies import variables_of
 
 import pkg
 
@@ -178,14 +179,11 @@ def test_checkout_without_an_install_compiles_on_import(sources: Path, tmp_path:
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=os.environ
+        | variables_of(tmp_path)
         | {
             "PYTHONPATH": str(tmp_path),
             "PKG_JIT": "1",
             "PKG_BUILD_CUDA": "0",  # the folder has no CUDA sources
-            "TORCH_EXTENSIONS_DIR": str(tmp_path / "build"),
-            # Where there is a compiler's cache: tests/test_readme.py compiles the same.
-            "CCACHE_BASEDIR": str(tmp_path),
-            "PATH": f"/usr/lib/ccache{os.pathsep}{os.environ['PATH']}",
         },
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
-// quantize_rowwise: each row divided by a scale of its own (rowwise_scale.h)
-// and rounded to int8, or to int4 two to a byte. A first pass over the row
-// finds the largest magnitudes, a second one, from the cache, divides and
-// rounds; bound by reading the input.
+// quantize_rowwise: each row divided by a scale of its own
+// (quantize_rowwise_scale.h) and rounded to int8, or to int4 two to a byte. A
+// first pass over the row finds the largest magnitudes, a second one, from the
+// cache, divides and rounds; bound by reading the input.
 #include "quantize_rowwise.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
-#include "rowwise_scale.h"
+#include "quantize_rowwise_scale.h"
 
 namespace pkg::cpu {
 namespace {

@@ -15,3 +15,10 @@
 #else
 #define PKG_EXPORT [[gnu::visibility("default"), gnu::used]]
 #endif
+
+// A function that is the same on the host and on a CUDA device.
+#ifdef __CUDACC__
+#define PKG_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define PKG_HOST_DEVICE inline
+#endif

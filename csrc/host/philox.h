@@ -9,11 +9,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define PKG_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define PKG_HOST_DEVICE inline
-#endif
+#include "host/compiler.h"
 
 namespace pkg {
 

@@ -28,7 +28,7 @@ def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     over 8, or the largest of the other sign over 7.5 if that is more, and it is **negative** where
     the largest is a positive value: that becomes -8, since int4 goes one step further down than up.
     The relative error of normal rows of 4096 is so 0.141, where the largest magnitude over 7 leaves
-    0.159 and over 7.5 leaves 0.149 (``csrc/rowwise_scale.h`` has other rows).
+    0.159 and over 7.5 leaves 0.149 (``csrc/quantize_rowwise_scale.h`` has other rows).
 
     The scale is rounded to the dtype of ``input``; the values are the row over that scale, rounded
     to the nearest integer (half to even), and off by at most half a step, but for that rounding.

@@ -101,12 +101,14 @@ def check_op(
 
     - ``samples``: the samples include an empty tensor, a family of sizes and a wrong call, and
       ``mutates`` says what the schema says.
-    - ``registration``: ``torch.library.opcheck``, all of it.
+    - ``registration``: ``torch.library.opcheck``; its trace by AOTAutograd with dynamic shapes for
+      one sample of each family, and one without.
     - ``values``: every output agrees with ``reference`` in every dtype, within the tolerance that
       :mod:`pkg.testing.tolerance` derives; the same bits through the dispatcher and in inference
       mode.
-    - ``layouts``: the same for strided, transposed, padded, misaligned and expanded tensors. Each
-      lies in a buffer of sentinels: no argument may be modified, nor a byte around one.
+    - ``layouts``: the same for strided, transposed, padded, misaligned and expanded tensors, all
+      of them alike in every dtype, one at a time in one dtype. Each lies in a buffer of sentinels:
+      no argument may be modified, nor a byte around one.
     - ``determinism``, ``threads``: the same bits again, and from several Python threads at once.
     - ``errors``: wrong arguments raise the right error in the right words.
     - ``gradients``: the reference's, in every dtype, for every choice of inputs that require grad;

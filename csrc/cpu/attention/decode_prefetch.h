@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "cpu/simd/simd.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/simd/tile_registers.h"
 
 namespace pkg::cpu::attention {
@@ -23,22 +23,22 @@ namespace pkg::cpu::attention {
 #if defined(PKG_HAS_TILES)
 template <class Input>
 inline constexpr int64_t kPrefetchDistance =
-    64 * (sizeof(Input) >= 4 ? 16 : 32);
+    kCacheLine * (sizeof(Input) >= 4 ? 16 : 32);
 #else
 template <class Input>
-inline constexpr int64_t kPrefetchDistance = 64 * (sizeof(Input) >= 4 ? 4 : 0);
+inline constexpr int64_t kPrefetchDistance =
+    kCacheLine * (sizeof(Input) >= 4 ? 4 : 0);
 #endif
 template <bool kInPages, int kRows>
 inline constexpr bool kPrefetchesNextBlock = kInPages || kRows > 1;
 template <bool kInPages, int kRows, class Input>
 [[gnu::always_inline]] inline void prefetch_next(const Input* now,
                                                  const Input* next) {
-  constexpr int kToL2 = 2;
   if constexpr (kPrefetchesNextBlock<kInPages, kRows>) {
-    __builtin_prefetch(next, 0, kToL2);
+    prefetch_line<PrefetchTo::L2>(next);
   } else if constexpr (kPrefetchDistance<Input> > 0) {
-    __builtin_prefetch(reinterpret_cast<const char*>(now) +
-                       kPrefetchDistance<Input>);
+    prefetch_line<PrefetchTo::L1>(reinterpret_cast<const char*>(now) +
+                                  kPrefetchDistance<Input>);
   }
 }
 

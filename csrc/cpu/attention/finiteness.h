@@ -18,10 +18,7 @@ bool all_finite(const KGroupOf<Arithmetic>* packed, int64_t count) {
   using KGroup = KGroupOf<Arithmetic>;
   Vector<uint32_t> bad{};
   for (int64_t i = 0; i < count; i += simd::kLanes<KGroup>) {
-    const int rest = static_cast<int>(count - i);
-    const Vector<KGroup> groups = rest >= simd::kLanes<KGroup>
-                                      ? simd::load(packed + i)
-                                      : simd::load_partial(packed + i, rest);
+    const Vector<KGroup> groups = simd::load_up_to(packed + i, count - i);
     if constexpr (std::is_floating_point_v<KGroup>) {
       const Vector<KGroup> zero = groups * KGroup{0};
       bad |= std::bit_cast<Vector<uint32_t>>(zero != zero);

@@ -87,9 +87,7 @@ void mask_strip(Score* scores, int64_t score_stride, Score scale,
                                  ? Vector<Score>{}
                                  : Vector<Score>{} - kInfinity<Score>));
       } else {
-        simd::store(row + i, score + (lanes == kLanes ? simd::load(from + i)
-                                                      : simd::load_partial(
-                                                            from + i, lanes)));
+        simd::store(row + i, score + simd::load_up_to(from + i, lanes));
       }
     }
   }

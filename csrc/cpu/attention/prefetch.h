@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/runtime/cache.h"
+
 namespace pkg::cpu::attention {
 
 // Rows of memory that will be read, or written, next to the sums of a strip.
@@ -17,16 +19,13 @@ struct PrefetchRows {
   template <int kRows>
   [[gnu::always_inline]] void prefetch(int64_t row, int64_t column,
                                        int64_t columns) const {
-    constexpr int64_t kLine = 64;
     if (data == nullptr) {
       return;
     }
     for (int r = 0; r < kRows; ++r) {
-      const std::byte* from =
-          data + (row + r) * row_bytes + column * column_bytes;
-      for (int64_t i = 0; i < columns * column_bytes; i += kLine) {
-        __builtin_prefetch(from + i);
-      }
+      prefetch_bytes<PrefetchTo::L1>(
+          data + (row + r) * row_bytes + column * column_bytes,
+          columns * column_bytes);
     }
   }
 };

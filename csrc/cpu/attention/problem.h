@@ -144,10 +144,10 @@ struct Problem {
 
 // One, where another would cost more than it brings.
 inline int64_t useful_threads(const AttentionShape& shape) {
-  constexpr int64_t kGrain = kMultiplyAddGrain;
   const int64_t scores = shape.batch() * shape.rows * shape.columns;
-  return scores * (shape.head_size + shape.value_size) < kGrain ? 1
-                                                                : num_threads();
+  return scores * (shape.head_size + shape.value_size) < kMultiplyAddGrain
+             ? 1
+             : num_threads();
 }
 
 template <class Input>

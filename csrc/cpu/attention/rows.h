@@ -45,9 +45,7 @@ void divide_row(const Number* row, int64_t count, Number sum, Output* to) {
   }
   for (int64_t i = 0; i < count; i += kLanes) {
     const auto lanes = static_cast<int>(std::min<int64_t>(kLanes, count - i));
-    const Vector<Number> value = lanes == kLanes
-                                     ? simd::load(row + i)
-                                     : simd::load_partial(row + i, lanes);
+    const Vector<Number> value = simd::load_up_to(row + i, lanes);
     const Vector<Number> quotient = value * reciprocal;
     const Vector<Number> nearer =
         (value - quotient * sum) * reciprocal + quotient;

@@ -55,11 +55,12 @@ class PackedSchedule {
     }
     std::ranges::stable_sort(sequences_, std::greater<>(),
                              &PackedSequence::work);
-    constexpr double kGrain = kMultiplyAddGrain;
     const auto products =
         static_cast<double>(shape.heads) *
         static_cast<double>(shape.head_size + shape.value_size);
-    threads_ = work * products < kGrain ? 1 : num_threads();
+    threads_ = work * products < static_cast<double>(kMultiplyAddGrain)
+                   ? 1
+                   : num_threads();
     while (threads_ > 1 && shared_ < sequences_.size() && !is_balanced()) {
       shared_ = std::min(2 * shared_ + 1, sequences_.size());
     }

@@ -79,9 +79,7 @@ void transpose_pixels(const Input* from, int64_t pixel_stride, int64_t pixels,
   simd::Vector<Number> lanes[kLanes] = {};
   for (int64_t i = 0; i < std::min<int64_t>(pixels, kLanes); ++i) {
     const Input* pixel = from + i * pixel_stride;
-    lanes[i] = channels >= kLanes
-                   ? simd::load(pixel)
-                   : simd::load_partial(pixel, static_cast<int>(channels));
+    lanes[i] = simd::load_up_to(pixel, channels);
   }
   simd::transpose(lanes);
   for (int64_t i = 0; i < std::min<int64_t>(channels, kLanes); ++i) {

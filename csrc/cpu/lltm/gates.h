@@ -21,10 +21,9 @@ template <class T>
 [[gnu::always_inline]] inline Vector<simd::Compute<T>> load_columns(
     const MatrixView<T>& rows, int64_t row, int64_t column, int count) {
   using C = simd::Compute<T>;
-  constexpr int kLanes = simd::kLanes<C>;
   const T* from = rows.at(row, column);
   if (rows.column_stride == 1) [[likely]] {
-    return count == kLanes ? simd::load(from) : simd::load_partial(from, count);
+    return simd::load_up_to(from, count);
   }
   // A sum's gradient is one number for all.
   if (rows.column_stride == 0 && count > 0) {

@@ -1,7 +1,7 @@
 // quantize_rowwise: each row divided by a scale of its own
-// (csrc/rowwise_scale.h) and rounded to int8, or to int4 two to a byte. A warp
-// takes a row, in two passes of which the second finds it in a cache; bound by
-// reading the input.
+// (csrc/quantize_rowwise_scale.h) and rounded to int8, or to int4 two to a
+// byte. A warp takes a row, in two passes of which the second finds it in a
+// cache; bound by reading the input.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
-#include "rowwise_scale.h"
+#include "quantize_rowwise_scale.h"
 
 namespace pkg::cuda {
 

@@ -33,11 +33,7 @@
 // cost a pass over the row for each that is tried.
 #pragma once
 
-#ifdef __CUDACC__
-#define PKG_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define PKG_HOST_DEVICE inline
-#endif
+#include "host/compiler.h"
 
 namespace pkg {
 
