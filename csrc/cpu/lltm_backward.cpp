@@ -232,7 +232,7 @@ class Backward {
       for (int64_t gate = 0; gate < kLltmGates; ++gate) {
         const auto gradient =
             gradients[gate] + given(grad_gates_, gate * hidden + unit);
-        store_columns(to + gate * hidden + unit, gradient, count);
+        simd::store_up_to(to + gate * hidden + unit, gradient, count);
         Sum* sum = run + gate * width + unit - begin;
         simd::store(sum, simd::load(sum) + gradient);
       }
@@ -240,7 +240,8 @@ class Backward {
         simd::store_partial(grad_cells_carried_ + row * hidden + unit,
                             grad_cell, count);
       } else {
-        store_columns(grad_old_cell_ + row * hidden + unit, grad_cell, count);
+        simd::store_up_to(grad_old_cell_ + row * hidden + unit, grad_cell,
+                          count);
       }
     }
   }

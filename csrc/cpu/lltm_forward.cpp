@@ -436,15 +436,16 @@ class Forward {
           gates[gate] = simd::load(sums + place) +
                         simd::load(bias_ + block * kBlock + place);
           if (gates_ != nullptr) {
-            store_columns(gates_ + (to_row * kLltmGates + gate) * hidden + unit,
-                          gates[gate], count);
+            simd::store_up_to(
+                gates_ + (to_row * kLltmGates + gate) * hidden + unit,
+                gates[gate], count);
           }
         }
         const auto cell = load_columns(old_cell, r, unit, count) +
                           Elu(gates[2]).value * Sigmoid(gates[0]).value;
-        store_columns(cells_ + to_row * hidden + unit, cell, count);
-        store_columns(hidden_ + to_row * hidden + unit,
-                      Tanh(cell).value * Sigmoid(gates[1]).value, count);
+        simd::store_up_to(cells_ + to_row * hidden + unit, cell, count);
+        simd::store_up_to(hidden_ + to_row * hidden + unit,
+                          Tanh(cell).value * Sigmoid(gates[1]).value, count);
       }
     }
   }

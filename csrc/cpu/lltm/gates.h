@@ -36,14 +36,6 @@ template <class T>
   return values;
 }
 
-template <class T>
-[[gnu::always_inline]] inline void store_columns(
-    T* to, Vector<simd::Compute<T>> values, int count) {
-  count == simd::kLanes<simd::Compute<T>>
-      ? simd::store(to, values)
-      : simd::store_partial(to, values, count);
-}
-
 // exp(x) and exp(x) - 1 for x <= 0, both without cancellation.
 template <class V>
 struct ExpOfNonpositive {
