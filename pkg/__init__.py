@@ -15,6 +15,7 @@ from . import _loader, jit
 try:
     _C = _loader.load()
     from . import nn, ops
+    from .accelerate import accelerate
     from .packing import pack_weights_
     from .quantization import quantize_
 except BaseException as error:
@@ -27,4 +28,4 @@ except BaseException as error:
     raise
 from .version import __version__
 
-__all__ = ["__version__", "jit", "nn", "ops", "pack_weights_", "quantize_"]
+__all__ = ["__version__", "accelerate", "jit", "nn", "ops", "pack_weights_", "quantize_"]

@@ -14,7 +14,7 @@ import torch
 
 import pkg
 
-from . import environment
+from . import environment, tune
 
 BENCHMARKS = "pkg._benchmarks"
 
@@ -95,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     new = commands.add_parser("new", help="write the files of a new operator, in a checkout")
     new.add_argument("name", help="of the operator: my_op")
     new.add_argument("schema", help="'my_op(Tensor x, float alpha) -> Tensor'")
+    commands.add_parser(
+        "tune", help="measure where pkg.accelerate() is faster on this processor (a minute)"
+    )
     return top
 
 
@@ -163,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return new(options)
     if options.command == "bench":
         return bench(options)
+    if options.command == "tune":
+        return tune.main()
     if options.capabilities:
         files = environment.target_files()
         usable = [name for name in pkg._C.cpu_capabilities() if files[f"_cpu_{name}"]]

@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "cpu/gemm/batch.h"
 #include "cpu/gemm/matrix_product.h"
-#include "cpu/runtime/parallel.h"
 #include "host/namespace.h"
 
 namespace pkg::cpu {
@@ -36,25 +36,12 @@ void multiply_batch(const MatmulPlan& plan, const TensorView& a,
   const auto* a_data = static_cast<const Input*>(a.const_data_ptr());
   const auto* b_data = static_cast<const Input*>(b.const_data_ptr());
   auto* output_data = static_cast<Output*>(output.mutable_data_ptr());
-  const int64_t batch = plan.batch();
-  const int64_t threads = num_threads();
-  const auto multiply_at = [&](int64_t i, int64_t with_threads) {
-    multiply_one(plan, a_data + batch_offset(plan, i, plan.a_batch_strides),
-                 b_data + batch_offset(plan, i, plan.b_batch_strides),
-                 output_data + i * plan.rows * plan.columns, with_threads);
-  };
-  if (batch < threads) {
-    for (int64_t i = 0; i < batch; ++i) {
-      multiply_at(i, threads);
-    }
-    return;
-  }
-  parallel_for(
-      batch, grain_of(kMultiplyAddGrain, plan.rows * plan.columns * plan.inner),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          multiply_at(i, 1);
-        }
+  for_each_product(
+      plan.batch(), plan.rows * plan.columns * plan.inner,
+      [&](int64_t i, int64_t threads) {
+        multiply_one(plan, a_data + batch_offset(plan, i, plan.a_batch_strides),
+                     b_data + batch_offset(plan, i, plan.b_batch_strides),
+                     output_data + i * plan.rows * plan.columns, threads);
       });
 }
 

@@ -72,6 +72,19 @@ class BorrowedTensors {
     return is_readable ? std::optional(view) : std::nullopt;
   }
 
+  // Where to write to such a tensor, or null. One that shares its memory until
+  // it is written to gets its own.
+  void* memory_to_write(PyObject* object) const {
+    void* implementation = implementation_of(object);
+    void* data = nullptr;
+    return implementation != nullptr &&
+                   aoti_torch_get_data_ptr(
+                       reinterpret_cast<AtenTensorHandle>(&implementation),
+                       &data) == TORCH_SUCCESS
+               ? data
+               : nullptr;
+  }
+
  private:
   // A storage that was freed leaves its tensors with an offset for an address.
   static bool has_memory(AtenTensorHandle tensor) {

@@ -10,6 +10,7 @@
 
 #include "host/namespace.h"
 #include "library.h"
+#include "python/accelerated_calls.h"
 #include "python/cpu_features.h"
 #include "python/operator_functions.h"
 #include "python/pybind_headers.h"
@@ -146,4 +147,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              "All instruction sets that can run here, the least first.");
 
   define_operator_functions(module);
+  define_accelerate_functions(module);
 }

@@ -154,6 +154,11 @@ class ThreadState {
     return view && is_negated_.is_denied(tensor) ? view : std::nullopt;
   }
 
+  // Of such a tensor, or null.
+  void* memory_to_write(PyObject* tensor) const {
+    return tensors_.memory_to_write(tensor);
+  }
+
   bool can_read_tensors() const { return tensors_.can_be_read(); }
 
  private:

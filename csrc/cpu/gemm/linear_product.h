@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cpu/gemm/activation.h"
-#include "cpu/runtime/parallel.h"
+#include "cpu/gemm/batch.h"
 #include "cpu/runtime/workspace.h"
 #include "linear.h"
 
@@ -18,31 +18,18 @@ template <class T, class Product>
 void for_each_matrix(const LinearPlan& plan, const T* input, T* output,
                      T* pre_activation, const Product& product) {
   const int64_t matrix = plan.rows * plan.columns;
-  const auto product_at = [&](int64_t index, int64_t threads) {
-    int64_t offset = 0;
-    int64_t rest = index;
-    for (size_t d = plan.batch_dims; d-- > 0;) {
-      offset += rest % plan.batch_sizes[d] * plan.batch_strides[d];
-      rest /= plan.batch_sizes[d];
-    }
-    product(input + offset, output + index * matrix,
-            pre_activation ? pre_activation + index * matrix : nullptr,
-            threads);
-  };
-  const int64_t batch = plan.batch();
-  const int64_t threads = num_threads();
-  if (batch < threads) {
-    for (int64_t index = 0; index < batch; ++index) {
-      product_at(index, threads);
-    }
-    return;
-  }
-  parallel_for(batch, grain_of(kMultiplyAddGrain, matrix * plan.inner),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t index = begin; index < end; ++index) {
-                   product_at(index, 1);
-                 }
-               });
+  for_each_product(
+      plan.batch(), matrix * plan.inner, [&](int64_t index, int64_t threads) {
+        int64_t offset = 0;
+        int64_t rest = index;
+        for (size_t d = plan.batch_dims; d-- > 0;) {
+          offset += rest % plan.batch_sizes[d] * plan.batch_strides[d];
+          rest /= plan.batch_sizes[d];
+        }
+        product(input + offset, output + index * matrix,
+                pre_activation ? pre_activation + index * matrix : nullptr,
+                threads);
+      });
 }
 
 // The bias in the type of the sums, with a vector of zeros behind it; null

@@ -1,0 +1,49 @@
+// What pkg._C and the CPU library say to one another of PyTorch's own operators
+// that pkg.accelerate() takes over (pkg/accelerate.py says how).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "host/tensor.h"
+#include "linear.h"
+
+namespace pkg {
+
+// PyTorch's operators, in the order of accelerate.py's OPERATORS. The forms
+// with `out` count as the operator.
+enum class AtenOperator : int32_t {
+  Mm,
+  Bmm,
+  Addmm,
+  Baddbmm,
+  AddmmActivation,
+  IntMm,
+};
+inline constexpr int kAtenOperators = 6;
+
+// activation(beta * input + alpha * a @ b): two matrices, or two batches of as
+// many. What the operator does not have is null, 1, or None.
+struct AddmmCall {
+  AtenOperator op;
+  const TensorView* input;
+  const TensorView* a;
+  const TensorView* b;
+  double beta;
+  double alpha;
+  Activation activation;
+};
+
+// Where the result goes: memory that the caller has, or a new tensor.
+struct AddmmOutput {
+  const TensorView* view = nullptr;
+  void* data = nullptr;
+  std::optional<Tensor> made;
+};
+
+// False, with nothing written, where PyTorch's own kernel is to be called: it
+// is the faster one, or the call is one that ours does not take.
+using AcceleratedAddmm = bool (*)(const AddmmCall&, AddmmOutput&);
+
+}  // namespace pkg

@@ -1,0 +1,99 @@
+// Which calls of PyTorch's own operators pkg.accelerate() takes over: a switch,
+// the measured table that decides, and what is counted for the report.
+//
+// The table has, for each kind of product, the time that PyTorch's kernel took
+// divided by ours, measured at the sizes below (pkg/tune.py); a call is decided
+// by the nearest of them, on a logarithmic scale. Python writes the table
+// before it turns the switch, and reads the counters: see pkg/accelerate.py.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "accelerate.h"
+
+namespace pkg::cpu::accelerate {
+
+enum class Family : int32_t { Product, Batch };
+
+// Which operand is read along its rows: both as they are (N N), the second
+// transposed (linear's weight), the first (the gradient of that weight).
+enum class Layout : int32_t { Plain, RightTransposed, LeftTransposed };
+
+struct ProductSizes {
+  int64_t rows;
+  int64_t columns;
+  int64_t inner;
+};
+
+// The sizes that are measured.
+inline constexpr std::array<int64_t, 4> kRowClasses = {1, 8, 64, 512};
+inline constexpr std::array<int64_t, 4> kColumnClasses = {16, 64, 256, 1024};
+inline constexpr int kTypes = 5;  // float64, 32, 16, bfloat16, int8
+
+// One thread or several, family, dtype, layout, rows, columns, inner.
+using Ratios = float[2][2][kTypes][3][4][4][4];
+
+// Of one operator and dtype.
+struct Counters {
+  std::atomic<int64_t> taken;
+  std::atomic<int64_t> left;         // to PyTorch's kernel
+  std::atomic<int64_t> nanoseconds;  // in ours, where time is taken
+  std::atomic<int64_t> saved;        // by the table's ratio, likewise
+};
+
+struct State {
+  std::atomic<int32_t> is_on;
+  std::atomic<int32_t> takes_time;
+  // Written while no call is taken over.
+  Ratios ratios;
+  Counters counters[kAtenOperators][kTypes];
+};
+
+State& state();
+
+inline bool is_on() {
+  return state().is_on.load(std::memory_order_relaxed) != 0;
+}
+
+// The place of a dtype in the tables, or -1.
+int type_index(ScalarType type);
+
+// PyTorch's time divided by ours, 0 where it was not measured.
+float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
+
+// A call that was taken over, from its construction on.
+class TakenCall {
+ public:
+  TakenCall(AtenOperator op, int type, float ratio)
+      : counters_(state().counters[static_cast<int>(op)][type]),
+        ratio_(ratio),
+        takes_time_(state().takes_time.load(std::memory_order_relaxed) != 0) {
+    counters_.taken.fetch_add(1, std::memory_order_relaxed);
+    if (takes_time_) {
+      begin_ = std::chrono::steady_clock::now();
+    }
+  }
+  ~TakenCall() {
+    if (takes_time_) {
+      const std::chrono::nanoseconds time =
+          std::chrono::steady_clock::now() - begin_;
+      counters_.nanoseconds.fetch_add(time.count(), std::memory_order_relaxed);
+      counters_.saved.fetch_add(
+          static_cast<int64_t>(static_cast<float>(time.count()) * (ratio_ - 1)),
+          std::memory_order_relaxed);
+    }
+  }
+  TakenCall(const TakenCall&) = delete;
+  TakenCall& operator=(const TakenCall&) = delete;
+
+ private:
+  Counters& counters_;
+  float ratio_;
+  bool takes_time_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+}  // namespace pkg::cpu::accelerate

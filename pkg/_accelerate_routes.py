@@ -1,0 +1,234 @@
+"""What :mod:`pkg.accelerate` registers with PyTorch, and the CPU library's side of it.
+
+Each of PyTorch's operators here gets a CPU kernel that asks ours first, which declines where
+PyTorch's is faster or the call is none for it, and then calls PyTorch's. Autograd, autocast,
+``torch.compile`` and subclasses of tensors sit above that key and know nothing of it.
+
+The kernels are registered once and stay: PyTorch's dispatcher does not expect its tables to change
+while other threads run operators. A switch in the CPU library turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pkg import _C
+
+from . import _loader
+
+OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "_int_mm")
+"""Of ``aten``, in the order of ``AtenOperator`` in csrc/accelerate.h."""
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
+"""In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp."""
+
+_MM, _BMM, _ADDMM, _BADDBMM, _ADDMM_ACTIVATION, _INT_MM = range(len(OPERATORS))
+_RELU, _GELU = 1, 2
+
+_Kernel = Callable[..., Any]
+_lock = threading.Lock()
+_libraries: list[torch.library.Library] = []
+
+
+class Counts:
+    """What became of the calls of one operator with one dtype.
+
+    Attributes:
+        operator: One of :data:`OPERATORS`.
+        dtype: One of :data:`DTYPES`.
+        taken: Calls that ran in our kernel.
+        left: Calls that were left to PyTorch's.
+        seconds: Time in ours; 0 where no report was asked for.
+        saved: What PyTorch's kernel would have taken more, by the table.
+    """
+
+    def __init__(self, operator: str, dtype: str, numbers: list[int]) -> None:
+        """Of the four numbers that the library counts."""
+        self.operator = operator
+        self.dtype = dtype
+        self.taken, self.left, nanoseconds, saved = numbers
+        self.seconds = nanoseconds * 1e-9
+        self.saved = saved * 1e-9
+
+
+def switch(is_on: bool, takes_time: bool) -> None:
+    """Turns the kernels on or off, and the clock that a report needs."""
+    _loader.cpu_library.pkg_accelerate_switch(int(is_on), int(takes_time))
+
+
+def table() -> ctypes.Array[ctypes.c_float]:
+    """The ratios that decide, to be written while the kernels are off."""
+    library = _loader.cpu_library
+    library.pkg_accelerate_ratio_count.restype = ctypes.c_int64
+    library.pkg_accelerate_ratios.restype = ctypes.c_void_p
+    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * library.pkg_accelerate_ratio_count()
+    return kind.from_address(library.pkg_accelerate_ratios())
+
+
+def take_counts() -> list[Counts]:
+    """What was counted since the last time, of all that was called."""
+    numbers = (ctypes.c_int64 * (len(OPERATORS) * len(DTYPES) * 4))()
+    _loader.cpu_library.pkg_accelerate_counters(numbers)
+    parts = [list(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
+    names = [(operator, dtype) for operator in OPERATORS for dtype in DTYPES]
+    found = [Counts(*name, part) for name, part in zip(names, parts, strict=True)]
+    return [counts for counts in found if counts.taken or counts.left]
+
+
+def register() -> None:
+    """Registers the kernels, the first time.
+
+    Raises:
+        RuntimeError: it is called under ``torch.compile``.
+    """
+    with _lock:
+        if _libraries:
+            return
+        others = _others()
+        for name, place in others.items():
+            warnings.warn(
+                f"pkg.accelerate: another package has registered a CPU kernel of aten::{name} of "
+                f"its own ({place}); what pkg leaves alone goes on to that one. If it accelerates "
+                "too, or is a second copy of pkg, use only one of them",
+                stacklevel=3,
+            )
+        kernels = dict(_kernels())
+        library = torch.library.Library("aten", "IMPL")
+        _libraries.append(library)
+        _in_silence(lambda: _register_all(library, kernels, others))
+
+
+def _register_all(
+    library: torch.library.Library, kernels: dict[str, _Kernel], others: dict[str, str]
+) -> None:
+    # In C++ what our kernels leave alone goes to PyTorch's own, past another package's.
+    compiled = {"mm", "bmm", "mm.out", "bmm.out"}
+    _loader.cpu_library.pkg_accelerate_register.restype = ctypes.c_bool
+    if compiled & others.keys() or not _loader.cpu_library.pkg_accelerate_register():
+        compiled = set()
+    for name, kernel in kernels.items():
+        if name not in compiled:
+            library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+
+
+def _original(name: str) -> _Kernel | None:
+    """PyTorch's CPU kernel, which takes a key set before the arguments; None where it has none."""
+    try:
+        kernel: _Kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+    except (RuntimeError, ValueError):
+        return None
+    return kernel
+
+
+def _kernels() -> Iterator[tuple[str, _Kernel]]:
+    """By operator a kernel that calls ours, or else PyTorch's."""
+    makers = {
+        "mm": lambda original: _product(_MM, original),
+        "bmm": lambda original: _product(_BMM, original),
+        "_int_mm": lambda original: _product(_INT_MM, original),
+        "addmm": lambda original: _sum(_ADDMM, original),
+        "baddbmm": lambda original: _sum(_BADDBMM, original),
+        "_addmm_activation": _activation,
+    }
+    for name, make in makers.items():
+        for overload in (name, f"{name}.out"):
+            original = _original(overload)
+            if original is not None:
+                yield overload, make(original)
+
+
+def _product(operator: int, original: _Kernel) -> _Kernel:
+    ours = _C._accelerated_addmm
+
+    def kernel(keys: Any, a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
+        result = ours(operator, None, a, b, 1.0, 1.0, 0, out)
+        if result is None:
+            return original(keys, a, b) if out is None else original(keys, a, b, out=out)
+        return result if out is None else out
+
+    return kernel
+
+
+def _sum(operator: int, original: _Kernel) -> _Kernel:
+    ours = _C._accelerated_addmm
+
+    def kernel(
+        keys: Any,
+        addend: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        beta: complex = 1,
+        alpha: complex = 1,
+        out: Tensor | None = None,
+    ) -> Any:
+        result = ours(operator, addend, a, b, beta, alpha, 0, out)
+        if result is None:
+            if out is None:
+                return original(keys, addend, a, b, beta=beta, alpha=alpha)
+            return original(keys, addend, a, b, beta=beta, alpha=alpha, out=out)
+        return result if out is None else out
+
+    return kernel
+
+
+def _activation(original: _Kernel) -> _Kernel:
+    ours = _C._accelerated_addmm
+
+    def kernel(
+        keys: Any,
+        addend: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        beta: complex = 1,
+        alpha: complex = 1,
+        use_gelu: bool = False,
+        out: Tensor | None = None,
+    ) -> Any:
+        activation = _GELU if use_gelu else _RELU
+        result = ours(_ADDMM_ACTIVATION, addend, a, b, beta, alpha, activation, out)
+        if result is None:
+            more = {} if out is None else {"out": out}
+            return original(keys, addend, a, b, beta=beta, alpha=alpha, use_gelu=use_gelu, **more)
+        return result if out is None else out
+
+    return kernel
+
+
+def _others() -> dict[str, str]:
+    """Operators of which another package has registered a CPU kernel, and where."""
+    found = {}
+    for name in (overload for operator in OPERATORS for overload in (operator, f"{operator}.out")):
+        for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
+            place = re.match(r"CPU: registered at (\S+)", line)
+            if place and "/aten/src/ATen/" not in place[1]:
+                found[name] = place[1]
+    return found
+
+
+class _Quiet:
+    """PyTorch warns of each kernel that is replaced, on C++'s stderr.
+
+    Inside a handler of ``__torch_function__`` such warnings are Python's, and can be caught.
+    """
+
+    task: ClassVar[Callable[[], None]]
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> None:
+        cls.task()
+
+
+def _in_silence(task: Callable[[], None]) -> None:
+    quiet = type("_QuietTask", (_Quiet,), {"task": staticmethod(task)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.neg(quiet())

@@ -1,0 +1,128 @@
+"""The measured table that decides which of PyTorch's calls :mod:`pkg.accelerate` takes over.
+
+One file for a kind of processor, CPU library and PyTorch: of the user's own measurement, in the
+cache directory, or else of the package, in the folder ``accelerate_tables`` beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _accelerate_routes, _loader
+from .environment import processor_name
+
+SHIPPED = Path(__file__).parent / "accelerate_tables"
+FORMAT = 1
+
+_in_use: dict[str, Any] | None = None
+
+
+def name() -> str:
+    """The name of this processor's table: its kind, the CPU library, and PyTorch's version."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    return f"{_processor_kind()}-{_loader.cpu_capability}-torch{version}.json"
+
+
+def cache_file() -> Path:
+    """Where the user's own measurement is kept."""
+    default = Path.home() / ".cache"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or default, "pkg-kernels", "accelerate")
+    return folder / name()
+
+
+def use() -> None:
+    """Gives the CPU library its table, the first time; measures one where there is none."""
+    global _in_use
+    if _in_use is not None:
+        return
+    for file in (cache_file(), SHIPPED / name()):
+        found = _read(file)
+        if found is not None:
+            put(found)
+            return
+    from . import tune
+
+    print(
+        f"pkg.accelerate: this kind of processor ({processor_name()}) was not measured with "
+        f"PyTorch {torch.__version__} yet; doing so, once, takes about a minute",
+        file=sys.stderr,
+    )
+    put(tune.measure())
+    save(_in_use)
+
+
+def put(table: dict[str, Any]) -> None:
+    """Gives the CPU library a table."""
+    global _in_use
+    place = _accelerate_routes.table()
+    for index, ratio in enumerate(_flatten(table["ratios"])):
+        place[index] = ratio
+    _in_use = table
+
+
+def save(table: dict[str, Any] | None) -> Path:
+    """Keeps a table in the cache directory; says so on stderr where that cannot be written."""
+    file = cache_file()
+    text = json.dumps(table, separators=(",", ":"))
+    part = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text + "\n", "utf-8")
+        part.replace(file)
+    except OSError as error:
+        print(
+            f"pkg.accelerate: the table cannot be kept in {file.parent} ({error}) and will be "
+            "measured again; set XDG_CACHE_HOME to a folder that can be written",
+            file=sys.stderr,
+        )
+    return file
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """A table; None where there is none, or one that cannot be used, which is said on stderr."""
+    try:
+        table: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        whole = table["format"] == FORMAT and len(list(_flatten(table["ratios"]))) == len(
+            _accelerate_routes.table()
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(
+            f"pkg.accelerate: the table {file} is damaged ({error!r}) and left alone; make it "
+            "anew: python -m pkg tune",
+            file=sys.stderr,
+        )
+        return None
+    return table if whole else None
+
+
+def _flatten(values: Any) -> Iterator[float]:
+    if isinstance(values, list):
+        for value in values:
+            yield from _flatten(value)
+    else:
+        yield float(values)
+
+
+def _processor_kind() -> str:
+    """Vendor, family and model where the system tells them, else the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    wanted = {"vendor_id": "", "cpu family": "", "model": ""}
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in wanted and not wanted[key.strip()]:
+            wanted[key.strip()] = value.strip()
+    text = "-".join(wanted.values()) if all(wanted.values()) else processor_name()
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")

@@ -1,0 +1,211 @@
+"""PyTorch's own CPU operators by this package's kernels, where these are faster.
+
+:func:`accelerate` turns it on for a process; an unchanged model gains, in training as in inference.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar, overload
+
+import torch
+
+from . import _accelerate_routes, _accelerate_table
+from ._accelerate_routes import Counts
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Switch(NamedTuple):
+    is_on: bool = False
+    is_timed: bool = False
+
+
+# What the last call of accelerate() said, and the blocks that are open, the newest last: it
+# decides. Threads share all of it, since autograd computes gradients in threads of its own.
+_lock = threading.RLock()
+_base = _Switch()
+_open: list[Acceleration] = []
+# Whose report is printed when the process ends, or acceleration does.
+_last_words: Acceleration | None = None
+_counts: dict[tuple[str, str], Counts] = {}
+
+
+class Report:
+    """What ran in this package's kernels, for how long, and what that saved.
+
+    Attributes:
+        counts: One :class:`~pkg._accelerate_routes.Counts` for each operator and dtype
+            that was called, the longest time first.
+    """
+
+    def __init__(self, counts: list[Counts]) -> None:
+        """Of what was counted."""
+        self.counts = sorted(counts, key=lambda each: (-each.seconds, -each.left))
+
+    def __str__(self) -> str:
+        """A table, one operator and dtype a row."""
+        if not self.counts:
+            return "pkg.accelerate: none of the operators that it knows was called"
+        lines = [
+            "pkg.accelerate: calls that ran here, those left to PyTorch, time here, "
+            "and what PyTorch would have taken more (by the table of this processor)",
+            f"{'operator':18} {'dtype':9} {'here':>9} {'left':>9} {'time':>10} {'saved':>10}",
+        ]
+        lines += [
+            f"{each.operator:18} {each.dtype:9} {each.taken:9} {each.left:9} "
+            f"{each.seconds * 1e3:7.1f} ms {each.saved * 1e3:7.1f} ms"
+            for each in self.counts
+        ]
+        return "\n".join(lines)
+
+
+class Acceleration:
+    """What :func:`accelerate` returns: a context, a decorator, and the report."""
+
+    def __init__(self, switch: _Switch, before: _Switch) -> None:
+        """Made by :func:`accelerate`."""
+        self._switch = switch
+        self._before = before
+
+    def __enter__(self) -> Acceleration:
+        """On, or off, until the end of the block."""
+        with _lock:
+            self._take_back()
+            _open.append(self)
+            _settle()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """As it was before the block."""
+        with _lock:
+            del _open[max(i for i, each in enumerate(_open) if each is self)]
+            _settle()
+        if self._switch.is_timed:
+            print(self.report())
+
+    def __call__(self, function: _Function) -> _Function:
+        """A function that runs accelerated: a decorator."""
+        with _lock:
+            self._take_back()
+            _settle()
+
+        @functools.wraps(function)
+        def accelerated(*args: Any, **kwargs: Any) -> Any:
+            with Acceleration(self._switch, _base):  # which each call opens anew
+                return function(*args, **kwargs)
+
+        return accelerated  # type: ignore[return-value]
+
+    def _take_back(self) -> None:
+        """What the call of accelerate() did; a block or a function does it in its place."""
+        global _base, _last_words
+        _base = self._before
+        if _last_words is self:
+            _last_words = None
+
+    def report(self) -> Report:
+        """What was counted since acceleration was turned on, or since the last report."""
+        with _lock:
+            _collect()
+            found = Report(list(_counts.values()))
+            _counts.clear()
+            return found
+
+
+@overload
+def accelerate(on: bool = True, *, report: bool = False) -> Acceleration: ...
+@overload
+def accelerate(on: _Function, *, report: bool = False) -> _Function: ...
+def accelerate(on: Any = True, *, report: bool = False) -> Any:
+    """Routes PyTorch's own CPU operators to this package's kernels, where these are faster.
+
+    ``mm``, ``bmm``, ``addmm``, ``baddbmm``, their forms with ``out``, ``_addmm_activation`` and
+    ``_int_mm`` are taken over, and with them ``@``, ``nn.Linear``, ``einsum``, attention and what
+    ``torch.compile`` makes of them, forward and backward, in float64, float32, float16, bfloat16
+    and int8. A call goes here where a table says that it is faster, measured on this kind of
+    processor; every other goes to PyTorch's kernel untouched, with its errors. Nothing is changed
+    on import. Results differ as those of two kernels do: in rounding.
+
+    Where there is no table for this processor it is measured, once, which takes a minute, and kept
+    (``python -m pkg tune``; :mod:`pkg.tune`).
+
+    It holds for the process, with all its threads: autograd uses threads of its own. Of several
+    blocks that are open at a time the one that was opened last decides.
+
+    Args:
+        on: False to leave all to PyTorch again. A function: it is wrapped, so that it runs
+            accelerated, which makes ``@pkg.accelerate`` a decorator.
+        report: Print at the end of the block, or of the process, what ran where.
+
+    Returns:
+        An :class:`Acceleration`: a context manager and decorator; in a ``with`` statement what was
+        before is restored at its end. Of a function, the wrapped function.
+
+    Raises:
+        TypeError: ``on`` is neither a bool nor a function.
+        RuntimeError: it is called in a region that ``torch.compile`` compiles.
+
+    Example:
+        >>> with pkg.accelerate(report=True):  # doctest: +SKIP
+        ...     train(model)
+    """
+    global _base, _last_words
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
+            "it: compiled models are accelerated as they run"
+        )
+    if not isinstance(on, bool) and not callable(on):
+        raise TypeError(
+            f"pkg.accelerate: on is of type {type(on).__name__}; it must be a bool, or a function "
+            "to wrap"
+        )
+    with _lock:
+        if on:
+            _accelerate_table.use()
+            _accelerate_routes.register()
+        switch = _Switch(bool(on), bool(on) and report)
+        if switch.is_timed:
+            _collect()
+            _counts.clear()
+        if callable(on):
+            return Acceleration(switch, _base)(on)
+        made, before = Acceleration(switch, _base), _last_words
+        _base, _last_words = switch, made if switch.is_timed else None
+        _settle()
+    if before is not None:
+        print(before.report())
+    return made
+
+
+def _settle() -> None:
+    """Turns the kernels on or off, as the newest open block says, or the last call."""
+    newest = _open[-1]._switch if _open else _base
+    is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
+    _accelerate_routes.switch(newest.is_on, is_timed)
+
+
+@atexit.register
+def _say_last_words() -> None:
+    if _last_words is not None:
+        print(_last_words.report())
+
+
+def _collect() -> None:
+    for counts in _accelerate_routes.take_counts():
+        known = _counts.setdefault((counts.operator, counts.dtype), counts)
+        if known is not counts:
+            known.taken += counts.taken
+            known.left += counts.left
+            known.seconds += counts.seconds
+            known.saved += counts.saved

@@ -1,0 +1,593 @@
+"""``pkg.accelerate``: PyTorch's operators by our kernels, and everything else untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pkg
+from pkg import _accelerate_routes, _accelerate_table, tune
+
+FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+ROWS, COLUMNS, INNER, BATCH = 33, 45, 70, 3
+
+
+def filled(ratio: float) -> dict[str, Any]:
+    """A table that says the same of every product."""
+    count = len(_accelerate_routes.table())
+    return {"format": _accelerate_table.FORMAT, "ratios": [ratio] * count}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_ours() -> Iterator[None]:
+    """A table by which our kernels take whatever they can; afterwards as it was."""
+    before = _accelerate_table._in_use
+    _accelerate_table.put(filled(1e9))
+    yield
+    pkg.accelerate(False)
+    _accelerate_table.put(filled(0.0))
+    _accelerate_table._in_use = before
+
+
+def counts() -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls taken and left since the last time."""
+    found = _accelerate_routes.take_counts()
+    return {(each.operator, each.dtype): (each.taken, each.left) for each in found}
+
+
+def operand(*shape: int, dtype: torch.dtype, layout: str = "rows") -> Tensor:
+    """Of a layout: contiguous rows, contiguous columns, or neither."""
+    if layout == "columns":
+        return operand(*shape[:-2], shape[-1], shape[-2], dtype=dtype).mT
+    if layout == "steps":
+        return operand(*shape[:-1], 2 * shape[-1], dtype=dtype)[..., ::2]
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+# Each takes the addend, a and b, matrices or batches of them.
+CALLS: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "mm": ("mm", lambda c, a, b: torch.mm(a[0], b[0])),
+    "mm.out": ("mm", lambda c, a, b: torch.mm(a[0], b[0], out=torch.empty_like(c[0]))),
+    "mm.out in columns": (
+        "mm",
+        lambda c, a, b: torch.mm(a[0], b[0], out=torch.empty_like(c[0].T.contiguous()).T),
+    ),
+    "bmm": ("bmm", lambda c, a, b: torch.bmm(a, b)),
+    "bmm.out": ("bmm", lambda c, a, b: torch.bmm(a, b, out=torch.empty_like(c))),
+    "addmm": ("addmm", lambda c, a, b: torch.addmm(c[0], a[0], b[0])),
+    "addmm, a row": ("addmm", lambda c, a, b: torch.addmm(c[0, 0], a[0], b[0], alpha=-1)),
+    "addmm, a column": ("addmm", lambda c, a, b: torch.addmm(c[0, :, :1], a[0], b[0], beta=2)),
+    "addmm, columns": (
+        "addmm",
+        lambda c, a, b: torch.addmm(c[0].T.contiguous().T, a[0], b[0], beta=0.5, alpha=3),
+    ),
+    "addmm without the addend": (
+        "addmm",
+        lambda c, a, b: torch.addmm(torch.full_like(c[0], torch.nan), a[0], b[0], beta=0),
+    ),
+    "addmm.out": (
+        "addmm",
+        lambda c, a, b: torch.addmm(c[0], a[0], b[0], out=torch.empty_like(c[0])),
+    ),
+    "addmm.out in columns": (
+        "addmm",
+        lambda c, a, b: torch.addmm(c[0], a[0], b[0], out=torch.empty_like(c[0].T.contiguous()).T),
+    ),
+    "baddbmm": ("baddbmm", lambda c, a, b: torch.baddbmm(c, a, b, beta=0.25, alpha=-2)),
+    "baddbmm, one addend": ("baddbmm", lambda c, a, b: torch.baddbmm(c[:1], a, b)),
+    "baddbmm.out": (
+        "baddbmm",
+        lambda c, a, b: torch.baddbmm(c, a, b, out=torch.empty_like(c)),
+    ),
+    "relu": (
+        "_addmm_activation",
+        lambda c, a, b: torch._addmm_activation(c[0, 0], a[0], b[0]),
+    ),
+    "gelu": (
+        "_addmm_activation",
+        lambda c, a, b: torch._addmm_activation(c[0, 0], a[0], b[0], use_gelu=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", CALLS)
+def test_results(name: str, dtype: torch.dtype) -> None:
+    """Against PyTorch in float64, by the bound of a sum of INNER products and one rounding."""
+    operator, call = CALLS[name]
+    layouts = ["rows", "columns", "steps"]
+    for a_layout, b_layout in itertools.product(layouts, layouts):
+        a = operand(BATCH, ROWS, INNER, dtype=dtype, layout=a_layout)
+        b = operand(BATCH, INNER, COLUMNS, dtype=dtype, layout=b_layout)
+        c = operand(BATCH, ROWS, COLUMNS, dtype=dtype)
+        expected = call(c.double(), a.double(), b.double())
+        theirs = call(c, a, b)
+        counts()
+        with pkg.accelerate():
+            actual = call(c, a, b)
+        assert counts()[operator, str(dtype).removeprefix("torch.")] == (1, 0)
+        assert actual.dtype == theirs.dtype
+        assert actual.stride() == theirs.stride()
+        # |alpha| is at most 3, |beta| 2; the activations' slopes are at most 1.13.
+        size = 3 * (a.double().abs() @ b.double().abs()).amax() + 2 * c.double().abs().amax()
+        unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        bound = 1.2 * (INNER + 8) * unit * size + torch.finfo(dtype).eps * expected.abs()
+        assert (actual.double() - expected).abs().le(bound).all()
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_int8(layout: str) -> None:
+    a = torch.randint(-128, 128, (ROWS, 64), dtype=torch.int8)
+    b = torch.randint(-128, 128, (64, 40), dtype=torch.int8)
+    b = b if layout == "rows" else b.T.contiguous().T
+    with pkg.accelerate():
+        actual = torch._int_mm(a, b)
+        given = torch._int_mm(a, b, out=torch.empty(ROWS, 40, dtype=torch.int32))
+    assert counts()["_int_mm", "int8"] == (2, 0)
+    expected = (a.long() @ b.long()).int()
+    assert torch.equal(actual, expected)
+    assert torch.equal(given, expected)
+
+
+def test_what_python_registers_for_an_older_pytorch() -> None:
+    """Before 2.13 mm and bmm are not the library's: the same functions, called by hand."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    kernels = dict(_accelerate_routes._kernels())
+    a, b = operand(2, 5, 6, dtype=torch.float32), operand(2, 6, 7, dtype=torch.float32)
+    with pkg.accelerate():
+        for name, left, right in (("mm", a[0], b[0]), ("bmm", a, b)):
+            expected = left @ right
+            out = torch.empty_like(expected)
+            torch.testing.assert_close(kernels[name](keys, left, right), expected)
+            assert kernels[f"{name}.out"](keys, left, right, out=out) is out
+            torch.testing.assert_close(out, expected)
+            with pytest.raises(RuntimeError, match=r"must be|shapes|size"):
+                kernels[name](keys, left, left)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "shapes": lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3)),
+    "a vector": lambda: torch.mm(torch.ones(2), torch.ones(2, 3)),
+    "dtypes": lambda: torch.mm(torch.ones(2, 3), torch.ones(3, 2, dtype=torch.float64)),
+    "bool": lambda: torch.mm(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2).bool()),
+    "batches": lambda: torch.bmm(torch.ones(2, 2, 3), torch.ones(3, 3, 2)),
+    "matrices to bmm": lambda: torch.bmm(torch.ones(2, 3), torch.ones(3, 2)),
+    "batches to mm": lambda: torch.mm(torch.ones(1, 2, 3), torch.ones(1, 3, 2)),
+    "the addend": lambda: torch.addmm(torch.ones(5), torch.ones(2, 3), torch.ones(3, 2)),
+    "the addend's dtype": lambda: torch.addmm(
+        torch.ones(2, dtype=torch.float64), torch.ones(2, 3), torch.ones(3, 2)
+    ),
+    "out": lambda: torch.mm(
+        torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(2, 2, dtype=torch.float64)
+    ),
+    "baddbmm": lambda: torch.baddbmm(torch.ones(4), torch.ones(2, 2, 3), torch.ones(2, 3, 2)),
+    "int8": lambda: torch._int_mm(torch.ones(20, 8), torch.ones(8, 8)),
+}
+
+
+def error_of(call: Callable[[], object]) -> tuple[type[BaseException], str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error), str(error)
+    pytest.fail("it was not refused")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_errors_are_pytorch_s(name: str) -> None:
+    theirs = error_of(REFUSED[name])
+    with pkg.accelerate():
+        assert error_of(REFUSED[name]) == theirs
+
+
+def alike(call: Callable[[], Tensor]) -> bool:
+    """Whether PyTorch's kernel ran: the same bits, and nothing taken."""
+    expected = call()
+    counts()
+    with pkg.accelerate():
+        actual = call()
+    taken = sum(taken for taken, _ in counts().values())
+    return taken == 0 and torch.equal(torch.view_as_real(actual), torch.view_as_real(expected))
+
+
+def test_complex_and_conjugated_tensors_are_left_alone() -> None:
+    c = torch.randn(5, 5, dtype=torch.complex64)
+    assert alike(lambda: torch.mm(c, c))
+    assert alike(lambda: torch.mm(c.conj(), c.H))
+    assert alike(lambda: torch.addmm(c, c.conj(), c))
+
+
+def test_negated_tensors_are_resolved() -> None:
+    n = torch.randn(5, 5, dtype=torch.complex64).conj().imag
+    assert n.is_neg()
+    with pkg.accelerate():
+        torch.testing.assert_close(torch.mm(n, n), n.clone() @ n.clone())
+        torch.testing.assert_close(torch.addmm(n, n, n), n.clone() + n.clone() @ n.clone())
+
+
+def test_an_output_that_is_an_input() -> None:
+    a = operand(40, 900, dtype=torch.float32)
+    b = operand(900, 40, dtype=torch.float32)
+    c = operand(40, 40, dtype=torch.float32)
+    expected = torch.addmm(c, a, b)
+    with pkg.accelerate():
+        torch.addmm(c, a, b, out=c)
+    torch.testing.assert_close(c, expected)
+
+
+def test_a_copy_on_write_output_gets_its_own_memory() -> None:
+    base = torch.zeros(4, 4)
+    lazy = torch._lazy_clone(base)
+    with pkg.accelerate():
+        torch.mm(torch.ones(4, 4), torch.ones(4, 4), out=lazy)
+        assert torch.equal(base, torch.zeros(4, 4))
+        lazy = torch._lazy_clone(base)
+        torch.addmm(torch.ones(4), torch.ones(4, 4), torch.ones(4, 4), out=lazy)
+    assert torch.equal(base, torch.zeros(4, 4))
+    assert torch.equal(lazy, torch.full((4, 4), 5.0))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_empty_products(shape: tuple[int, int, int]) -> None:
+    rows, columns, inner = shape
+    a, b, c = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(columns)
+    with pkg.accelerate():
+        assert torch.equal(torch.mm(a, b), torch.zeros(rows, columns))
+        assert torch.equal(torch.addmm(c, a, b), torch.ones(rows, columns))
+
+
+class Tagged(Tensor):
+    """A subclass, which keeps its type."""
+
+
+def test_subclasses_and_fake_tensors() -> None:
+    tagged = torch.randn(4, 4).as_subclass(Tagged)
+    with pkg.accelerate():
+        assert type(tagged @ tagged) is Tagged
+        with torch._subclasses.FakeTensorMode():
+            fake = torch.empty(3, 4)
+            assert (fake @ fake.T).shape == (3, 3)
+    assert (torch.empty(2, 3, device="meta") @ torch.empty(3, 2, device="meta")).shape == (2, 2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 8))
+
+
+def gradients(model: nn.Module, x: Tensor, autocast: torch.dtype | None) -> list[Tensor]:
+    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+        loss = model(x).float().square().sum()
+    return list(torch.autograd.grad(loss, [*model.parameters()]))
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_training(autocast: torch.dtype | None) -> None:
+    model, x = network(), torch.randn(12, 20)
+    theirs = gradients(model, x, autocast)
+    counts()
+    with pkg.accelerate():
+        ours = gradients(model, x, autocast)
+    name = str(autocast or torch.float32).removeprefix("torch.")
+    found = counts()
+    # Two forward products with a bias; of each weight the gradient; of the hidden layer's input.
+    assert found["addmm", name] == (2, 0)
+    assert found["mm", name] == (3, 0)
+    unit = torch.finfo(autocast or torch.float32).eps
+    for a, b in zip(ours, theirs, strict=True):
+        # Roundings of the layers one after another, each of a few units.
+        assert (a - b).norm() <= 16 * unit * b.norm()
+
+
+def test_func_and_double_backward() -> None:
+    a, b = (torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    with pkg.accelerate():
+        assert torch.autograd.gradcheck(torch.mm, (a, b))
+        assert torch.autograd.gradgradcheck(torch.addmm, (a, a, b))
+        stacked = torch.func.vmap(torch.mm)(a.expand(3, 4, 4), b.expand(3, 4, 4))
+        torch.testing.assert_close(stacked[1], a @ b)
+
+
+@pytest.mark.long
+def test_compiled_and_exported_models() -> None:
+    model, x = network().eval(), torch.randn(12, 20)
+    expected = model(x)
+    program = torch.export.export(model, (x,)).module()
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        compiled(x)
+        counts()
+        with pkg.accelerate():
+            torch.testing.assert_close(compiled(x), expected)
+            assert counts()["addmm", "float32"] == (2, 0)
+            torch.testing.assert_close(program(x), expected)
+            assert counts()["addmm", "float32"] == (2, 0)
+
+
+@pytest.mark.long
+def test_a_switch_in_a_compiled_region_is_refused_in_words() -> None:
+    def step(x: Tensor) -> Tensor:
+        with pkg.accelerate():
+            return x @ x
+
+    with pytest.raises(Exception, match=r"region that torch\.compile compiles"):
+        torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2, 2))
+
+
+def is_on() -> bool:
+    counts()
+    torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+    return counts().get(("mm", "float32")) == (1, 0)
+
+
+def test_blocks_restore_what_was_before() -> None:
+    assert not is_on()
+    with pkg.accelerate():
+        assert is_on()
+        with pkg.accelerate(False):
+            assert not is_on()
+            with pkg.accelerate():
+                assert is_on()
+            assert not is_on()
+        assert is_on()
+    assert not is_on()
+    pkg.accelerate()
+    assert is_on()
+    with contextlib.suppress(ZeroDivisionError), pkg.accelerate(False):
+        assert not is_on()
+        raise ZeroDivisionError
+    assert is_on()
+    pkg.accelerate(False)
+    assert not is_on()
+
+
+def test_decorators() -> None:
+    @pkg.accelerate
+    def bare() -> bool:
+        return is_on()
+
+    @pkg.accelerate()
+    def called() -> bool:
+        return is_on()
+
+    assert not is_on()
+    assert bare()
+    assert called()
+    assert not is_on()
+    assert bare.__name__ == "bare"
+
+
+def test_a_wrong_argument() -> None:
+    with pytest.raises(TypeError, match="on is of type str; it must be a bool"):
+        pkg.accelerate("yes")
+
+
+def test_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    _accelerate_table.put(filled(3.0))
+    with pkg.accelerate(report=True) as block:
+        torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+        torch.mm(torch.ones(64, 64, dtype=torch.float16), torch.ones(64, 64, dtype=torch.float16))
+        report = block.report()
+        torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+    by_dtype = {each.dtype: each for each in report.counts}
+    assert by_dtype["float32"].taken == by_dtype["float16"].taken == 1
+    assert by_dtype["float32"].seconds > 0
+    assert by_dtype["float32"].saved == pytest.approx(2 * by_dtype["float32"].seconds, rel=1e-3)
+    printed = capsys.readouterr().out
+    assert "mm" in printed
+    assert "float32" in printed
+    assert "float16" not in printed
+
+
+def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
+    _accelerate_table.put(filled(1.0))
+    a = torch.ones(64, 64)
+    with pkg.accelerate():
+        torch.mm(a, a)
+        torch.addmm(a, a, a)
+    found = counts()
+    assert found["mm", "float32"] == (0, 1)
+    assert found["addmm", "float32"] == (0, 1)
+
+
+def test_the_nearest_measured_size_decides() -> None:
+    """Every entry of the table answers for its own size and for its neighbourhood."""
+    flat = filled(0.0)["ratios"]
+    for index, case in enumerate(tune.cases()):
+        if case.dtype != "float32" or case.rows == 1 or not tune.is_measured(case):
+            continue
+        if index % 7:
+            continue
+        flat[index] = flat[len(flat) // 2 + index] = 9.0
+        _accelerate_table.put({"ratios": flat})
+        near = case._replace(rows=case.rows + 1, columns=case.columns + 3, inner=case.inner - 2)
+        far = case._replace(rows=1)
+        with pkg.accelerate():
+            case.call()()
+            near.call()()
+            far.call()()
+        operator = "mm" if case.family == "product" else "bmm"
+        assert counts()[operator, "float32"] == (2, 1), case
+        flat[index] = flat[len(flat) // 2 + index] = 0.0
+
+
+def test_threads_switch_while_others_compute() -> None:
+    a = torch.randn(32, 32)
+    expected = a @ a
+    done = threading.Event()
+    failures: list[object] = []
+
+    def compute() -> None:
+        while not done.is_set():
+            if not torch.allclose(a @ a, expected, atol=1e-4):
+                failures.append("mm")
+            if not torch.allclose(torch.addmm(a, a, a), expected + a, atol=1e-4):
+                failures.append("addmm")
+
+    workers = [threading.Thread(target=compute) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for _ in range(3000):
+        with pkg.accelerate():
+            pass
+    done.set()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+def test_switches_do_not_leak() -> None:
+    resource = pytest.importorskip("resource")
+    for _ in range(1000):
+        pkg.accelerate()
+        pkg.accelerate(False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(50_000):
+        with pkg.accelerate():
+            pass
+    # KiB: a hundred bytes a switch would be 5 MiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_nothing_happens_on_import_and_nothing_is_said() -> None:
+    """In a process of its own, with warnings as errors: registration is silent on stderr too."""
+    done = run("""
+        import torch, pkg
+        from pkg import _accelerate_table
+
+        def ours(name):
+            kernels = torch._C._dispatch_dump(name).splitlines()
+            return not any("ATen" in line for line in kernels if line.startswith("CPU:"))
+
+        assert not ours("aten::mm") and not ours("aten::addmm")
+        count = len(pkg._accelerate_routes.table())
+        _accelerate_table.put({"ratios": [9.0] * count})
+        pkg.accelerate()
+        assert ours("aten::mm") and ours("aten::addmm")
+        torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
+    done = run("""
+        import warnings
+        import torch
+        library = torch.library.Library("aten", "IMPL")
+        called = []
+        original = torch.library.get_kernel("aten::mm", "CPU").call_boxed
+
+        def theirs(keys, a, b):
+            called.append(1)
+            return original(keys, a, b)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl("mm", theirs, "CPU", with_keyset=True, allow_override=True)
+        import pkg
+        pkg._accelerate_table.put({"ratios": [0.0] * len(pkg._accelerate_routes.table())})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pkg.accelerate()
+        assert "another package" in str(caught[0].message), caught
+        torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+        assert called
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tables_are_kept_and_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured where there is none, with a tiny measurement in the place of the minute's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tune, "_ratio", lambda case: float(case.rows))
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    _accelerate_table.use()
+    assert "once, takes about a minute" in capsys.readouterr().err
+    file = _accelerate_table.cache_file()
+    kept = json.loads(file.read_text())
+    assert kept["torch"] == torch.__version__
+    first, second = kept["ratios"]
+    for case, ratio in zip(tune.cases(), first, strict=True):
+        measured_not = case.dtype == "int8" and case.layout == "left transposed"
+        assert ratio == (0.0 if measured_not else float(case.rows)), case
+    assert list(_accelerate_routes.table()) == first + second
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
+    _accelerate_table.use()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_damaged_table_is_said_and_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    monkeypatch.setattr(tune, "measure", lambda: filled(2.0))
+    file = _accelerate_table.cache_file()
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    _accelerate_table.use()
+    assert f"the table {file} is damaged" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == filled(2.0)
+
+
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    _accelerate_table.save(filled(1.0))
+    assert "cannot be kept" in capsys.readouterr().err
+
+
+def test_what_is_measured_is_what_runs() -> None:
+    """One quick case by the real clock, with every family's operator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in _accelerate_routes.DTYPES:
+            case = tune.Case("product", dtype, "right transposed", 64, 16, 64)
+            assert tune._ratio(case) > 0
+        assert tune._ratio(tune.Case("batch", "float32", "plain", 8, 16, 16)) > 0
+    taken = {name for (name, _), (taken, _) in counts().items() if taken}
+    assert taken == {"mm", "bmm", "_int_mm"}
+    assert "int8" in "\n".join(tune.summary({**tune_table(), "ratios": [[1.0] * 1920] * 2}))
+
+
+def tune_table() -> dict[str, Any]:
+    return {
+        "processor": "one",
+        "capability": "avx2",
+        "torch": "2.13",
+        "date": "today",
+        "threads": [1, 2],
+    }
