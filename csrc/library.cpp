@@ -62,17 +62,21 @@ constexpr const char* kSchemas[] = {
 
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
     "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, "
-    "float? scale=None, bool enable_gqa=False) -> Tensor",
+    "float? scale=None, bool enable_gqa=False, int window_left=-1, int "
+    "window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None) -> Tensor",
     "scaled_dot_product_attention_forward(Tensor query, Tensor key, Tensor "
     "value, Tensor? attn_mask, Tensor? dropout_seed, float dropout_p, bool "
-    "is_causal, float? scale, bool enable_gqa, bool keeps_residual) -> (Tensor "
-    "output, Tensor log_sum_exp, Tensor output_residual)",
+    "is_causal, float? scale, bool enable_gqa, bool keeps_residual, Tensor? "
+    "alibi_slopes=None, int window_left=-1, int window_right=-1, float "
+    "softcap=0.0) -> (Tensor output, Tensor log_sum_exp, Tensor "
+    "output_residual)",
     "scaled_dot_product_attention_backward(Tensor grad_output, Tensor query, "
     "Tensor key, Tensor value, Tensor? attn_mask, Tensor? dropout_seed, Tensor "
     "output, Tensor log_sum_exp, Tensor output_residual, float dropout_p, bool "
-    "is_causal, float? scale, bool enable_gqa, bool needs_mask_grad) -> "
-    "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor "
-    "grad_mask)",
+    "is_causal, float? scale, bool enable_gqa, bool needs_mask_grad, Tensor? "
+    "alibi_slopes=None, int window_left=-1, int window_right=-1, float "
+    "softcap=0.0) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
+    "Tensor grad_mask)",
     "decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, "
     "Tensor cache_lengths, Tensor? block_table=None, float? scale=None) -> "
     "Tensor",

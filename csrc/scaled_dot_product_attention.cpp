@@ -28,16 +28,20 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
                                     const std::optional<Tensor>& attn_mask,
                                     double dropout_p, bool is_causal,
                                     std::optional<double> scale,
-                                    bool enable_gqa) {
+                                    bool enable_gqa, int64_t window_left,
+                                    int64_t window_right, double softcap,
+                                    const std::optional<Tensor>& alibi_slopes) {
   const std::optional<Tensor> seed =
       dropout_p > 0.0 ? std::optional(draw_seed(query)) : std::nullopt;
   return std::get<0>(explained_dispatch<std::tuple<Tensor, Tensor, Tensor>>(
       [&] {
-        check_scaled_dot_product_attention(query, key, value, attn_mask,
-                                           dropout_p, is_causal, enable_gqa);
+        check_scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, enable_gqa,
+            {alibi_slopes, window_left, window_right, softcap});
       },
       PKG_NAMESPACE_TEXT "::scaled_dot_product_attention_forward", query, key,
-      value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, false));
+      value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, false,
+      alibi_slopes, window_left, window_right, softcap));
 }
 
 }  // namespace pkg

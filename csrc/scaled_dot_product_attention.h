@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "attention_key_limits.h"
 #include "host/tensor.h"
 
 namespace pkg {
@@ -18,6 +19,14 @@ namespace pkg {
 // matrix (columns x head_size) with a value matrix (columns x value_size). The
 // leading dimensions of the inputs are broadcast and flattened, the last of
 // them being the query's heads; a batch index is decoded with `lead_sizes`.
+// What flash-attn has beyond PyTorch's attention.
+struct AttentionExtras {
+  std::optional<TensorView> alibi_slopes;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  double softcap = 0.0;
+};
+
 struct AttentionShape {
   ScalarType type;
   int64_t rows;        // L: length of the query
@@ -26,6 +35,8 @@ struct AttentionShape {
   int64_t value_size;  // Ev: of value and output
   int64_t group;       // query heads that share a key head
   double scale;
+  double softcap;  // 0 where scores are not capped
+  KeyLimits limits;
   size_t lead_dims;
   std::array<int64_t, kMaxDims> lead_sizes;
 
@@ -181,18 +192,62 @@ inline void check_attention_mask(const AttentionShape& shape,
             shape.columns, " columns");
 }
 
+// Of any operator of attention.
+inline void check_attention_extras(const char* op,
+                                   const AttentionExtras& extras) {
+  PKG_CHECK(extras.window_left >= -1, op, ": window_left is ",
+            extras.window_left,
+            "; it must be a number of keys, or -1 for no limit");
+  PKG_CHECK(extras.window_right >= -1, op, ": window_right is ",
+            extras.window_right,
+            "; it must be a number of keys, or -1 for no limit");
+  PKG_CHECK(extras.softcap >= 0.0 && std::isfinite(extras.softcap), op,
+            ": softcap is ", extras.softcap,
+            "; it must be positive, or 0 for no cap");
+}
+
+inline void check_alibi_type(const char* op, const TensorView& query,
+                             const TensorView& slopes) {
+  check_strided(op, "alibi_slopes", slopes);
+  const ScalarType type = dtype_of(slopes);
+  PKG_CHECK(type == ScalarType::Float || type == dtype_of(query), op,
+            ": alibi_slopes is ", dtype_name(type),
+            "; it must be torch.float32 or query's dtype ",
+            dtype_name(dtype_of(query)));
+  check_same_device(op, "query", query, "alibi_slopes", slopes);
+}
+
+inline void check_alibi_slopes(const AttentionShape& shape,
+                               const TensorView& query,
+                               const TensorView& slopes) {
+  const char* op = "scaled_dot_product_attention";
+  check_alibi_type(op, query, slopes);
+  const auto sizes = sizes_of(slopes);
+  bool fits = sizes.size() <= shape.lead_dims;
+  for (size_t i = 0; fits && i < sizes.size(); ++i) {
+    const int64_t size = sizes[sizes.size() - 1 - i];
+    fits = size == 1 || size == shape.lead_sizes[shape.lead_dims - 1 - i];
+  }
+  PKG_CHECK(fits, op, ": alibi_slopes of shape ", shape_text(slopes),
+            " does not broadcast to the leading dimensions ",
+            shape_text(shape.lead()),
+            "; it must be (heads,) or (batch, heads)");
+}
+
 }  // namespace detail
 
 inline AttentionShape plan_attention(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const std::optional<TensorView>& attn_mask, double dropout_p,
-    bool is_causal, std::optional<double> scale, bool enable_gqa) {
+    bool is_causal, std::optional<double> scale, bool enable_gqa,
+    const AttentionExtras& extras) {
   const char* op = "scaled_dot_product_attention";
   detail::check_attention_operand(query, "query", query);
   detail::check_attention_operand(query, "key", key);
   detail::check_attention_operand(query, "value", value);
   PKG_CHECK(dropout_p >= 0.0 && dropout_p <= 1.0, op, ": dropout_p is ",
             dropout_p, "; a probability lies between 0 and 1");
+  detail::check_attention_extras(op, extras);
   detail::check_attention_sizes(query, key, value);
 
   AttentionShape shape;
@@ -205,10 +260,16 @@ inline AttentionShape plan_attention(
       shape.head_size == 0
           ? 1.0
           : 1.0 / std::sqrt(static_cast<double>(shape.head_size)));
+  shape.softcap = extras.softcap;
+  shape.limits = attention_key_limits(shape.rows, shape.columns, is_causal,
+                                      extras.window_left, extras.window_right);
   shape.group = enable_gqa ? detail::attention_group(query, key, value) : 1;
   detail::broadcast_lead_sizes(shape, query, key, value, enable_gqa);
   if (attn_mask) {
     detail::check_attention_mask(shape, query, *attn_mask, is_causal);
+  }
+  if (extras.alibi_slopes) {
+    detail::check_alibi_slopes(shape, query, *extras.alibi_slopes);
   }
   return shape;
 }
@@ -245,6 +306,21 @@ inline AttentionOperand attention_mask_operand(const AttentionShape& shape,
   operand.group = 1;
   for (size_t i = 0; i < shape.lead_dims; ++i) {
     operand.lead_strides[shape.lead_dims - 1 - i] = stride(i + 2);
+  }
+  return operand;
+}
+
+// Slopes have the leading dimensions alone, and are broadcast in each.
+inline AttentionOperand alibi_slopes_operand(const AttentionShape& shape,
+                                             const TensorView& slopes) {
+  AttentionOperand operand{};
+  operand.group = 1;
+  const auto sizes = sizes_of(slopes);
+  const auto strides = strides_of(slopes);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t from = sizes.size() - 1 - i;
+    operand.lead_strides[shape.lead_dims - 1 - i] =
+        sizes[from] == 1 ? 0 : strides[from];
   }
   return operand;
 }
@@ -393,9 +469,9 @@ inline void check_attention_backward(
 inline void check_scaled_dot_product_attention(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const std::optional<TensorView>& attn_mask, double dropout_p,
-    bool is_causal, bool enable_gqa) {
+    bool is_causal, bool enable_gqa, const AttentionExtras& extras) {
   plan_attention(query, key, value, attn_mask, dropout_p, is_causal,
-                 std::nullopt, enable_gqa);
+                 std::nullopt, enable_gqa, extras);
 }
 
 // The composite operator: draws the dropout's seed and calls the forward one.
@@ -404,6 +480,8 @@ Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
                                     const std::optional<Tensor>& attn_mask,
                                     double dropout_p, bool is_causal,
                                     std::optional<double> scale,
-                                    bool enable_gqa);
+                                    bool enable_gqa, int64_t window_left,
+                                    int64_t window_right, double softcap,
+                                    const std::optional<Tensor>& alibi_slopes);
 
 }  // namespace pkg

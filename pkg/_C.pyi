@@ -137,6 +137,10 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
 ) -> Tensor: ...
 def scaled_dot_product_attention_forward(
     query: Tensor,
@@ -149,6 +153,10 @@ def scaled_dot_product_attention_forward(
     scale: float | None,
     enable_gqa: bool,
     keeps_residual: bool,
+    alibi_slopes: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 def scaled_dot_product_attention_backward(
     grad_output: Tensor,
@@ -165,6 +173,10 @@ def scaled_dot_product_attention_backward(
     scale: float | None,
     enable_gqa: bool,
     needs_mask_grad: bool,
+    alibi_slopes: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 def decode_attention(
     query: Tensor,

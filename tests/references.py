@@ -56,20 +56,50 @@ def attention_scores(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """The scaled and masked scores, of shape (..., L, S)."""
+    """The scaled, capped, biased and masked scores, of shape (..., L, S)."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // max(key.shape[-3], 1), -3)
     # Without a head dimension every score is zero, whatever the scale.
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     scores = query @ key.mT * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        scores = scores + alibi_bias(alibi_slopes, *scores.shape[-2:]).to(scores.dtype)
+    seen = keys_in_window(*scores.shape[-2:], window_left, window_right).to(query.device)
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        seen = seen.tril()
+    if is_causal or window_left >= 0 or window_right >= 0:
+        scores = scores.masked_fill(~seen, -torch.inf)
     if attn_mask is None:
         return scores
     if attn_mask.dtype == torch.bool:
         return scores.masked_fill(~attn_mask, -torch.inf)
     return scores + attn_mask
+
+
+def keys_in_window(rows: int, columns: int, left: int, right: int) -> Tensor:
+    """Flash-attn's window, key by key: aligned to the last query and the last key."""
+    own = torch.arange(rows)[:, None] + columns - rows
+    key = torch.arange(columns)
+    seen = torch.ones(rows, columns, dtype=torch.bool)
+    if left >= 0:
+        seen &= key >= own - left
+    if right >= 0:
+        seen &= key <= own + right
+    return seen
+
+
+def alibi_bias(slopes: Tensor, rows: int, columns: int) -> Tensor:
+    """Flash-attn's bias: a slope times how far a key is from the query's own."""
+    own = torch.arange(rows)[:, None] + columns - rows
+    distance = (own - torch.arange(columns)).abs()
+    return -slopes[..., None, None] * distance.to(slopes)
 
 
 class _AttendToValues(torch.autograd.Function):
@@ -122,11 +152,16 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
     *,
     kept: Tensor | None = None,
 ) -> Tensor:
     """Attention by its definition; ``kept`` says which weights dropout leaves, in (..., L, S)."""
-    scores = attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa)
+    options = (is_causal, scale, enable_gqa, window_left, window_right, softcap, alibi_slopes)
+    scores = attention_scores(query, key, attn_mask, *options)
     factors = scores.new_ones(())
     if kept is not None:
         # Everything is dropped at 1, where the survivors' factor has no value.
@@ -143,9 +178,14 @@ def attention_log_sum_exp(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The logarithm of the sum of the exponentials of each row of scores, of shape (..., L)."""
-    return attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa).logsumexp(-1)
+    options = (is_causal, scale, enable_gqa, window_left, window_right, softcap, alibi_slopes)
+    return attention_scores(query, key, attn_mask, *options).logsumexp(-1)
 
 
 def packed_sequences(*offsets: Tensor) -> list[list[slice]]:

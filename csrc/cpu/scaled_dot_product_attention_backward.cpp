@@ -112,6 +112,7 @@ struct BackwardArguments {
   const TensorView& output_residual;
   double dropout_p;
   bool is_causal;
+  const AttentionExtras& extras;
 };
 
 struct Gradients {
@@ -142,7 +143,7 @@ void run_backward(const BackwardArguments& arguments,
       make_problem<Input>(shape, arguments.query, arguments.key,
                           arguments.value, arguments.attn_mask,
                           arguments.dropout_seed, arguments.dropout_p,
-                          arguments.is_causal),
+                          arguments.is_causal, arguments.extras.alibi_slopes),
       matrices<Input>(shape, arguments.grad_output),
       matrices<Input>(shape, arguments.output),
       has_elements(arguments.output_residual)
@@ -180,9 +181,14 @@ scaled_dot_product_attention_backward(
     const std::optional<TensorView>& dropout_seed, const TensorView& output,
     const TensorView& log_sum_exp, const TensorView& output_residual,
     double dropout_p, bool is_causal, std::optional<double> scale,
-    bool enable_gqa, bool needs_mask_grad) {
-  const AttentionShape shape = plan_attention(
-      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+    bool enable_gqa, bool needs_mask_grad,
+    const std::optional<TensorView>& alibi_slopes, int64_t window_left,
+    int64_t window_right, double softcap) {
+  const AttentionExtras extras{alibi_slopes, window_left, window_right,
+                               softcap};
+  const AttentionShape shape =
+      plan_attention(query, key, value, attn_mask, dropout_p, is_causal, scale,
+                     enable_gqa, extras);
   check_dropout_seed(query, dropout_seed, dropout_p);
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
                            output_residual, attn_mask, needs_mask_grad);
@@ -196,9 +202,9 @@ scaled_dot_product_attention_backward(
                       : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
                                          device_of(query))};
   const BackwardArguments arguments{
-      shape,       grad_output,     query,        key,
-      value,       attn_mask,       dropout_seed, output,
-      log_sum_exp, output_residual, dropout_p,    is_causal};
+      shape,     grad_output,  query,  key,         value,
+      attn_mask, dropout_seed, output, log_sum_exp, output_residual,
+      dropout_p, is_causal,    extras};
   switch (shape.type) {
     case ScalarType::Double:
       run_backward<double>(arguments, gradients, needs_mask_grad);

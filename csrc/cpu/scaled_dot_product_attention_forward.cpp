@@ -12,10 +12,11 @@
 // it goes strip by strip of 12 rows, so that scores and probabilities (10 KiB)
 // never leave the L1 cache, while the packed keys and values stream from L2.
 // Keys and values of a head are packed once, by all threads, and shared by all
-// its blocks of rows. Micro-panels of keys that causality or a mask hides from
-// a whole strip are left out, as long as all that their probabilities of 0
-// would be multiplied with is finite. A few rows against many keys (decoding)
-// take another way, bound by memory: cpu/attention/decode.h.
+// its blocks of rows. Micro-panels of keys that causality, a window or a mask
+// hides from a whole strip are left out, as long as all that their
+// probabilities of 0 would be multiplied with is finite. A few rows against
+// many keys (decoding) take another way, bound by memory:
+// cpu/attention/decode.h.
 //
 //   this file                             the operator, and which way it takes
 //   cpu/attention/blocked_forward.h       how the work is cut, who does what
@@ -82,11 +83,14 @@ void run_forward(const AttentionShape& shape, const TensorView& query,
                  const TensorView& key, const TensorView& value,
                  const std::optional<TensorView>& attn_mask,
                  const std::optional<TensorView>& dropout_seed,
-                 double dropout_p, bool is_causal, const Tensor& output,
-                 const Tensor& output_residual, const Tensor& log_sum_exp) {
+                 double dropout_p, bool is_causal,
+                 const std::optional<TensorView>& alibi_slopes,
+                 const Tensor& output, const Tensor& output_residual,
+                 const Tensor& log_sum_exp) {
   using Number = simd::Compute<Input>;
-  const auto problem = make_problem<Input>(shape, query, key, value, attn_mask,
-                                           dropout_seed, dropout_p, is_causal);
+  const auto problem =
+      make_problem<Input>(shape, query, key, value, attn_mask, dropout_seed,
+                          dropout_p, is_causal, alibi_slopes);
   const ForwardOutputs<Input> outputs{
       static_cast<Input*>(output.mutable_data_ptr()),
       data_or_null<Input>(output_residual), attention_operand(shape, output, 1),
@@ -99,9 +103,11 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     const std::optional<TensorView>& attn_mask,
     const std::optional<TensorView>& dropout_seed, double dropout_p,
     bool is_causal, std::optional<double> scale, bool enable_gqa,
-    bool keeps_residual) {
+    bool keeps_residual, const std::optional<TensorView>& alibi_slopes,
+    int64_t window_left, int64_t window_right, double softcap) {
   const AttentionShape shape = plan_attention(
-      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
+      {alibi_slopes, window_left, window_right, softcap});
   check_dropout_seed(query, dropout_seed, dropout_p);
   const Tensor output = allocate_attention_output(shape, query);
   const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
@@ -112,8 +118,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
   }
   const auto run = [&]<class Input>(Input) {
     run_forward<Input>(shape, query, key, value, attn_mask, dropout_seed,
-                       dropout_p, is_causal, output, output_residual,
-                       log_sum_exp);
+                       dropout_p, is_causal, alibi_slopes, output,
+                       output_residual, log_sum_exp);
   };
   switch (shape.type) {
     case ScalarType::Double:
@@ -132,15 +138,16 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
 }
 
 // The composite operator where it has no seed to draw.
-Tensor attention_without_dropout(const TensorView& query, const TensorView& key,
-                                 const TensorView& value,
-                                 const std::optional<TensorView>& attn_mask,
-                                 double dropout_p, bool is_causal,
-                                 std::optional<double> scale, bool enable_gqa) {
+Tensor attention_without_dropout(
+    const TensorView& query, const TensorView& key, const TensorView& value,
+    const std::optional<TensorView>& attn_mask, double dropout_p,
+    bool is_causal, std::optional<double> scale, bool enable_gqa,
+    int64_t window_left, int64_t window_right, double softcap,
+    const std::optional<TensorView>& alibi_slopes) {
   PKG_CHECK(dropout_p == 0.0, "dropout draws a seed");
   return std::get<0>(scaled_dot_product_attention_forward(
       query, key, value, attn_mask, std::nullopt, dropout_p, is_causal, scale,
-      enable_gqa, false));
+      enable_gqa, false, alibi_slopes, window_left, window_right, softcap));
 }
 
 PKG_IMPLEMENT(CPU, library) {

@@ -36,8 +36,15 @@ void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
   const auto& problem = call.backward.problem;
   const int64_t head_size = std::max(problem.head_size, problem.value_size);
   with_width<Element>(head_size, [&]<int kWidth>() {
-    launch(attention_grad_key_value_kernel<Element, kWidth>,
-           call.template tile_count<kWidth>(), kTileThreads, stream, call);
+    const auto run = [&](auto kernel) {
+      launch(kernel, call.template tile_count<kWidth>(), kTileThreads, stream,
+             call);
+    };
+    if (problem.variant.softcap > 0) {
+      run(attention_grad_key_value_kernel<Element, kWidth, true>);
+    } else {
+      run(attention_grad_key_value_kernel<Element, kWidth, false>);
+    }
   });
 }
 
@@ -145,9 +152,13 @@ scaled_dot_product_attention_backward(
     const std::optional<Tensor>& dropout_seed, const Tensor& output,
     const Tensor& log_sum_exp, const Tensor& output_residual, double dropout_p,
     bool is_causal, std::optional<double> scale, bool enable_gqa,
-    bool needs_mask_grad) {
-  const AttentionShape shape = plan_attention(
-      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+    bool needs_mask_grad, const std::optional<Tensor>& alibi_slopes,
+    int64_t window_left, int64_t window_right, double softcap) {
+  const AttentionExtras extras{alibi_slopes, window_left, window_right,
+                               softcap};
+  const AttentionShape shape =
+      plan_attention(query, key, value, attn_mask, dropout_p, is_causal, scale,
+                     enable_gqa, extras);
   check_dropout_seed(query, dropout_seed, dropout_p);
   check_attention_backward(shape, query, grad_output, output, log_sum_exp,
                            output_residual, attn_mask, needs_mask_grad);
@@ -177,7 +188,7 @@ scaled_dot_product_attention_backward(
     const AttentionBackward<Element> backward = {
         attention_problem<Element>(shape, call.batch, query, key, value,
                                    attn_mask, dropout_seed, dropout_p,
-                                   is_causal),
+                                   is_causal, extras),
         matrix_batch<Element>(shape, call.batch, grad_output),
         matrix_batch<Element>(shape, call.batch, output),
         has_elements(output_residual)

@@ -28,9 +28,14 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& attn_mask,
     const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
-    std::optional<double> scale, bool enable_gqa, bool keeps_residual) {
-  const AttentionShape shape = plan_attention(
-      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+    std::optional<double> scale, bool enable_gqa, bool keeps_residual,
+    const std::optional<Tensor>& alibi_slopes, int64_t window_left,
+    int64_t window_right, double softcap) {
+  const AttentionExtras extras{alibi_slopes, window_left, window_right,
+                               softcap};
+  const AttentionShape shape =
+      plan_attention(query, key, value, attn_mask, dropout_p, is_causal, scale,
+                     enable_gqa, extras);
   check_dropout_seed(query, dropout_seed, dropout_p);
   const DeviceGuard guard(device_of(query).index);
   const Tensor output = allocate_attention_output(shape, query);
@@ -42,7 +47,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     using Element = decltype(example);
     const AttentionForward<Element> call = {
         attention_problem<Element>(shape, batch, query, key, value, attn_mask,
-                                   dropout_seed, dropout_p, is_causal),
+                                   dropout_seed, dropout_p, is_causal, extras),
         result_batch<Element>(shape, batch, output),
         has_elements(output_residual)
             ? result_batch<Element>(shape, batch, output_residual)

@@ -13,7 +13,7 @@ namespace pkg::python {
 
 namespace py = pybind11;
 
-inline constexpr size_t kMaxArguments = 16;
+inline constexpr size_t kMaxArguments = 20;
 
 enum class ValueType { Tensor, Float, Integer, Boolean, Text, Dtype, Integers };
 

@@ -97,7 +97,7 @@ def register_gradients(
     backward: Callable[..., Any],
     *,
     setup_context: Callable[..., None] | None = None,
-    keeps: bool = False,
+    keeps: str | None = None,
 ) -> None:
     """Registers a backward formula that torch.func serves too.
 
@@ -112,14 +112,15 @@ def register_gradients(
         setup_context: Takes ``ctx``, ``inputs`` and ``output``, and ``keyword_only_inputs``
             where the operator has such. By default the positional inputs, all
             of them tensors, are saved.
-        keeps: Whether the operator's last argument asks it to return what only the
-            backward formula wants: it is True wherever a gradient is recorded.
+        keeps: The argument, if there is one, that asks the operator to return what only
+            the backward formula wants: it is True wherever a gradient is recorded.
     """
     operator = getattr(torch.ops.pkg, name).default
     arguments = operator._schema.arguments
     defaults = tuple(argument.default_value for argument in arguments)
     keywords = [argument.name for argument in arguments if argument.kwarg_only]
     positional = len(arguments) - len(keywords)
+    kept = [argument.name for argument in arguments].index(keeps) if keeps else None
     dispatched = in_order(name)
 
     def run_below(*values: Any) -> Any:
@@ -129,8 +130,8 @@ def register_gradients(
 
     def function(run: Callable[..., Any]) -> Any:
         def forward(ctx: Any, *values: Any) -> Any:
-            if keeps:
-                values = (*values[:-1], True)
+            if kept is not None:
+                values = (*values[:kept], True, *values[kept + 1 :])
             output = run(*values)
             if setup_context is None:
                 ctx.save_for_backward(*values[:positional])
@@ -204,10 +205,14 @@ def recording(name: str) -> Callable[..., Any]:
     return _recording[name]
 
 
-def register_lower_precision_autocast(name: str) -> None:
+def register_lower_precision_autocast(name: str, *, keeps: Sequence[str] = ()) -> None:
     """Under autocast, casts the operator's floating tensors to the autocast dtype.
 
     The rule of PyTorch's matmul and attention. float64 stays as it is, as there.
+
+    Args:
+        name: The operator's name, without its namespace.
+        keeps: Arguments, given by keyword alone, that stay as they are.
     """
     operator = getattr(torch.ops.pkg, name).default
 
@@ -229,7 +234,9 @@ def register_lower_precision_autocast(name: str) -> None:
             with torch._C._ExcludeDispatchKeyGuard(keys):
                 return operator(
                     *(cast(value) for value in args),
-                    **{key: cast(value) for key, value in kwargs.items()},
+                    **{
+                        key: value if key in keeps else cast(value) for key, value in kwargs.items()
+                    },
                 )
 
         library.impl(name, autocast, key)

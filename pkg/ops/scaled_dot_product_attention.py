@@ -45,6 +45,10 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Computes ``softmax(query @ key.mT * scale + attn_mask) @ value``.
 
@@ -72,6 +76,20 @@ def scaled_dot_product_attention(
         scale: Factor of the scores; ``1 / sqrt(E)`` by default.
         enable_gqa: Key and value have fewer heads (dimension -3) than the query,
             each shared by as many neighbouring query heads.
+        window_left: How many keys before its own a query sees; -1: all. A query's own
+            key is counted from the end: of L queries and S keys, query i sees the keys
+            from i + S - L - window_left to i + S - L + window_right alone, flash-attn's
+            meaning (https://github.com/Dao-AILab/flash-attention). Keys that no query of
+            a block sees are not computed, so that the cost is that of the window. With
+            ``is_causal``, ``attn_mask`` or both sides a key must be let through by all.
+        window_right: How many keys behind its own a query sees; -1: all. 0 alone is
+            causality that is aligned to the last key.
+        softcap: Scores, scaled, become ``softcap * tanh(score / softcap)`` before masks
+            (https://arxiv.org/abs/2408.00118, section 2); 0: they stay as they are.
+        alibi_slopes: Shape (heads,) or (batch, heads), or any that broadcasts to the
+            leading dimensions of the result; float32 or ``query``'s dtype. To the scores
+            ``-slope * |i + S - L - j|`` is added (https://arxiv.org/abs/2108.12409), behind
+            the cap. It may not require grad.
 
     Returns:
         Shape (..., L, Ev). A query without any key gets zeros. On the CPU, where
@@ -80,8 +98,9 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: Shapes do not fit or broadcast, dtypes or devices differ or
-            are not supported, ``dropout_p`` is no probability, or ``attn_mask`` is
-            given together with ``is_causal``.
+            are not supported, ``dropout_p`` is no probability, ``attn_mask`` is given
+            together with ``is_causal``, a side of the window is less than -1, ``softcap``
+            is negative or not finite, or ``alibi_slopes`` requires grad.
 
     Example:
         >>> value = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
@@ -92,9 +111,18 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(query, key, value, is_causal=True)
         tensor([[1., 2.],
                 [2., 4.]])
+        >>> scaled_dot_product_attention(query, key, value, window_left=0, window_right=0)
+        tensor([[1., 2.],
+                [3., 6.]])
     """
     return torch.ops.pkg.scaled_dot_product_attention.default(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        *(query, key, value, attn_mask, dropout_p, is_causal),
+        scale=scale,
+        enable_gqa=enable_gqa,
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
     )
 
 
@@ -107,16 +135,27 @@ def _record(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
     """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
     output: Tensor
     if dropout_p != 0.0:
         output = torch.ops.pkg.scaled_dot_product_attention.default(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            *(query, key, value, attn_mask, dropout_p, is_causal),
+            scale=scale,
+            enable_gqa=enable_gqa,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
         )
         return output
     output, *_ = recording("scaled_dot_product_attention_forward")(
-        *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True)
+        *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True),
+        *(alibi_slopes, window_left, window_right, softcap),
     )
     return output
 
@@ -166,8 +205,12 @@ def _fake(
     scale: float | None,
     enable_gqa: bool,
     keeps_residual: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> _Three:
-    tensors = (query, key, value, attn_mask, dropout_seed)
+    tensors = (query, key, value, attn_mask, dropout_seed, alibi_slopes)
     check_one_device("scaled_dot_product_attention", *(t for t in tensors if t is not None))
     torch._check(
         query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
@@ -199,11 +242,15 @@ def _fake_backward(
     scale: float | None,
     enable_gqa: bool,
     needs_mask_grad: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> _Four:
     tensors = (grad_output, query, key, value, attn_mask, dropout_seed, output, log_sum_exp)
     check_one_device(
         "scaled_dot_product_attention_backward",
-        *(t for t in (*tensors, output_residual) if t is not None),
+        *(t for t in (*tensors, output_residual, alibi_slopes) if t is not None),
     )
     if needs_mask_grad and attn_mask is not None:
         grad_mask = attn_mask.new_empty(attn_mask.shape)
@@ -225,23 +272,38 @@ def _fake_dropout_mask(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.options = inputs[5:-1]
+    *tensors, dropout_p, is_causal, scale, enable_gqa, _, slopes = inputs[:11]
+    _refuse_gradient_of_slopes(ctx.needs_input_grad[10])
+    ctx.save_for_backward(*tensors, *output, slopes)
+    ctx.options = (dropout_p, is_causal, scale, enable_gqa)
+    ctx.extras = inputs[11:]
     ctx.mark_non_differentiable(*output[1:])
 
 
+def _refuse_gradient_of_slopes(is_needed: bool) -> None:
+    if is_needed:
+        raise RuntimeError(
+            "scaled_dot_product_attention: alibi_slopes requires a gradient, and there is none of "
+            "it; pass alibi_slopes.detach(), or the bias as attn_mask"
+        )
+
+
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradients = _attention_backward(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
+    *tensors, slopes = ctx.saved_tensors
+    options = (*ctx.options, ctx.needs_input_grad[3], slopes, *ctx.extras)
+    gradients = _attention_backward(grad, *tensors, *options)
     needed = ctx.needs_input_grad[:4]
     return (
         *(g if need else None for g, need in zip(gradients, needed, strict=True)),
-        *(None,) * (2 + len(ctx.options)),
+        *(None,) * (len(ctx.needs_input_grad) - 4),
     )
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.options = inputs[9:]
+    _refuse_gradient_of_slopes(ctx.needs_input_grad[14])
+    ctx.save_for_backward(*inputs[:6], inputs[14])
+    ctx.options = inputs[9:14]
+    ctx.extras = inputs[15:]
 
 
 def _grouped(tensor: Tensor, group: int) -> Tensor:
@@ -274,13 +336,36 @@ def _dropout_factors(
     return kept.reshape(*lead, rows, columns).to(weights.dtype) / (1.0 - dropout_p)
 
 
-def _weights(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float
-) -> Tensor:
+def _hidden_by_place(
+    scores: Tensor, is_causal: bool, window_left: int, window_right: int
+) -> Tensor | None:
+    """Which keys causality and the window hide, of shape (L, S)."""
+    rows, columns = scores.shape[-2:]
+    if not is_causal and window_left < 0 and window_right < 0:
+        return None
+    column = torch.arange(columns, device=scores.device)
+    row = torch.arange(rows, device=scores.device).unsqueeze(-1)
+    own = row + columns - rows
+    hidden = column > row if is_causal else torch.zeros_like(column > row)
+    if window_left >= 0:
+        hidden = hidden | (column < own - window_left)
+    if window_right >= 0:
+        hidden = hidden | (column > own + window_right)
+    return hidden
+
+
+def _alibi_bias(scores: Tensor, slopes: Tensor) -> Tensor:
+    """ALiBi's bias, of the shape of the slopes and (L, S)."""
+    rows, columns = scores.shape[-2:]
+    own = torch.arange(columns - rows, columns, device=scores.device).unsqueeze(-1)
+    distance = (own - torch.arange(columns, device=scores.device)).abs().to(scores.dtype)
+    return -slopes.to(scores.dtype)[..., None, None] * distance
+
+
+def _weights(scores: Tensor, hidden: Tensor | None, attn_mask: Tensor | None) -> Tensor:
     """The attention weights before dropout; 0 throughout in a row without any key."""
-    scores = matmul(query, key.mT) * scale
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
@@ -304,10 +389,12 @@ def _double_backward(
     backward pass is A = M (G V^T), D = rowsum(P A), dS = P (A - D),
     dQ = scale dS K, dK = scale dS^T Q, dV = (M P)^T G. Here each of these is taken
     backward in turn; gradients to output and log-sum-exp flow to the inputs that
-    they are functions of.
+    they are functions of. Where scores are capped, S = c t with t = tanh(S' / c), and
+    dS' = dS (1 - t^2) takes the place of dS in dQ and dK.
     """
     dropout_p, is_causal, scale, enable_gqa, needs_mask_grad = ctx.options
-    *tensors, mask, seed = ctx.saved_tensors
+    window_left, window_right, softcap = ctx.extras
+    *tensors, mask, seed, slopes = ctx.saved_tensors
     dtype = torch.promote_types(tensors[1].dtype, torch.float32)
     upstream, query, key, value = (tensor.to(dtype) for tensor in tensors)
     key_heads = key.shape[-3] if enable_gqa else 0
@@ -320,14 +407,22 @@ def _double_backward(
     grad_key = _grouped(grad_key.to(dtype), group)
     grad_value = _grouped(grad_value.to(dtype), group)
 
-    weights = _weights(query, key, mask, is_causal, scale)
+    scores = matmul(query, key.mT) * scale
+    share = torch.tanh(scores / softcap) if softcap else None
+    slope = 1.0 if share is None else 1.0 - share * share
+    hidden = _hidden_by_place(scores, is_causal, window_left, window_right)
+    modified = scores if share is None else share * softcap
+    if slopes is not None:
+        modified = modified + _alibi_bias(scores, slopes)
+    weights = _weights(modified, hidden, mask)
     factors = _dropout_factors(seed, lead, weights, dropout_p)
     grad_weights = matmul(upstream, value.mT) * factors
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - delta)
 
     # Of dS, from dQ, dK and the mask's gradient.
-    of_grad_scores = scale * (matmul(grad_query, key.mT) + matmul(query, grad_key.mT))
+    of_grad_products = scale * (matmul(grad_query, key.mT) + matmul(query, grad_key.mT))
+    of_grad_scores = of_grad_products * slope
     if needs_mask_grad:
         of_grad_scores = of_grad_scores + grad_mask
     total = (of_grad_scores * weights).sum(-1, keepdim=True)
@@ -339,9 +434,15 @@ def _double_backward(
     )
     of_scores = _softmax_gradient(weights, of_weights)
 
+    of_capped = of_scores * slope
+    if share is not None:
+        # The derivative of 1 - t^2 by S'.
+        of_capped = of_capped - of_grad_products * grad_scores * slope * share * (2.0 / softcap)
+    grad_capped = grad_scores * slope
+
     of_upstream = matmul(weights * factors, grad_value) + matmul(of_products, value)
-    of_query = scale * (matmul(grad_scores, grad_key) + matmul(of_scores, key))
-    of_key = scale * (matmul(grad_scores.mT, grad_query) + matmul(of_scores.mT, query))
+    of_query = scale * (matmul(grad_capped, grad_key) + matmul(of_capped, key))
+    of_key = scale * (matmul(grad_capped.mT, grad_query) + matmul(of_capped.mT, query))
     of_value = matmul(of_products.mT, upstream)
     of_mask = None
     if mask is not None and ctx.needs_input_grad[4]:
@@ -352,7 +453,7 @@ def _double_backward(
         reduce_to(_summed_over_group(of_key, group, key_heads), tensors[2]),
         reduce_to(_summed_over_group(of_value, group, key_heads), tensors[3]),
         of_mask,
-        *(None,) * (4 + len(ctx.options)),
+        *(None,) * (len(ctx.needs_input_grad) - 5),
     )
 
 
@@ -388,6 +489,10 @@ def _decomposed(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The composite operator again, for vmap: there the seed is drawn as ``randomness`` says."""
     seed = None
@@ -396,7 +501,8 @@ def _decomposed(
         seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
     forward = torch.ops.pkg.scaled_dot_product_attention_forward.default
     output: Tensor = forward(
-        query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False
+        *(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False),
+        *(alibi_slopes, window_left, window_right, softcap),
     )[0]
     return output
 
@@ -409,11 +515,32 @@ def _stacked(slices: Sequence[Sequence[Tensor]], dims: Sequence[int | None]) -> 
     )
 
 
+_NO_EXTRAS = (None, -1, -1, 0.0)
+
+
+def _with_defaults(
+    in_dims: Sequence[int | None], arguments: Sequence[Any], count: int
+) -> tuple[Sequence[int | None], tuple[Any, ...]]:
+    """The arguments, of which the dispatcher leaves out those at the end that are defaults."""
+    missing = count - len(arguments)
+    return (*in_dims, *(None,) * missing), (*arguments, *_NO_EXTRAS[4 - missing :])
+
+
+def _slopes_to_front(slopes: Tensor | None, dim: int | None, like: Tensor) -> Tensor | None:
+    """ALiBi's slopes with the vmap dimension where the operator's ``query`` has it, the first."""
+    if slopes is None or dim is None:
+        return slopes
+    (laid_out,) = batch_to_front([slopes], [dim])
+    missing = like.dim() - 2 - laid_out.dim()
+    return laid_out.reshape(laid_out.shape[:1] + (1,) * missing + laid_out.shape[1:])
+
+
 def _vmap(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_forward.default
-    query, key, value, mask, seed, *options = arguments
+    in_dims, arguments = _with_defaults(in_dims, arguments, 14)
+    query, key, value, mask, seed, *options, slopes, left, right, softcap = arguments
     out_dims = (0, 0, 0 if _has_residual(query, options[-1]) else None)
     if seed is not None:
         # The mask that a slice draws depends on its place in its own batch.
@@ -422,14 +549,23 @@ def _vmap(
     query = _with_batch(query, in_dims[0], info.batch_size)
     tensors = [query, key, value] + [mask] * (mask is not None)
     query, key, value, *masks = batch_to_front(tensors, [0, *in_dims[1 : len(tensors)]])
-    return operator(query, key, value, *(masks if masks else (None,)), None, *options), out_dims
+    slopes = _slopes_to_front(slopes, in_dims[10], query)
+    return (
+        operator(
+            *(query, key, value, *(masks if masks else (None,)), None, *options),
+            *(slopes, left, right, softcap),
+        ),
+        out_dims,
+    )
 
 
 def _vmap_backward(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_backward.default
+    in_dims, arguments = _with_defaults(in_dims, arguments, 18)
     grad, query, key, value, mask, seed, output, log_sum_exp, residual, *options = arguments
+    *options, slopes, left, right, softcap = options
     needs_mask_grad = options[-1]
     out_dims = (0, 0, 0, 0 if needs_mask_grad else None)
     if seed is not None:
@@ -451,6 +587,7 @@ def _vmap_backward(
     gradients = operator(
         *(grad, query, key, value, *(masks if masks else (None,)), None),
         *(output, log_sum_exp, residual, *options),
+        *(_slopes_to_front(slopes, in_dims[14], query), left, right, softcap),
     )
     # Without the ones that were put in to line the dimensions up.
     kept = [
@@ -473,7 +610,7 @@ register_gradients(
     "scaled_dot_product_attention_forward",
     _backward,
     setup_context=_setup_context,
-    keeps=True,
+    keeps="keeps_residual",
 )
 register_gradients(
     "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
@@ -482,7 +619,7 @@ library.impl("scaled_dot_product_attention", _decomposed, "FuncTorchBatched")
 torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
 torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
-register_lower_precision_autocast("scaled_dot_product_attention")
+register_lower_precision_autocast("scaled_dot_product_attention", keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"
 )

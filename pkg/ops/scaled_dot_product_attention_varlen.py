@@ -300,8 +300,9 @@ def _double_backward(
 
     inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
     dense = SimpleNamespace(
-        saved_tensors=(*inputs, mask.unsqueeze(1), seed),
+        saved_tensors=(*inputs, mask.unsqueeze(1), seed, None),
         options=(dropout_p, False, softmax_scale, False, False),
+        extras=(-1, -1, 0.0),
         needs_input_grad=(True, True, True, True, False),
     )
     gradients = (rows.pad(grad_query), pad_keys(grad_key), pad_keys(grad_value))
@@ -334,7 +335,7 @@ register_gradients(
     "scaled_dot_product_attention_varlen_forward",
     _backward,
     setup_context=_setup_context,
-    keeps=True,
+    keeps="keeps_residual",
 )
 register_gradients(
     "scaled_dot_product_attention_varlen_backward",

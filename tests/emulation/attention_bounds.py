@@ -29,6 +29,7 @@ class Problem:
     scale: float
     accumulator: torch.dtype
     result: torch.dtype
+    softcap: float = 0.0
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -54,7 +55,11 @@ class Bounds:
         query, key, value = problem.query, problem.key, problem.value
         columns, tiles = key.shape[-2], -(-key.shape[-2] // TILE)
 
-        scores = query @ key.mT * problem.scale + problem.mask
+        scores = query @ key.mT * problem.scale
+        share = (
+            torch.tanh(scores / problem.softcap) if problem.softcap else torch.zeros_like(scores)
+        )
+        scores = (share * problem.softcap if problem.softcap else scores) + problem.mask
         self.log_sum_exp_exact = scores.logsumexp(-1, keepdim=True)
         self.weights = torch.exp(scores - finite(self.log_sum_exp_exact))
         magnitude = finite(scores.abs())
@@ -62,6 +67,16 @@ class Bounds:
 
         products = abs(problem.scale) * (query.abs() @ key.abs().mT)
         score_error = (query.shape[-1] + 2) * unit * products
+        # A cap is nowhere steeper than 1; its tanh is off by 2 units in the last place (CUDA C++
+        # Programming Guide, mathematical functions), the quotient before it and the product
+        # behind it by half a unit each.
+        self.cap_slope = 1 - share * share
+        self.cap_slope_error = torch.zeros_like(scores)
+        if problem.softcap:
+            share_error = score_error / problem.softcap + 6 * unit * share.abs()
+            score_error = score_error + 8 * unit * problem.softcap * share.abs()
+            # Of (1 - share) (1 + share).
+            self.cap_slope_error = 2 * share_error + share_error**2 + 4 * unit * self.cap_slope
         score_error = score_error + 2 * unit * (finite(problem.mask.abs()) + magnitude + largest)
         score_error = score_error * (self.weights > 0)
         row_error = score_error.amax(-1, keepdim=True)
@@ -128,12 +143,16 @@ class Bounds:
         )
         dropped = weights * factors
 
+        before_cap = grad_scores * self.cap_slope
+        before_cap_error = grad_scores_error * (self.cap_slope + self.cap_slope_error)
+        before_cap_error = before_cap_error + grad_scores * self.cap_slope_error
+
         def product(error: Tensor, left: Tensor, right: Tensor, terms: int, like: Tensor) -> Tensor:
             magnitude = left @ right.abs()
             return self.sum_error(error @ right.abs(), magnitude, terms, like)
 
-        query_error = scale * product(grad_scores_error, grad_scores, key, columns, query)
-        key_error = scale * product(grad_scores_error.mT, grad_scores.mT, query, rows, key)
+        query_error = scale * product(before_cap_error, before_cap, key, columns, query)
+        key_error = scale * product(before_cap_error.mT, before_cap.mT, query, rows, key)
         value_error = product(
             (dropped * self.weight_error).mT, dropped.mT, grad_output, rows, value
         )

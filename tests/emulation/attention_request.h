@@ -63,6 +63,20 @@ inline cuda::PackedSequences packed_sequences(const Request& request) {
           request.integers("tokens").at(0), request.integers("tokens").at(1)};
 }
 
+// The window as two integers; the slopes expanded over the batch.
+template <class Element>
+cuda::AttentionVariant attention_variant(const Request& request) {
+  const auto& window = request.integers("window");
+  cuda::AttentionVariant variant{
+      {}, window.at(0), window.at(1), request.real("softcap")};
+  if (request.buffer<uint8_t>("slopes") != nullptr) {
+    variant.slopes = {request.buffer<uint8_t>("slopes"),
+                      request.text("slopes_type") == "float32",
+                      batch_strides(request.integers("slopes_strides"))};
+  }
+  return variant;
+}
+
 template <class Element>
 cuda::AttentionProblem<Element> attention_problem(const Request& request) {
   const double dropout = request.real("dropout");
@@ -82,6 +96,7 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
       .scale = request.real("scale"),
       .is_causal = request.integer("is_causal") != 0,
       .packed = packed_sequences(request),
+      .variant = attention_variant<Element>(request),
   };
 }
 

@@ -60,8 +60,12 @@ void run_grad_key_value(const Request& request) {
       .grad_key = result_batch<Element>(request, "grad_key"),
       .grad_value = result_batch<Element>(request, "grad_value"),
   };
-  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
-                cuda::attention_grad_key_value_kernel<Element, kWidth>, call);
+  launch_blocks(
+      request, call.template tile_count<kWidth>(), cuda::kTileThreads,
+      call.backward.problem.variant.softcap > 0
+          ? cuda::attention_grad_key_value_kernel<Element, kWidth, true>
+          : cuda::attention_grad_key_value_kernel<Element, kWidth, false>,
+      call);
 }
 
 template <class Element, class MaskElement>

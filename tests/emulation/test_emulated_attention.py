@@ -34,6 +34,9 @@ class Call:
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    slopes: Tensor | None = None  # of the leading dimensions
 
     @property
     def group(self) -> int:
@@ -72,6 +75,13 @@ class Call:
         query = self.with_groups(self.query)
         return [query, *(self.with_groups(each, True) for each in (self.key, self.value)), mask]
 
+    @property
+    def grouped_slopes(self) -> Tensor | None:
+        """The slopes in the batch of ``grouped``."""
+        if self.slopes is None or not self.enable_gqa:
+            return self.slopes
+        return self.slopes.unflatten(-1, (-1, self.group))
+
     def kept(self) -> Tensor:
         """Which weights dropout leaves."""
         mask = philox.kept(int(SEED), self.batch.numel(), self.rows, self.columns, self.dropout)
@@ -88,7 +98,8 @@ def exact_results(call: Call) -> list[Tensor]:
     ]
     query, key, value, mask = leaves
     kept = call.kept() if call.dropout > 0 else None
-    options = (call.is_causal, call.scale)
+    slopes = None if call.slopes is None else call.grouped_slopes.double()
+    options = (call.is_causal, call.scale, False, *call.window, call.softcap, slopes)
     output = references.scaled_dot_product_attention(
         query, key, value, mask, call.dropout, *options, kept=kept
     )
@@ -111,6 +122,10 @@ def bounds_of(call: Call, exact: list[Tensor]) -> list[Tensor]:
     added = torch.zeros(scores, dtype=torch.float64)
     if call.is_causal:
         added = added.masked_fill(torch.ones(scores[-2:]).tril() == 0, -torch.inf)
+    seen = references.keys_in_window(*scores[-2:], *call.window)
+    added = added.masked_fill(~seen, -torch.inf)
+    if call.slopes is not None:
+        added = added + references.alibi_bias(call.grouped_slopes.double(), *scores[-2:])
     if mask is not None and mask.dtype == torch.bool:
         added = added.masked_fill(~mask, -torch.inf)
     elif mask is not None:
@@ -128,6 +143,7 @@ def bounds_of(call: Call, exact: list[Tensor]) -> list[Tensor]:
             query.shape[-1] ** -0.5 if call.scale is None else call.scale,
             accumulator(call),
             query.dtype,
+            call.softcap,
         )
     )
     has_mask_gradient = mask is not None and mask.is_floating_point()
@@ -163,7 +179,14 @@ def arguments_of(call: Call) -> dict[str, Argument]:
         "is_causal": call.is_causal,
         "dropout": float(call.dropout),
         "seed": SEED,
+        "window": call.window,
+        "softcap": float(call.softcap),
     }
+    if call.slopes is not None:
+        expanded = call.grouped_slopes.expand(batch)
+        arguments["slopes"] = expanded
+        arguments["slopes_type"] = name_of(expanded.dtype)
+        arguments["slopes_strides"] = expanded.stride()
     *operands, mask = call.grouped
     for name, tensor in zip(["query", "key", "value"], operands, strict=True):
         assert tensor is not None
@@ -307,6 +330,43 @@ def test_head_sizes_around_every_panel_and_tile(
 @pytest.mark.parametrize(("rows", "columns"), [(70, 70), (64, 130), (130, 64), (3, 1)])
 def test_causal(cuda_emulator: Emulator, dtype: torch.dtype, rows: int, columns: int) -> None:
     check(cuda_emulator, make(rows=rows, columns=columns, dtype=dtype, is_causal=True))
+
+
+WINDOWS = [(0, 0), (5, 0), (-1, 0), (70, -1), (3, 66), (500, 500)]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("rows", "columns"), [(70, 70), (64, 200), (200, 64), (3, 1)])
+def test_windows(cuda_emulator: Emulator, rows: int, columns: int, window: tuple[int, int]) -> None:
+    check(cuda_emulator, make(rows=rows, columns=columns, window=window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_window_with_causality_and_with_a_mask(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    window = (40, 3)
+    check(cuda_emulator, make(rows=66, columns=140, dtype=dtype, is_causal=True, window=window))
+    mask = torch.randn(66, 140).to(dtype)
+    check(cuda_emulator, make(3, rows=66, columns=140, dtype=dtype, mask=mask, window=window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_capped_scores(cuda_emulator: Emulator, dtype: torch.dtype, softcap: float) -> None:
+    mask = torch.randn(66, 70).to(dtype)
+    check(cuda_emulator, make(3, rows=66, columns=70, dtype=dtype, softcap=softcap, mask=mask))
+    check(cuda_emulator, make(head=100, dtype=dtype, softcap=softcap))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("shape", [(6,), (2, 6), (2, 1)])
+def test_slopes(cuda_emulator: Emulator, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    for slopes in (torch.rand(shape), torch.rand(shape).to(dtype)):
+        check(cuda_emulator, make(2, 6, rows=9, columns=70, dtype=dtype, slopes=slopes))
+    if shape[-1] == 6:
+        options = {"enable_gqa": True, "softcap": 2.0, "window": (30, 0), "dropout": 0.3}
+        slopes = torch.rand(shape)
+        call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, slopes=slopes, **options)
+        check(cuda_emulator, call)
 
 
 MASKS = {

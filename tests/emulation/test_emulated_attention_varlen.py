@@ -133,6 +133,8 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
         "value_size": call.value.shape[2],
         "scale": 1 / math.sqrt(call.query.shape[2]) if call.scale is None else call.scale,
         "is_causal": call.is_causal,
+        "window": (-1, -1),
+        "softcap": 0.0,
         "dropout": float(call.dropout),
         "seed": SEED,
     }

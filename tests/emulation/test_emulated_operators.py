@@ -171,13 +171,17 @@ def test_linear(
 
 def forward(operators: Operators, call: Call) -> attention.Outputs:
     return operators.scaled_dot_product_attention_forward(
-        call.query, call.key, call.value, *options_of(call), True
+        call.query, call.key, call.value, *options_of(call), True, *extras_of(call)
     )
 
 
 def options_of(call: Call) -> tuple[object, ...]:
     seed = attention.SEED if call.dropout > 0 else None
     return (call.mask, seed, call.dropout, call.is_causal, call.scale, call.enable_gqa)
+
+
+def extras_of(call: Call) -> tuple[object, ...]:
+    return (call.slopes, *call.window, call.softcap)
 
 
 def backward(operators: Operators, call: Call, outputs: attention.Outputs) -> tuple[Tensor, ...]:
@@ -194,6 +198,7 @@ def backward(operators: Operators, call: Call, outputs: attention.Outputs) -> tu
         *outputs,
         *options,
         needs_mask_grad,
+        *extras_of(call),
     )
 
 
@@ -263,6 +268,16 @@ CALLS = {
     "all different": lambda: broadcast((1, 3), (2, 1), (3,)),
     "value with a batch of its own": lambda: broadcast((3,), (), (2, 1)),
     "heads inside": lambda: heads_inside(make(2, 3, rows=9, columns=70, head=8)),
+    "window": lambda: make(2, 3, rows=70, columns=200, window=(66, 0)),
+    "window, causal": lambda: make(rows=70, columns=200, window=(100, 140), is_causal=True),
+    "softcap": lambda: make(2, 3, softcap=0.7, mask=torch.randn(2, 1, 5, 7)),
+    "softcap, wide heads": lambda: make(2, head=65, value_head=130, softcap=0.7),
+    "slopes of heads": lambda: make(2, 3, slopes=torch.rand(3)),
+    "slopes of batches": lambda: make(2, 3, slopes=torch.rand(2, 6)[:, ::2]),
+    "slopes, groups": lambda: make(
+        2, 6, key_lead=(2, 2), enable_gqa=True, slopes=torch.rand(2, 1).expand(2, 6)
+    ),
+    "one slope": lambda: make(slopes=torch.tensor(0.25)),
     "no keys": lambda: make(2, 3, columns=0),
     "no queries": lambda: make(2, 3, rows=0),
     "no batch": lambda: make(0, 3),

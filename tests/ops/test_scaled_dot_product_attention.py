@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from math import prod
 from types import MappingProxyType
@@ -106,6 +107,83 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
     return calls
 
 
+def flash_attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]]:
+    """As ``attention_calls``, with what flash-attn has beyond PyTorch's attention."""
+    square = ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4))
+    grouped = ((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 6))
+    values = {"values_only": True}
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = []
+
+    def add(name: str, shapes: Any, mask: Any = None, more: Any = None, **options: Any) -> None:
+        calls.append((name, (*operands(*shapes), mask), options, more or {}))
+
+    add("window", square, window_left=2, window_right=1)
+    add("window, causal, learnable mask", square, normal(5, 7), window_left=3, window_right=0)
+    add("window, grouped", grouped, enable_gqa=True, window_left=1, window_right=0, scale=0.3)
+    for left, right in ((-1, 0), (0, 0), (1, -1), (4, 2), (0, 2), (2**62, 2**62)):
+        window = {"window_left": left, "window_right": right}
+        add("window", square, None, values, **window)
+        add("window, more queries", ((7, 4), (5, 4), (5, 4)), None, values, **window)
+        add("window, causal", square, None, values, is_causal=True, **window)
+        add("window, mask", square, boolean_mask(5, 7), values, **window)
+        add("window, mask of heads", square, normal(3, 1, 7), values, **window)
+    for shapes in EMPTY:
+        add("window, empty", shapes, None, values, window_left=1, window_right=0)
+    for rows, keys in ((200, 200), (33, 500), (500, 33), (193, 385)):
+        shapes = ((2, rows, 8), (2, keys, 8), (2, keys, 9))
+        for left, right in ((0, 0), (190, 5), (-1, 3), (40, -1)):
+            add("window of blocks", shapes, None, values, window_left=left, window_right=right)
+    add(
+        "window of blocks, mask",
+        *(((2, 200, 8), (2, 400, 8), (2, 400, 8)), boolean_mask(200, 400), values),
+        window_left=60,
+        window_right=10,
+    )
+    for rows, left in itertools.product((1, 3, 8), (0, 5, 200, 600)):
+        shapes = ((2, rows, 8), (2, 700, 8), (2, 700, 8))
+        add("window, few rows", shapes, None, values, window_left=left, window_right=0)
+    # Powers of two, as ALiBi has them, which autocast's dtypes hold exactly.
+    slopes = torch.tensor([0.5, 0.25, 0.125])
+    add("softcap", square, softcap=1.5)
+    add("softcap, learnable mask", square, normal(5, 7), softcap=0.7)
+    add("alibi", square, alibi_slopes=slopes)
+    add(
+        "all of flash-attn's, grouped",
+        grouped,
+        enable_gqa=True,
+        window_left=2,
+        window_right=1,
+        softcap=2.0,
+        alibi_slopes=0.5 ** torch.arange(8.0).view(2, 4),
+    )
+    for shape in ((), (1,), (2, 1), (1, 3), (2, 3)):
+        add("alibi", square, None, values, alibi_slopes=normal(*shape, seed=7))
+    add("alibi, one matrix", square_of_one(), None, values, alibi_slopes=torch.tensor(0.25))
+    add("alibi, a strided mask", square, boolean_mask(7, 5).mT, values, alibi_slopes=slopes)
+    for cap in (1e-3, 0.2, 50.0, 1e6):
+        add("softcap", square, None, values, softcap=cap)
+        add("softcap, negative scale", square, None, values, softcap=cap, scale=-2.0)
+    add("softcap, large head", ((20, 512), (40, 512), (40, 300)), None, values, softcap=1.0)
+    for rows, keys in ((1, 700), (8, 700), (200, 400), (97, 193), (13, 7)):
+        shapes = ((2, 2, rows, 8), (2, 2, keys, 8), (2, 2, keys, 9))
+        slopes = normal(2, seed=7) / 20
+        add("softcap of blocks", shapes, None, values, softcap=1.0, is_causal=rows % 2 == 0)
+        add("alibi of blocks", shapes, boolean_mask(rows, keys), values, alibi_slopes=slopes)
+        add(
+            "all of blocks",
+            *(shapes, normal(rows, keys), values),
+            alibi_slopes=slopes,
+            softcap=3.0,
+            window_left=100,
+            window_right=20,
+        )
+    return calls
+
+
+def square_of_one() -> tuple[Shape, Shape, Shape]:
+    return (5, 4), (7, 4), (7, 3)
+
+
 def special_calls() -> list[tuple[str, tuple[Tensor, Tensor, Tensor]]]:
     calls = []
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -145,8 +223,12 @@ def forward_reference(
     scale: float | None,
     enable_gqa: bool,
     _keeps_residual: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    options = (is_causal, scale, enable_gqa)
+    options = (is_causal, scale, enable_gqa, window_left, window_right, softcap, alibi_slopes)
     kept = kept_of(dropout_seed, dropout_p, query, key, value)
     output = references.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, *options, kept=kept
@@ -172,13 +254,17 @@ def backward_reference(
     scale: float | None,
     enable_gqa: bool,
     needs_mask_grad: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kept = kept_of(dropout_seed, dropout_p, query, key, value)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *mask: Tensor) -> Tensor:
         return references.scaled_dot_product_attention(
             *(query, key, value, mask[0] if mask else attn_mask, dropout_p),
-            *(is_causal, scale, enable_gqa),
+            *(is_causal, scale, enable_gqa, window_left, window_right, softcap, alibi_slopes),
             kept=kept,
         )
 
@@ -204,7 +290,9 @@ def backward_from_inputs(
     Results of the forward pass that cannot be those of the inputs reach the operator as they are.
     """
     inputs = (query, key, value, attn_mask, dropout_seed)
-    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs, *options[:-1], True)
+    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(
+        *inputs, *options[:4], True, *options[5:]
+    )
     given = (output, log_sum_exp, output_residual)
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
@@ -223,9 +311,12 @@ def with_all_arguments(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **extras: Any,
 ) -> tuple[Any, ...]:
     seeds = None if seed is None else torch.tensor([seed])
-    return (*arguments, seeds, dropout_p, is_causal, scale, enable_gqa, False)
+    given = (*arguments, seeds, dropout_p, is_causal, scale, enable_gqa, False)
+    defaults = {"alibi_slopes": None, "window_left": -1, "window_right": -1, "softcap": 0.0}
+    return (*given, *(defaults | extras).values()) if extras else given
 
 
 DROPPED: list[tuple[Shape, Shape, Shape]] = [
@@ -238,7 +329,7 @@ class TestAttention(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention.default
     reference = staticmethod(references.scaled_dot_product_attention)
     function = staticmethod(pkg.ops.scaled_dot_product_attention)
-    options = MappingProxyType({"autocast": "lower"})
+    options = MappingProxyType({"autocast": "lower", "nondifferentiable_inputs": {"alibi_slopes"}})
 
     def samples(self) -> list[Sample]:
         samples = [
@@ -268,6 +359,10 @@ class TestAttention(OperatorTests):
         )
         dropout = {"dropout_p": 0.4}
         samples.append(Sample(operands(*DROPPED[0]), dropout, name="dropout", random=True))
+        samples += [
+            Sample(arguments, options, name=name, **more)
+            for name, arguments, options, more in flash_attention_calls()
+        ]
         return samples
 
     def errors(self) -> list[ErrorSample]:
@@ -300,7 +395,61 @@ class TestAttention(OperatorTests):
                 enable_gqa=True,
             ),
             refused("needs a dimension of heads", query[0], key[0], key[0], enable_gqa=True),
+            refused("window_left is -2", query, key, key, window_left=-2),
+            refused("window_right is -7", query, key, key, window_right=-7),
+            refused("softcap is -0.5", query, key, key, softcap=-0.5),
+            refused("softcap is inf", query, key, key, softcap=torch.inf),
+            refused(
+                "alibi_slopes is torch.int64", query, key, key, alibi_slopes=torch.ones(2).long()
+            ),
+            refused(
+                "alibi_slopes is torch.float64",
+                query,
+                key,
+                key,
+                alibi_slopes=torch.ones(2).double(),
+            ),
+            refused(
+                "does not broadcast to the leading", query, key, key, alibi_slopes=torch.ones(3)
+            ),
+            refused(
+                "does not broadcast to the leading", query, key, key, alibi_slopes=torch.ones(1, 2)
+            ),
         ]
+
+    def test_autocast_leaves_slopes_as_they_are(self, device: torch.device) -> None:
+        """Their errors are multiplied by distances, and flash-attn takes float32 alone."""
+        tensors = [t.to(device) for t in operands((3, 5, 4), (3, 300, 4), (3, 300, 4))]
+        slopes = torch.tensor([0.1, 0.03, 0.007], device=device)
+        attend = pkg.ops.scaled_dot_product_attention
+        with torch.autocast(device.type, torch.bfloat16):
+            output = attend(*tensors, alibi_slopes=slopes)
+        halves = [tensor.bfloat16() for tensor in tensors]
+        assert torch.equal(output, attend(*halves, alibi_slopes=slopes))
+        assert not torch.equal(output, attend(*halves, alibi_slopes=slopes.bfloat16()))
+
+    def test_slopes_have_no_gradient(self, device: torch.device) -> None:
+        tensors = [t.to(device) for t in operands((3, 5, 4), (3, 7, 4), (3, 7, 4))]
+        slopes = torch.ones(3, device=device, requires_grad=True)
+        with pytest.raises(RuntimeError, match="alibi_slopes requires a gradient"):
+            pkg.ops.scaled_dot_product_attention(*tensors, alibi_slopes=slopes)
+        with torch.no_grad():
+            pkg.ops.scaled_dot_product_attention(*tensors, alibi_slopes=slopes)
+
+    def test_a_window_costs_what_it_holds(self) -> None:
+        """Keys that no query of a strip sees are left out, forward and backward."""
+        tensors = [t.requires_grad_() for t in operands(*[(1, 2048, 64)] * 3)]
+
+        def seconds(**options: Any) -> float:
+            def run() -> float:
+                start = time.perf_counter()
+                pkg.ops.scaled_dot_product_attention(*tensors, **options).sum().backward()
+                return time.perf_counter() - start
+
+            return min(run() for _ in range(5))
+
+        # An eighth of the keys and a block at either end, of 192 on the CPU.
+        assert seconds(window_left=128, window_right=0) < seconds() / 2
 
     @pytest.mark.parametrize(
         ("function", "error"),
@@ -618,7 +767,9 @@ class TestDropout:
 class TestAttentionForward(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_forward.default
     reference = staticmethod(forward_reference)
-    options = MappingProxyType({"nondifferentiable_outputs": {1, 2}})
+    options = MappingProxyType(
+        {"nondifferentiable_outputs": {1, 2}, "nondifferentiable_inputs": {"alibi_slopes"}}
+    )
 
     def samples(self) -> list[Sample]:
         samples = []
@@ -630,6 +781,19 @@ class TestAttentionForward(OperatorTests):
             for dropout_p in (0.3, 1.0):
                 arguments = with_all_arguments(tensors, seed=7, dropout_p=dropout_p, **options)
                 samples.append(Sample(arguments, name="dropout", values_only=shapes is DROPPED[1]))
+        for name, arguments, options, more in flash_attention_calls():
+            samples.append(Sample(with_all_arguments(arguments, **options), name=name, **more))
+        arguments = with_all_arguments(
+            (*operands(*DROPPED[1]), None),
+            seed=7,
+            dropout_p=0.3,
+            enable_gqa=True,
+            window_left=60,
+            window_right=3,
+            softcap=2.0,
+            alibi_slopes=normal(2, 4, seed=7),
+        )
+        samples.append(Sample(arguments, name="dropout, flash-attn's", values_only=True))
         return samples
 
     def errors(self) -> list[ErrorSample]:
@@ -652,7 +816,9 @@ class TestAttentionBackward(OperatorTests):
     # stay float64, and the other dtypes have samples of their own.
     options = MappingProxyType(
         {
-            "nondifferentiable_inputs": {"output", "log_sum_exp", "output_residual"},
+            "nondifferentiable_inputs": {
+                *("output", "log_sum_exp", "output_residual", "alibi_slopes")
+            },
             "dtypes": (torch.float64,),
         }
     )
@@ -675,18 +841,33 @@ class TestAttentionBackward(OperatorTests):
             options = {"seed": 7, "dropout_p": 0.3, "enable_gqa": shapes is DROPPED[1]}
             more = {"values_only": shapes is DROPPED[1]}
             samples.append(self.sample("dropout", (*operands(*shapes), None), options, more))
+        for name, arguments, options, more in flash_attention_calls():
+            if "enable_gqa" in options:
+                continue
+            samples.append(self.sample(name, arguments, options, more))
+            for dtype in (torch.float32, torch.bfloat16, torch.float16) if "blocks" in name else ():
+                converted = tuple(
+                    argument.to(dtype)
+                    if isinstance(argument, Tensor) and argument.is_floating_point()
+                    else argument
+                    for argument in arguments
+                )
+                samples.append(self.sample(name, converted, options, {"values_only": True}))
         return samples
 
     def sample(
         self, name: str, arguments: Any, options: dict[str, Any], more: dict[str, Any]
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
-        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs[:-1], True)
+        extras = inputs[10:]
+        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs[:9], True, *extras)
         mask = arguments[3]
         needs_mask_grad = mask is not None and mask.is_floating_point()
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
         return Sample(
-            (grad, *inputs[:5], *outputs, *inputs[5:-1], needs_mask_grad), name=name, **more
+            (grad, *inputs[:5], *outputs, *inputs[5:9], needs_mask_grad, *extras),
+            name=name,
+            **more,
         )
 
     def errors(self) -> list[ErrorSample]:

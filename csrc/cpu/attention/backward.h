@@ -17,6 +17,9 @@
 //   dK    = scale dS^T Q
 //   dmask = dS, summed over all that the mask was broadcast to
 //
+// Where scores are capped, S = c tanh(scale Q K^T / c) + mask, and dQ and dK
+// are made of dS * (1 - tanh^2).
+//
 // D is also rowsum(dO * O), of which no dP has to be known:
 // sum_j P_j M_j (dO . V_j) = dO . (sum_j M_j P_j V_j) = dO . O.
 //

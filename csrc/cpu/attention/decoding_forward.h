@@ -5,6 +5,7 @@
 // and values are read once for all of them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/attention/blocking.h"
@@ -13,6 +14,7 @@
 #include "cpu/attention/decode_rows.h"
 #include "cpu/attention/dropout.h"
 #include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/key_range.h"
 #include "cpu/attention/problem.h"
 #include "cpu/attention/softmax_state.h"
 #include "cpu/simd/simd.h"
@@ -45,7 +47,7 @@ class AttentionDecoding {
 
   AttentionDecoding(const Problem<Input>& problem,
                     const ForwardOutputs<Input>& outputs)
-      : problem_(problem), outputs_(outputs) {}
+      : problem_(problem), outputs_(outputs), seen_(keys_seen(problem)) {}
 
   int64_t heads() const { return problem_.key_heads(); }
   int64_t rows() const { return problem_.shape.group * problem_.shape.rows; }
@@ -53,7 +55,7 @@ class AttentionDecoding {
   int64_t value_size() const { return problem_.shape.value_size; }
   double scale() const { return problem_.shape.scale; }
   int64_t threads() const { return problem_.threads; }
-  int64_t columns(int64_t) const { return problem_.shape.columns; }
+  int64_t columns(int64_t) const { return seen_.end - seen_.begin; }
 
   void load(int64_t head, DecodeRows<Input>& rows) const {
     for (int64_t i = 0; i < rows.rows(); ++i) {
@@ -63,6 +65,7 @@ class AttentionDecoding {
     }
   }
 
+  // Keys are counted from the first that any row sees.
   void run(int64_t head, DecodeRows<Input>& rows, int64_t column,
            int64_t column_end) const {
     const auto keys = problem_.key.at(problem_.shape, batch_of(head, 0));
@@ -78,11 +81,11 @@ class AttentionDecoding {
       };
       find(block.count, block.keys, block.values);
       if (rows.rows() > 1) {
-        block.find_next(problem_.shape.columns - first, find);
+        block.find_next(seen_.end - first, find);
       }
     };
-    rows.template run<false>(place, Rules{*this, head}, column, column_end, 0,
-                             rows.rows());
+    rows.template run<false>(place, Rules{*this, head}, seen_.begin + column,
+                             seen_.begin + column_end, 0, rows.rows());
   }
 
   void finish(int64_t head, int64_t i, const SoftmaxState<Number>& state,
@@ -92,16 +95,24 @@ class AttentionDecoding {
   }
 
  private:
+  // The keys that any row sees by its place, from a whole block on.
+  static KeyRange keys_seen(const Problem<Input>& problem) {
+    const AttentionShape& shape = problem.shape;
+    KeyRange seen = problem.keys_of_rows(0, shape.rows, 0, shape.columns);
+    seen.begin = seen.begin / kDecodeKeys * kDecodeKeys;
+    return {seen.begin, std::max(seen.begin, seen.end)};
+  }
+
   struct Rules {
     const AttentionDecoding& decoding;
     int64_t head;
 
     void mask(int64_t i, Number* scores, int64_t column, int64_t count) const {
       const Problem<Input>& problem = decoding.problem_;
-      problem.mask_scores(
-          scores,
-          problem.mask.offset(problem.shape, decoding.batch_of(head, i)),
-          decoding.row_of(i), column, count);
+      const int64_t batch = decoding.batch_of(head, i);
+      problem.mask_scores(scores, batch,
+                          problem.mask.offset(problem.shape, batch),
+                          decoding.row_of(i), column, count);
     }
 
     void drop(int64_t i, Number* probabilities, int64_t column,
@@ -127,6 +138,7 @@ class AttentionDecoding {
 
   const Problem<Input>& problem_;
   const ForwardOutputs<Input>& outputs_;
+  KeyRange seen_;
 };
 
 template <class Input>

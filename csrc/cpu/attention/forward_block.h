@@ -167,9 +167,10 @@ class ForwardBlock {
   bool softmax_with_known_maxima(int64_t row_of_all, int64_t row, int used,
                                  const RightPanels<KGroup>& keys, int64_t first,
                                  int64_t count, bool all_finite) {
-    if (problem_.dropout || !(problem_.shape.scale > 0.0) ||
+    if (problem_.dropout || problem_.modifiers ||
+        !(problem_.shape.scale > 0.0) ||
         packing_.key_depth > problem_.accumulation_length ||
-        problem_.hides_last_keys(row_of_all, first, count) ||
+        problem_.hides_keys_of(row_of_all, used, first, count) ||
         !states_.from(row).are_known(kRows)) {
       return false;
     }
@@ -233,7 +234,7 @@ class ForwardBlock {
                                int64_t count) {
     const int64_t padded = round_up(count, simd::kLanes<Number>);
     const Number scale =
-        write_scores<kRows>(task.row + row, row, used, keys, first, count);
+        write_scores<kRows>(task, row, used, keys, first, count);
     const auto factors_of = [&](int i) -> const Number* {
       if (!problem_.dropout) {
         return nullptr;
@@ -259,9 +260,10 @@ class ForwardBlock {
   // by: a positive scale is left to the softmax, which has it for nothing;
   // unless sums are made of parts, each of which the backward pass scales.
   template <int kRows>
-  Number write_scores(int64_t row_of_all, int64_t row, int used,
+  Number write_scores(const ForwardTask& task, int64_t row, int used,
                       const RightPanels<KGroup>& keys, int64_t first,
                       int64_t count) {
+    const int64_t row_of_all = task.row + row;
     const bool in_parts = packing_.key_depth > problem_.accumulation_length;
     Number scale = static_cast<Number>(problem_.shape.scale);
     multiply_strip<Arithmetic, kRows>(
@@ -272,9 +274,9 @@ class ForwardBlock {
         problem_.accumulation_length);
     scale = in_parts ? Number{1} : scale;
     if (!(scale > Number{0}) ||
-        problem_.masks_strip(row_of_all, first, count)) {
-      problem_.mask_strip(scores_, kScoreStride, scale, mask_offset_,
-                          row_of_all, used, first, count);
+        problem_.masks_strip(row_of_all, used, first, count)) {
+      problem_.mask_strip(scores_, kScoreStride, scale, task.batch,
+                          mask_offset_, row_of_all, used, first, count);
       scale = Number{1};
     }
     return scale;

@@ -56,13 +56,15 @@ class KeyBlockGradients {
             Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
                 ScoreBlock<Arithmetic>::bytes() + key_operands().size() +
                 key_columns().size() + key_means().size() +
-                grad_key_sums().size() + grad_value_sums().size())),
+                grad_key_sums().size() + grad_value_sums().size() +
+                cap_slopes().size())),
         block_(memory_),
         key_operands_(key_operands().take(memory_)),
         key_columns_(key_columns().take(memory_)),
         key_means_(key_means().take(memory_)),
         grad_key_sums_(grad_key_sums().take(memory_)),
-        grad_value_sums_(grad_value_sums().take(memory_)) {}
+        grad_value_sums_(grad_value_sums().take(memory_)),
+        cap_slopes_(caps() ? cap_slopes().take(memory_) : nullptr) {}
 
   // Runs the block of keys from `column`. `packed` holds the query heads that
   // the key head serves, one after the other, `finite` says it of each of their
@@ -112,6 +114,11 @@ class KeyBlockGradients {
   }
   Scratch<Number> grad_value_sums() const {
     return {kKeyBlock * packing_.value_stride};
+  }
+
+  bool caps() const { return problem_.forward.modifiers.caps(); }
+  Scratch<Number> cap_slopes() const {
+    return {caps() ? kStripRows * kScoreStride : 0};
   }
 
   int64_t padded_count() const {
@@ -210,12 +217,15 @@ class KeyBlockGradients {
         keys_.value_depth};
     compute_score_gradients<Input, kRows>(
         problem_, place, operands, block_.strip_probabilities(strip) + first,
-        block_.strip_grad_scores(strip) + first,
+        block_.strip_grad_scores(strip) + first, cap_slopes_,
         grad_mask_sums_ == nullptr
             ? PrefetchRows{}
             : grad_mask_sums_->to_prefetch(slice_, split_, place.batch,
                                            place.row, place.column));
     add_to_mask(place.batch, place.row, place.used, strip, seen);
+    if (caps()) {
+      apply_cap_slopes(place, block_.strip_grad_scores(strip) + first);
+    }
     fill_strip<kRows>(strip, seen);
     block_.finish_strip(strip, kRows, padded_count());
     add_to_compensation<kRows>(place, strip, first, grad_query_sums);
@@ -228,9 +238,24 @@ class KeyBlockGradients {
         add_to(sums_.row(grad_query_sums, place.row), sums_.stride));
   }
 
+  // The gradients of the scores before their cap, of those behind it.
+  void apply_cap_slopes(const StripPlace& place, Number* grad_scores) const {
+    for (int64_t i = 0; i < place.used; ++i) {
+      for (int64_t j = 0; j < place.count; j += simd::kLanes<Number>) {
+        const int64_t at = i * kScoreStride + j;
+        simd::store(grad_scores + at, simd::load(grad_scores + at) *
+                                          simd::load(cap_slopes_ + at));
+      }
+    }
+  }
+
+  // Of gradients behind a cap, which do not sum to 0, there is none.
   template <int kRows>
   void add_to_compensation(const StripPlace& place, int64_t strip,
                            int64_t first, Number* grad_query_sums) {
+    if (caps()) {
+      return;
+    }
     if constexpr (kRoundsProbabilities<Arithmetic>) {
       for (int i = 0; i < kRows; i += 2) {
         sums_.pair_compensation(grad_query_sums, place.row + i)
@@ -294,6 +319,7 @@ class KeyBlockGradients {
   Number* key_means_;             // of KeyPieces
   Number* grad_key_sums_;
   Number* grad_value_sums_;
+  Number* cap_slopes_;  // of a strip, or null
   int64_t column_ = 0;
   int64_t count_ = 0;
   int64_t mask_offset_ = 0;

@@ -1,6 +1,6 @@
 // One call of attention as the CPU kernels see it: typed operands, sizes, and
-// the rules between a score and its softmax probability: mask, causality,
-// dropout.
+// the rules between a score and its softmax probability: what modifies it,
+// mask, causality, window, dropout.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,10 @@
 
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/dropout.h"
+#include "cpu/attention/key_range.h"
 #include "cpu/attention/mask.h"
 #include "cpu/attention/number.h"
+#include "cpu/attention/score_modifiers.h"
 #include "cpu/gemm/packing.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
@@ -77,32 +79,49 @@ struct Problem {
   Matrices<Input> value;
   ScoreMask<Number> mask;
   Dropout<Number> dropout;
-  bool is_causal;
+  ScoreModifiers<Number> modifiers;
+  bool is_causal;  // of `limits` that is the last one, or a part of it
   int64_t threads;
-  int64_t causal_shift = 0;  // row i sees keys 0 ... i + causal_shift
-  int64_t first_batch = 0;   // of dropout's counters
+  int64_t first_batch = 0;  // of dropout's counters
   int64_t accumulation_length = accumulation_length_of<Input>(shape);
 
   // Matrices of the batch that one key head serves follow one another.
   int64_t key_heads() const { return shape.batch() / shape.group; }
 
-  // Keys that the rows before `row_end` see, of those from `column` on.
-  int64_t columns_seen(int64_t row_end, int64_t column, int64_t count) const {
-    return is_causal
-               ? std::clamp<int64_t>(row_end + causal_shift - column, 0, count)
-               : count;
+  // Of `count` keys from `column`, those that any of the rows from `row` sees
+  // by its place.
+  KeyRange keys_of_rows(int64_t row, int64_t rows, int64_t column,
+                        int64_t count) const {
+    return {
+        std::clamp<int64_t>(row + shape.limits.first - column, 0, count),
+        std::clamp<int64_t>(row + rows + shape.limits.last - column, 0, count)};
   }
 
-  bool hides_keys() const { return is_causal || mask; }
+  // Of `count` keys from `column`, those that all of the rows from `row` see by
+  // their places.
+  KeyRange keys_of_each_row(int64_t row, int64_t rows, int64_t column,
+                            int64_t count) const {
+    return {keys_of_rows(row + rows - 1, 1, column, count).begin,
+            keys_of_rows(row, 1, column, count).end};
+  }
+
+  bool hides_keys() const { return mask || shape.limits.hide_keys(); }
 
   // Multiplies the scores of a strip of rows, `stride` elements apart, by
-  // `scale`, applies the mask and causality, and fills the rows up to a whole
-  // register with keys that do not exist.
-  void mask_strip(Number* scores, int64_t stride, Number scale,
+  // `scale`, applies all that holds between them and their probabilities, and
+  // fills the rows up to a whole register with keys that do not exist.
+  // `cap_slopes` is that of ScoreModifiers.
+  void mask_strip(Number* scores, int64_t stride, Number scale, int64_t batch,
                   int64_t mask_offset, int64_t row, int64_t rows,
-                  int64_t column, int64_t count) const {
+                  int64_t column, int64_t count,
+                  Number* cap_slopes = nullptr) const {
     const int64_t end = (count + simd::kLanes<Number> - 1) /
                         simd::kLanes<Number> * simd::kLanes<Number>;
+    if (modifiers) {
+      modifiers.apply(scores, stride, scale, batch, row, column, rows, count,
+                      cap_slopes);
+      scale = Number{1};
+    }
     if (mask) {
       mask.apply(scores, stride, scale, mask_offset, row, column, rows, count);
     }
@@ -111,8 +130,11 @@ struct Problem {
       for (int64_t i = 0; !mask && i < count; i += simd::kLanes<Number>) {
         simd::store(of_row + i, simd::load(of_row + i) * scale);
       }
-      for (int64_t i = columns_seen(row + r + 1, column, count); i < count;
-           ++i) {
+      const KeyRange seen = keys_of_rows(row + r, 1, column, count);
+      for (int64_t i = 0; i < seen.begin; ++i) {
+        of_row[i] -= kInfinity<Number>;
+      }
+      for (int64_t i = std::max(seen.begin, seen.end); i < count; ++i) {
         of_row[i] -= kInfinity<Number>;
       }
       std::fill(of_row + count, of_row + end, -kInfinity<Number>);
@@ -120,20 +142,23 @@ struct Problem {
   }
 
   // The same of one row that is scaled already.
-  void mask_scores(Number* scores, int64_t mask_offset, int64_t row,
-                   int64_t column, int64_t count) const {
-    mask_strip(scores, 0, Number{1}, mask_offset, row, 1, column, count);
+  void mask_scores(Number* scores, int64_t batch, int64_t mask_offset,
+                   int64_t row, int64_t column, int64_t count) const {
+    mask_strip(scores, 0, Number{1}, batch, mask_offset, row, 1, column, count);
   }
 
-  // Whether mask_strip hides the last of the keys, be it with no mask.
-  bool hides_last_keys(int64_t row, int64_t column, int64_t count) const {
-    return count % simd::kLanes<Number> != 0 ||
-           columns_seen(row + 1, column, count) < count;
+  // Whether mask_strip hides keys of some row by its place.
+  bool hides_keys_of(int64_t row, int64_t rows, int64_t column,
+                     int64_t count) const {
+    const KeyRange seen = keys_of_each_row(row, rows, column, count);
+    return count % simd::kLanes<Number> != 0 || seen.begin > 0 ||
+           seen.end < count;
   }
 
   // Whether mask_strip does more than to multiply.
-  bool masks_strip(int64_t row, int64_t column, int64_t count) const {
-    return mask || hides_last_keys(row, column, count);
+  bool masks_strip(int64_t row, int64_t rows, int64_t column,
+                   int64_t count) const {
+    return mask || modifiers || hides_keys_of(row, rows, column, count);
   }
 
   void dropout_factors(Number* to, int64_t batch, int64_t row, int64_t column,
@@ -156,7 +181,8 @@ Problem<Input> make_problem(const AttentionShape& shape,
                             const TensorView& value,
                             const std::optional<TensorView>& attn_mask,
                             const std::optional<TensorView>& dropout_seed,
-                            double dropout_p, bool is_causal) {
+                            double dropout_p, bool is_causal,
+                            const std::optional<TensorView>& alibi_slopes) {
   using Number = simd::Compute<Input>;
   return {shape,
           matrices<Input>(shape, query),
@@ -164,6 +190,7 @@ Problem<Input> make_problem(const AttentionShape& shape,
           matrices<Input>(shape, value, shape.group),
           ScoreMask<Number>(shape, attn_mask),
           Dropout<Number>(dropout_seed, dropout_p),
+          ScoreModifiers<Number>(shape, alibi_slopes),
           is_causal,
           useful_threads(shape)};
 }

@@ -5,7 +5,8 @@
 //   P = exp(S - LSE)              recompute_probabilities
 //   dS = P * (M * dP' - D)        differentiate_row, which also makes M * P
 //
-// with M of dropout and * element by element, as in backward.h.
+// with M of dropout and * element by element, as in backward.h. What else may
+// happen to a score, its cap and its bias, is in mask_strip too.
 #pragma once
 
 #include <algorithm>
@@ -130,6 +131,7 @@ void strip_products(const BackwardProblem<Input>& problem,
                     const StripOperands<typename PackedKeys<Input>::KGroup>& of,
                     simd::Compute<Input>* scores,
                     simd::Compute<Input>* grad_probabilities,
+                    simd::Compute<Input>* cap_slopes,
                     const PrefetchRows& to_prefetch) {
   using Arithmetic = typename ArithmeticOf<Input>::type;
   using Number = simd::Compute<Input>;
@@ -149,26 +151,28 @@ void strip_products(const BackwardProblem<Input>& problem,
       forward.accumulation_length);
   // Scaled already: if the compiler fused the scale into the differences of
   // recompute_probabilities, these would not be exact.
-  if (forward.masks_strip(place.row, place.column, place.count)) {
-    forward.mask_strip(scores, kScoreStride, Number{1}, place.mask_offset,
-                       place.row, place.used, place.column, place.count);
+  if (forward.masks_strip(place.row, place.used, place.column, place.count)) {
+    forward.mask_strip(scores, kScoreStride, Number{1}, place.batch,
+                       place.mask_offset, place.row, place.used, place.column,
+                       place.count, cap_slopes);
   }
 }
 
 // Recomputes the probabilities of a strip and makes the gradients of its
 // scores. Both have rows of kScoreStride; what is not used of the strip's rows
-// is 0, and so are the keys up to a whole register. `to_prefetch` is what will
-// be read next.
+// is 0, and so are the keys up to a whole register. `cap_slopes`, of capped
+// scores, becomes what their gradients are yet to be multiplied by, in rows of
+// kScoreStride too. `to_prefetch` is what will be read next.
 template <class Input, int kRows>
 void compute_score_gradients(
     const BackwardProblem<Input>& problem, const StripPlace& place,
     const StripOperands<typename PackedKeys<Input>::KGroup>& operands,
     simd::Compute<Input>* probabilities, simd::Compute<Input>* grad_scores,
-    const PrefetchRows& to_prefetch) {
+    simd::Compute<Input>* cap_slopes, const PrefetchRows& to_prefetch) {
   using Number = simd::Compute<Input>;
   const Problem<Input>& forward = problem.forward;
   strip_products<Input, kRows>(problem, place, operands, probabilities,
-                               grad_scores, to_prefetch);
+                               grad_scores, cap_slopes, to_prefetch);
   const int64_t padded = round_up(place.count, simd::kLanes<Number>);
   alignas(64) Number factors[kScoreStride + Dropout<Number>::kSpare];
   for (int i = 0; i < place.used; ++i) {

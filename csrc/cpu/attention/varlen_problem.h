@@ -54,7 +54,7 @@ struct PackedInputs {
 };
 
 inline AttentionShape shape_of(const PackedAttentionShape& packed,
-                               const PackedHeads& heads) {
+                               const PackedHeads& heads, bool is_causal) {
   AttentionShape shape{};
   shape.type = packed.type;
   shape.rows = heads.sequence.rows.count;
@@ -63,6 +63,9 @@ inline AttentionShape shape_of(const PackedAttentionShape& packed,
   shape.value_size = packed.value_size;
   shape.group = packed.group();
   shape.scale = packed.scale;
+  // Aligned to the last query and the last key, as a window is.
+  shape.limits = attention_key_limits(shape.rows, shape.columns, false, -1,
+                                      is_causal ? 0 : -1);
   shape.lead_dims = 1;
   shape.lead_sizes[0] = heads.key_heads * packed.group();
   return shape;
@@ -75,7 +78,7 @@ Problem<Input> packed_problem(const PackedInputs& inputs,
   const PackedAttentionShape& packed = inputs.shape;
   const PackedSequence& sequence = heads.sequence;
   const int64_t group = packed.group();
-  const AttentionShape shape = shape_of(packed, heads);
+  const AttentionShape shape = shape_of(packed, heads, inputs.options.causal);
   Problem<Input> problem{
       shape,
       packed_matrices<Input>(inputs.query, sequence.rows.begin,
@@ -86,10 +89,10 @@ Problem<Input> packed_problem(const PackedInputs& inputs,
                              heads.key_head, group),
       ScoreMask<Number>(shape, std::nullopt),
       Dropout<Number>(inputs.dropout_seed, inputs.options.dropout_p),
+      ScoreModifiers<Number>(shape, std::nullopt),
       // The last row sees every key: alone it is none the worse without.
       inputs.options.causal && shape.rows > 1,
       heads.threads > 1 ? useful_threads(shape) : 1};
-  problem.causal_shift = sequence.causal_shift();
   problem.first_batch = sequence.index * packed.heads + heads.key_head * group;
   return problem;
 }

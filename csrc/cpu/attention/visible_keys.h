@@ -1,5 +1,6 @@
 // Which keys a strip of rows has to be multiplied with: without those that
-// causality or the mask hides from all of its rows at either end of a block.
+// causality, the window or the mask hides from all of its rows at either end of
+// a block.
 //
 // To find them is to read the mask, and one that many heads share would be read
 // by each of them: with a window of 128 keys of 4096 that takes longer than all
@@ -70,9 +71,20 @@ class VisibleKeys {
       if (!all_finite) {
         return {0, count};
       }
-      if (!all_.problem_.mask) {
-        return {0, all_.problem_.columns_seen(row + rows, column, count)};
+      constexpr int64_t kUnit = kNR<typename ArithmeticOf<Input>::type>;
+      KeyRange seen = all_.problem_.keys_of_rows(row, rows, column, count);
+      seen.begin = seen.begin / kUnit * kUnit;
+      if (all_.problem_.mask && seen.begin < seen.end) {
+        const KeyRange masked = of_mask(row, rows, column, count);
+        seen = {std::max(seen.begin, masked.begin),
+                std::min(seen.end, masked.end)};
       }
+      return seen;
+    }
+
+   private:
+    KeyRange of_mask(int64_t row, int64_t rows, int64_t column,
+                     int64_t count) const {
       if (ranges_ == nullptr) {
         return all_.in_mask(mask_offset_, row, rows, column, count);
       }
@@ -89,7 +101,6 @@ class VisibleKeys {
       return seen;
     }
 
-   private:
     const VisibleKeys& all_;
     int64_t mask_offset_;
     const ShortRange* ranges_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "attention_key_limits.h"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
@@ -80,6 +81,21 @@ struct AttentionMask {
   int64_t column_stride;
 };
 
+// ALiBi's slopes, one for each matrix of the batch.
+struct AttentionSlopes {
+  const void* data;  // null without
+  bool is_single;    // float32, else of the queries' type
+  BatchStrides batch_strides;
+};
+
+// What flash-attn has beyond PyTorch's attention.
+struct AttentionVariant {
+  AttentionSlopes slopes = {};
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  double softcap = 0;  // 0 without
+};
+
 struct AttentionDropout {
   const int64_t* seed;  // null without dropout
   uint64_t keep_threshold;
@@ -139,8 +155,8 @@ struct AttentionExtent {
   int64_t columns;
   int64_t first_row;
   int64_t first_column;
-  int64_t causal_shift;  // if causal, row i sees keys 0 ... i + causal_shift
-  int64_t statistics;    // of what is kept for each row, the first one's place
+  KeyLimits limits;
+  int64_t statistics;  // of what is kept for each row, the first one's place
 };
 
 // Lengths and operands of one call. Matrices of the batch are counted in row
@@ -160,12 +176,19 @@ struct AttentionProblem {
   AttentionMask mask;
   AttentionDropout dropout;
   double scale;
-  bool is_causal;
+  bool is_causal;  // of packed sequences aligned to the last key
   PackedSequences packed;
+  AttentionVariant variant;
 
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
     if (packed.rows.data == nullptr) {
-      return {rows, columns, 0, 0, 0, index * rows};
+      return {rows,
+              columns,
+              0,
+              0,
+              attention_key_limits(rows, columns, is_causal,
+                                   variant.window_left, variant.window_right),
+              index * rows};
     }
     const int64_t sequence = index / packed.heads;
     const SequenceRange row =
@@ -176,22 +199,38 @@ struct AttentionProblem {
             column.count,
             row.begin,
             column.begin,
-            column.count - row.count,
+            attention_key_limits(row.count, column.count, false,
+                                 variant.window_left,
+                                 is_causal ? 0 : variant.window_right),
             index % packed.heads * packed.total_rows + row.begin};
   }
 
   // Behind the last key that a row before `row_end` sees.
   __device__ __forceinline__ int64_t column_end(const AttentionExtent& extent,
                                                 int64_t row_end) const {
-    const int64_t seen = row_end + extent.causal_shift;
-    return is_causal && seen < extent.columns ? seen : extent.columns;
+    const int64_t seen = row_end + extent.limits.last;
+    return seen < extent.columns ? seen : extent.columns;
+  }
+
+  // The first of the tiles of keys that the rows from `row` on see.
+  __device__ __forceinline__ int64_t first_column(const AttentionExtent& extent,
+                                                  int64_t row) const {
+    const int64_t column = row + extent.limits.first;
+    return column > 0 ? column / kAttentionTile * kAttentionTile : 0;
   }
 
   // The first of the tiles of rows that see a key from `column` on.
   __device__ __forceinline__ int64_t first_row(const AttentionExtent& extent,
                                                int64_t column) const {
-    const int64_t row = column - extent.causal_shift;
-    return is_causal && row > 0 ? row / kAttentionTile * kAttentionTile : 0;
+    const int64_t row = column - extent.limits.last;
+    return row > 0 ? row / kAttentionTile * kAttentionTile : 0;
+  }
+
+  // Behind the last row that sees a key before `column_end`.
+  __device__ __forceinline__ int64_t row_end(const AttentionExtent& extent,
+                                             int64_t column_end) const {
+    const int64_t end = column_end - extent.limits.first;
+    return end < extent.rows ? end : extent.rows;
   }
 };
 
@@ -210,17 +249,28 @@ class AttentionScores {
         batch_(batch),
         mask_offset_(
             batch_offset(problem.batch, problem.mask.batch_strides, batch)),
-        seed_(problem.dropout.seed == nullptr ? 0 : *problem.dropout.seed) {}
+        seed_(problem.dropout.seed == nullptr ? 0 : *problem.dropout.seed),
+        slope_(alibi_slope(problem, batch)) {}
 
   // Minus infinity where the key takes no part, which is not computed from the
   // product: keys that are masked out may hold NaN.
   __device__ __forceinline__ Number score(int64_t row, int64_t column,
                                           Number product) const {
     if (row >= extent_.rows || column >= extent_.columns ||
-        (problem_.is_causal && column > row + extent_.causal_shift)) {
+        column < row + extent_.limits.first ||
+        column > row + extent_.limits.last) {
       return -Number(INFINITY);
     }
-    const Number scaled = product * static_cast<Number>(problem_.scale);
+    Number scaled = product * static_cast<Number>(problem_.scale);
+    if (problem_.variant.softcap > 0) {
+      scaled =
+          static_cast<Number>(problem_.variant.softcap) * capped_share(scaled);
+    }
+    if (problem_.variant.slopes.data != nullptr) {
+      const int64_t distance = row + extent_.columns - extent_.rows - column;
+      scaled -=
+          slope_ * static_cast<Number>(distance < 0 ? -distance : distance);
+    }
     const int64_t offset = mask_offset_ + row * problem_.mask.row_stride +
                            column * problem_.mask.column_stride;
     switch (problem_.mask.type) {
@@ -238,6 +288,16 @@ class AttentionScores {
                             problem_.mask.data)[offset]);
     }
     return scaled;
+  }
+
+  // The derivative of a score by the scaled product: 1 unless it is capped.
+  __device__ __forceinline__ Number cap_slope(Number product) const {
+    if (problem_.variant.softcap > 0) {
+      const Number share =
+          capped_share(product * static_cast<Number>(problem_.scale));
+      return (1 - share) * (1 + share);
+    }
+    return 1;
   }
 
   // What dropout does to the weights of four neighbouring keys, from a multiple
@@ -259,11 +319,29 @@ class AttentionScores {
   }
 
  private:
+  __device__ __forceinline__ static Number alibi_slope(
+      const AttentionProblem<Element>& problem, int64_t batch) {
+    const AttentionSlopes& slopes = problem.variant.slopes;
+    if (slopes.data == nullptr) {
+      return 0;
+    }
+    const int64_t at = batch_offset(problem.batch, slopes.batch_strides, batch);
+    return slopes.is_single
+               ? convert<Number>(static_cast<const float*>(slopes.data)[at])
+               : convert<Number>(static_cast<const Element*>(slopes.data)[at]);
+  }
+
+  // A scaled score as a share of the cap.
+  __device__ __forceinline__ Number capped_share(Number scaled) const {
+    return tanh(scaled / static_cast<Number>(problem_.variant.softcap));
+  }
+
   const AttentionProblem<Element>& problem_;
   AttentionExtent extent_;
   int64_t batch_;
   int64_t mask_offset_;
   int64_t seed_;
+  Number slope_;
 };
 
 }  // namespace pkg::cuda

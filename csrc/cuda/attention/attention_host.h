@@ -120,13 +120,27 @@ inline AttentionMask attention_mask(const AttentionShape& shape,
           batch.strides(operand), operand.row_stride, operand.column_stride};
 }
 
+inline AttentionVariant attention_variant(const AttentionShape& shape,
+                                          const AttentionBatch& batch,
+                                          const AttentionExtras& extras) {
+  AttentionVariant variant{
+      {}, extras.window_left, extras.window_right, extras.softcap};
+  if (extras.alibi_slopes) {
+    const TensorView& slopes = *extras.alibi_slopes;
+    variant.slopes = {slopes.const_data_ptr(),
+                      dtype_of(slopes) == ScalarType::Float,
+                      batch.strides(alibi_slopes_operand(shape, slopes))};
+  }
+  return variant;
+}
+
 template <class Element>
 AttentionProblem<Element> attention_problem(
     const AttentionShape& shape, const AttentionBatch& batch,
     const Tensor& query, const Tensor& key, const Tensor& value,
     const std::optional<Tensor>& attn_mask,
-    const std::optional<Tensor>& dropout_seed, double dropout_p,
-    bool is_causal) {
+    const std::optional<Tensor>& dropout_seed, double dropout_p, bool is_causal,
+    const AttentionExtras& extras) {
   const auto* const seed =
       dropout_seed ? static_cast<const int64_t*>(dropout_seed->const_data_ptr())
                    : nullptr;
@@ -145,6 +159,7 @@ AttentionProblem<Element> attention_problem(
       shape.scale,
       is_causal,
       {},
+      attention_variant(shape, batch, extras),
   };
 }
 

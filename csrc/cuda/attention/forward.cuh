@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
     OnlineSoftmax<Number> softmax;
     Tile<Number, kTile, kWidth> output(0);
     const int64_t column_end = problem.column_end(extent, row_begin + kTile);
-    for (int64_t column_begin = 0; column_begin < column_end;
-         column_begin += kTile) {
+    for (int64_t column_begin = problem.first_column(extent, row_begin);
+         column_begin < column_end; column_begin += kTile) {
       Tile<Number, kTile, kTile> scores(0);
       multiply<kDepth>(scores, query, row_begin, key, column_begin,
                        query_panels, key_panels);

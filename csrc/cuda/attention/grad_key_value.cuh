@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/device/batch.cuh"
@@ -51,7 +52,8 @@ struct AttentionGradKeyValue {
 // The tile of the keys from column_begin on and the queries from row_begin on.
 // Here it is transposed, its rows are keys and its columns queries, as the
 // products that follow sum over the queries.
-template <class Element>
+// Capped scores have slopes, which take as many registers again.
+template <class Element, bool kCaps>
 class TransposedWeights {
  public:
   using Number = Accumulator<Element>;
@@ -68,7 +70,8 @@ class TransposedWeights {
         batch_(batch),
         row_begin_(row_begin),
         column_begin_(column_begin),
-        weights_(0) {
+        weights_(0),
+        cap_slopes_(0) {
     const AttentionProblem<Element>& problem = call.problem;
     multiply<kDepth>(
         weights_,
@@ -78,6 +81,12 @@ class TransposedWeights {
         problem.query.by_row(problem.batch, batch, extent_.first_row,
                              extent_.rows, problem.head_size),
         row_begin, a_panels, b_panels);
+    if constexpr (kCaps) {
+      cap_slopes_ = weights_;
+      cap_slopes_.transform([&](int, int, Number product) {
+        return attention_.cap_slope(product);
+      });
+    }
     weights_.transform([&](int column, int row, Number product) {
       return attention_.weight(row_begin + row, column_begin + column, product);
     });
@@ -121,6 +130,9 @@ class TransposedWeights {
         result.values[i][j] = attention_.grad_score(
             row_begin_ + thread_.column(j), weights_.values[i][j],
             factors_[j][i] * result.values[i][j]);
+        if constexpr (kCaps) {
+          result.values[i][j] *= cap_slopes_.values[i][j];
+        }
       }
     }
     return result;
@@ -134,11 +146,15 @@ class TransposedWeights {
   int64_t batch_;
   int64_t row_begin_;
   int64_t column_begin_;
+  struct Nothing {
+    __device__ __forceinline__ explicit Nothing(int) {}
+  };
   Weights weights_;
+  [[no_unique_address]] std::conditional_t<kCaps, Weights, Nothing> cap_slopes_;
   Number factors_[Weights::kThreadColumns][4];
 };
 
-template <class Element, int kWidth>
+template <class Element, int kWidth, bool kCaps>
 __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
     const __grid_constant__ AttentionGradKeyValue<Element> call) {
   using Number = Accumulator<Element>;
@@ -168,14 +184,15 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
       continue;
     }
     const int64_t first_row = problem.first_row(extent, column_begin);
+    const int64_t row_end = problem.row_end(extent, column_begin + kTile);
     Tile<Number, kTile, kWidth> key_sum(0);
     Tile<Number, kTile, kWidth> value_sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
-      for (int64_t row_begin = first_row; row_begin < extent.rows;
+      for (int64_t row_begin = first_row; row_begin < row_end;
            row_begin += kTile) {
-        const TransposedWeights<Element> tile(backward, batch, row_begin,
-                                              column_begin, a_panels, b_panels);
+        const TransposedWeights<Element, kCaps> tile(
+            backward, batch, row_begin, column_begin, a_panels, b_panels);
         if (wants_value) {
           store_transposed(tile.dropped(), weights);
           multiply_shared<kDepth, kTile>(

@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_mask_kernel(
       for (int64_t row = row_begin; row < row_end; row += kTile) {
         for (int64_t column = column_begin; column < column_end;
              column += kTile) {
-          sum.add(grad_score_tile(call.backward, batch, row, column, a_panels,
-                                  b_panels));
+          sum.add(grad_score_tile<false>(call.backward, batch, row, column,
+                                         a_panels, b_panels));
         }
       }
     }

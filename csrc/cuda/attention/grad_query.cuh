@@ -63,11 +63,12 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
       const auto key =
           problem.key.by_column(problem.batch, batch, extent.first_column,
                                 extent.columns, problem.head_size);
-      for (int64_t column_begin = 0; column_begin < column_end;
-           column_begin += kTile) {
-        store_transposed(grad_score_tile(call.backward, batch, row_begin,
-                                         column_begin, a_panels, b_panels),
-                         weights);
+      for (int64_t column_begin = problem.first_column(extent, row_begin);
+           column_begin < column_end; column_begin += kTile) {
+        store_transposed(
+            grad_score_tile<true>(call.backward, batch, row_begin, column_begin,
+                                  a_panels, b_panels),
+            weights);
         multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
                                        column_begin, b_panels);
       }

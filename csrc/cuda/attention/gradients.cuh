@@ -11,6 +11,9 @@
 //   dK    = scale dS^T Q,  dV = (M P)^T dO attention_grad_key_value_kernel
 //   dmask = dS, summed where the mask broadcasts  attention_grad_mask_kernel
 //
+// Where scores are capped, dQ and dK are made of dS_ij times the derivative of
+// the cap.
+//
 // Each kernel recomputes P tile by tile from the log-sum-exp. A block owns a
 // tile of the gradient and walks everything that adds to it: the other side's
 // tiles, and all the matrices of the batch that share the operand. Together
@@ -124,6 +127,10 @@ class AttentionGradients {
                                : weight * (grad_weight - delta_[row]);
   }
 
+  __device__ __forceinline__ Number cap_slope(Number product) const {
+    return scores_.cap_slope(product);
+  }
+
   __device__ __forceinline__ void dropout_factors(int64_t row, int64_t column,
                                                   Number (&factors)[4]) const {
     scores_.dropout_factors(row, column, factors);
@@ -136,8 +143,9 @@ class AttentionGradients {
 };
 
 // The gradients of the scores of the queries from row_begin on against the keys
-// from column_begin on.
-template <class Element, class PanelsA, class PanelsB>
+// from column_begin on; or, where scores are capped, those of the scores before
+// their cap (kBeforeCap).
+template <bool kBeforeCap, class Element, class PanelsA, class PanelsB>
 __device__ __forceinline__ auto grad_score_tile(
     const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
     int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels) {
@@ -179,6 +187,9 @@ __device__ __forceinline__ auto grad_score_tile(
           attention.weight(row, column + j, scores.values[i][j]);
       gradients.values[i][j] = attention.grad_score(
           row, weight, factors[j] * gradients.values[i][j]);
+      if constexpr (kBeforeCap) {
+        gradients.values[i][j] *= attention.cap_slope(scores.values[i][j]);
+      }
     }
   }
   return gradients;

@@ -86,6 +86,7 @@ AttentionProblem<Element> packed_problem(
       {sequence_offsets(tensors.cu_seqlens_q),
        sequence_offsets(tensors.cu_seqlens_k), shape.heads, shape.total_rows,
        shape.total_columns},
+      {},
   };
 }
 

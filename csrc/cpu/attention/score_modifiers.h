@@ -1,0 +1,119 @@
+// What happens to a scaled score before masks: the cap of its size, and the
+// linear bias by distance.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/pointwise/formula_math.h"
+#include "cpu/simd/simd.h"
+#include "scaled_dot_product_attention.h"
+
+namespace pkg::cpu::attention {
+
+// softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2), then
+// -slope * |row + columns - rows - column| is added (ALiBi, arXiv 2108.12409):
+// flash-attn's order and meaning.
+template <class Number>
+class ScoreModifiers {
+ public:
+  ScoreModifiers(const AttentionShape& shape,
+                 const std::optional<TensorView>& alibi_slopes)
+      : softcap_(static_cast<Number>(shape.softcap)),
+        shift_(shape.columns - shape.rows) {
+    if (alibi_slopes) {
+      read_slopes(shape, *alibi_slopes);
+    }
+  }
+
+  explicit operator bool() const { return caps() || !slopes_.empty(); }
+  bool caps() const { return softcap_ > Number{0}; }
+
+  // Multiplies the scores of rows x count keys, whole registers, by `scale` and
+  // applies both. `slopes`, if the scores are capped and it is given, becomes
+  // the derivatives of the capped scores by the scaled ones, and 0 behind the
+  // last key.
+  void apply(Number* scores, int64_t stride, Number scale, int64_t batch,
+             int64_t row, int64_t column, int64_t rows, int64_t count,
+             Number* slopes = nullptr) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      Number* of_row = scores + r * stride;
+      if (caps()) {
+        cap_row(of_row, scale, count,
+                slopes == nullptr ? nullptr : slopes + r * stride);
+      } else {
+        for (int64_t i = 0; i < count; i += kLanes) {
+          simd::store(of_row + i, simd::load(of_row + i) * scale);
+        }
+      }
+      if (!slopes_.empty()) {
+        add_bias(of_row, slopes_[static_cast<size_t>(batch)],
+                 row + r + shift_ - column, count);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLanes = simd::kLanes<Number>;
+
+  void cap_row(Number* scores, Number scale, int64_t count,
+               Number* slopes) const {
+    const Number inverse = Number{1} / softcap_;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Vector<Number> share =
+          math::tanh(simd::load(scores + i) * scale * inverse);
+      simd::store(scores + i, share * softcap_);
+      if (slopes != nullptr) {
+        simd::store(slopes + i, (Number{1} - share) * (Number{1} + share));
+      }
+    }
+    if (slopes != nullptr) {
+      std::fill(slopes + count, slopes + (count + kLanes - 1) / kLanes * kLanes,
+                Number{0});
+    }
+  }
+
+  // `distance` is that of the first key. Whole numbers are exact up to 2^24.
+  static void add_bias(Number* scores, Number slope, int64_t distance,
+                       int64_t count) {
+    Vector<Number> lanes;
+    for (int i = 0; i < kLanes; ++i) {
+      lanes[i] = static_cast<Number>(i);
+    }
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const auto from = static_cast<Number>(distance - i);
+      simd::store(scores + i,
+                  simd::load(scores + i) - simd::abs(from - lanes) * slope);
+    }
+  }
+
+  void read_slopes(const AttentionShape& shape, const TensorView& slopes) {
+    const AttentionOperand layout = alibi_slopes_operand(shape, slopes);
+    const auto read = [&]<class Element>(Element) {
+      const auto* from = static_cast<const Element*>(slopes.const_data_ptr());
+      for (int64_t b = 0; b < shape.batch(); ++b) {
+        slopes_.push_back(static_cast<Number>(from[layout.offset(shape, b)]));
+      }
+    };
+    switch (dtype_of(slopes)) {
+      case ScalarType::Double:
+        return read(double{});
+      case ScalarType::Float:
+        return read(float{});
+      case ScalarType::Half:
+        return read(Half{});
+      default:
+        return read(BFloat16{});
+    }
+  }
+
+  Number softcap_;
+  int64_t shift_;
+  std::vector<Number> slopes_;  // of each matrix of the batch, if there are any
+};
+
+}  // namespace pkg::cpu::attention
