@@ -20,8 +20,10 @@ enum class AtenOperator : int32_t {
   Baddbmm,
   AddmmActivation,
   IntMm,
+  Attention,
+  AttentionBackward,
 };
-inline constexpr int kAtenOperators = 6;
+inline constexpr int kAtenOperators = 8;
 
 // activation(beta * input + alpha * a @ b): two matrices, or two batches of as
 // many. What the operator does not have is null, 1, or None.
@@ -45,5 +47,25 @@ struct AddmmOutput {
 // False, with nothing written, where PyTorch's own kernel is to be called: it
 // is the faster one, or the call is one that ours does not take.
 using AcceleratedAddmm = bool (*)(const AddmmCall&, AddmmOutput&);
+
+// _scaled_dot_product_flash_attention_for_cpu, and with `grad_output` its
+// backward operator, which has the forward one's results too.
+struct AttentionCall {
+  const TensorView* query;
+  const TensorView* key;
+  const TensorView* value;
+  const TensorView* attn_mask;  // null where there is none
+  bool is_causal;
+  std::optional<double> scale;
+  const TensorView* grad_output = nullptr;
+  const TensorView* output = nullptr;
+  const TensorView* log_sum_exp = nullptr;
+};
+
+// Output and log-sum-exp, or the gradients of query, key and value.
+using AttentionResults = std::array<std::optional<Tensor>, 3>;
+
+// As AcceleratedAddmm.
+using AcceleratedAttention = bool (*)(const AttentionCall&, AttentionResults&);
 
 }  // namespace pkg

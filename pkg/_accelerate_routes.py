@@ -24,12 +24,22 @@ from pkg import _C
 
 from . import _loader
 
-OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "_int_mm")
+OPERATORS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "_addmm_activation",
+    "_int_mm",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
 """Of ``aten``, in the order of ``AtenOperator`` in csrc/accelerate.h."""
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 """In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp."""
 
-_MM, _BMM, _ADDMM, _BADDBMM, _ADDMM_ACTIVATION, _INT_MM = range(len(OPERATORS))
+_MM, _BMM, _ADDMM, _BADDBMM, _ADDMM_ACTIVATION, _INT_MM = range(6)
+_ATTENTION, _ATTENTION_BACKWARD = OPERATORS[6:]
 _RELU, _GELU = 1, 2
 
 _Kernel = Callable[..., Any]
@@ -136,6 +146,8 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
         "addmm": lambda original: _sum(_ADDMM, original),
         "baddbmm": lambda original: _sum(_BADDBMM, original),
         "_addmm_activation": _activation,
+        _ATTENTION: _attention,
+        _ATTENTION_BACKWARD: _attention_backward,
     }
     for name, make in makers.items():
         for overload in (name, f"{name}.out"):
@@ -199,6 +211,62 @@ def _activation(original: _Kernel) -> _Kernel:
             more = {} if out is None else {"out": out}
             return original(keys, addend, a, b, beta=beta, alpha=alpha, use_gelu=use_gelu, **more)
         return result if out is None else out
+
+    return kernel
+
+
+def _attention(original: _Kernel) -> _Kernel:
+    ours = _C._accelerated_attention
+
+    def kernel(
+        keys: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        if dropout_p == 0.0:
+            results = ours(query, key, value, attn_mask, is_causal, scale)
+            if results is not None:
+                return results
+        return original(
+            keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )
+
+    return kernel
+
+
+def _attention_backward(original: _Kernel) -> _Kernel:
+    ours = _C._accelerated_attention
+
+    def kernel(
+        keys: Any,
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        if dropout_p == 0.0:
+            of_backward = (grad_out, out, logsumexp)
+            results = ours(query, key, value, attn_mask, is_causal, scale, *of_backward)
+            if results is not None:
+                return results
+        return original(
+            *(keys, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal),
+            attn_mask=attn_mask,
+            scale=scale,
+        )
 
     return kernel
 

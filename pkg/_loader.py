@@ -202,8 +202,14 @@ def _choose_cpu_capability(module: ModuleType) -> str:
 
 def _use_kernels(module: ModuleType) -> None:
     """Tells the functions of ``pkg._C`` where the CPU library has its kernels."""
-    module._use_kernels(ctypes.cast(cpu_library.pkg_direct_kernel, ctypes.c_void_p).value)
-    module._use_accelerated(ctypes.cast(cpu_library.pkg_accelerated_addmm, ctypes.c_void_p).value)
+    module._use_kernels(_address_of("pkg_direct_kernel"))
+    module._use_accelerated(
+        _address_of("pkg_accelerated_addmm"), _address_of("pkg_accelerated_attention")
+    )
+
+
+def _address_of(name: str) -> int | None:
+    return ctypes.cast(getattr(cpu_library, name), ctypes.c_void_p).value
 
 
 def _load_cuda() -> bool:

@@ -1,4 +1,4 @@
-"""Measures on this processor which of PyTorch's products run faster in this package.
+"""Measures on this processor which of PyTorch's operators run faster in this package.
 
 ``python -m pkg tune`` does it, in about a minute, and keeps the table where
 :func:`pkg.accelerate` finds it.
@@ -11,7 +11,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +28,21 @@ LAYOUTS = ("plain", "right transposed", "left transposed")
 FAMILIES = ("product", "batch")
 BATCH = 8
 """Products in a batch; its classes of 1024 and 512 have the ratio of a single product."""
+PASSES = ("forward", "backward")
+HIDDEN = ("nothing", "causal", "mask")
+QUERIES = (1, 64, 256, 1024)
+"""The lengths of attention's queries: ``kQueryClasses`` there."""
+KEYS = (64, 256, 1024)
+"""And of its keys: ``kKeyClasses``."""
+HEADS, HEAD_SIZE = 4, 64
 
 _ROUNDS = 7
 _SECONDS = 2e-4
 _Call = Callable[[], object]
 
 
-class Case(NamedTuple):
-    """One entry of the table."""
+class Product(NamedTuple):
+    """A product of two matrices, or a batch of them: an entry of the table."""
 
     family: str
     dtype: str
@@ -43,6 +50,11 @@ class Case(NamedTuple):
     rows: int
     columns: int
     inner: int
+
+    @property
+    def group(self) -> str:
+        """What a summary counts it to."""
+        return f"{self.family} {self.dtype}"
 
     def operands(self) -> tuple[Tensor, Tensor]:
         """Two matrices, or two batches of them, that the operator multiplies."""
@@ -62,22 +74,67 @@ class Case(NamedTuple):
             return lambda: torch.bmm(a, b)
         return lambda: torch.mm(a, b)
 
+    def source(self) -> Product | None:
+        """The entry that is measured for this one: itself as a rule; None where no operator is."""
+        if self.dtype == "int8" and self.layout == "left transposed":
+            return None
+        is_large = max(self.rows, self.columns, self.inner) > 256
+        if self.family == "batch" and (is_large or self.dtype == "int8"):
+            return self._replace(family="product")
+        return self
 
-def cases() -> list[Case]:
-    """All entries, in the table's order."""
-    return list(
-        itertools.starmap(
-            Case,
-            itertools.product(FAMILIES, _accelerate_routes.DTYPES, LAYOUTS, ROWS, COLUMNS, COLUMNS),
+
+class Attention(NamedTuple):
+    """A pass of attention over the heads of one sequence: an entry of the table."""
+
+    which: str
+    dtype: str
+    hidden: str
+    queries: int
+    keys: int
+
+    @property
+    def group(self) -> str:
+        """What a summary counts it to."""
+        return f"attention {self.which} {self.dtype}"
+
+    def call(self) -> _Call:
+        """The operator on operands of its own, with the heads inside, as models have them."""
+        query, key, value, grad = (
+            _operand((1, length, HEADS, HEAD_SIZE), self.dtype, False).transpose(1, 2)
+            for length in (self.queries, self.keys, self.keys, self.queries)
         )
-    )
+        mask = None
+        if self.hidden == "mask":
+            mask = torch.zeros(self.queries, self.keys, dtype=query.dtype)
+        causal = self.hidden == "causal"
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        if self.which == "forward":
+            return lambda: forward(query, key, value, 0.0, causal, attn_mask=mask)
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        out, sums = forward(query, key, value, 0.0, causal, attn_mask=mask)
+        return lambda: backward(grad, query, key, value, out, sums, 0.0, causal, attn_mask=mask)
+
+    def source(self) -> Attention:
+        """Itself: every entry is measured."""
+        return self
 
 
-def is_measured(case: Case) -> bool:
-    """Whether a case is measured itself, and not taken from another."""
-    if case.dtype == "int8" and (case.family == "batch" or case.layout == "left transposed"):
-        return False
-    return case.family == "product" or max(case.rows, case.columns, case.inner) <= 256
+Case = Product | Attention
+
+
+def products() -> list[Product]:
+    """The entries for products, in the table's order."""
+    dtypes = _accelerate_routes.DTYPES
+    parts = itertools.product(FAMILIES, dtypes, LAYOUTS, ROWS, COLUMNS, COLUMNS)
+    return list(itertools.starmap(Product, parts))
+
+
+def attentions() -> list[Attention]:
+    """The entries for attention, in the table's order."""
+    dtypes = _accelerate_routes.DTYPES[:-1]
+    parts = itertools.product(PASSES, dtypes, HIDDEN, QUERIES, KEYS)
+    return list(itertools.starmap(Attention, parts))
 
 
 def measure(*, quiet: bool = False) -> dict[str, Any]:
@@ -93,11 +150,15 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
     threads = torch.get_num_threads()
     _accelerate_routes.register()
     counts = list(dict.fromkeys([1, threads]))
-    by_threads = []
+    kinds: list[list[Case]] = [[*products()], [*attentions()]]
+    total = len(counts) * sum(map(len, kinds))
+    ratios: list[list[list[float]]] = [[], []]
     try:
-        for index, count in enumerate(counts):
+        for count in counts:
             torch.set_num_threads(count)
-            by_threads.append(_measure_all(quiet, index / len(counts), 1 / len(counts)))
+            for kind, cases in enumerate(kinds):
+                done = sum(len(each) for part in ratios for each in part)
+                ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
     finally:
         torch.set_num_threads(threads)
         _fill(0.0)
@@ -112,39 +173,34 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": [counts[0], counts[-1]],
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "ratios": [by_threads[0], by_threads[-1]],
+        "ratios": [[each[0], each[-1]] for each in ratios],
     }
 
 
-def _measure_all(quiet: bool, done: float, share: float) -> list[float]:
-    ratios: dict[Case, float] = {}
-    everything = cases()
-    for i, case in enumerate(everything):
-        if not quiet and sys.stderr.isatty():
-            print(f"\r{100 * (done + share * i / len(everything)):3.0f} %", end="", file=sys.stderr)
-        ratios[case] = _ratio(case) if is_measured(case) else _taken_from(case, ratios)
-    return [round(ratios[case], 2) for case in everything]
-
-
-def _taken_from(case: Case, ratios: dict[Case, float]) -> float:
-    """Of a batch of large products that of one; none of what no operator does."""
-    return ratios[case._replace(family="product")] if case.family == "batch" else 0.0
+def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> list[float]:
+    """The ratios of some entries; progress is how many of how many were done before."""
+    ratios: dict[Case | None, float] = {None: 0.0}
+    for i, case in enumerate(cases):
+        if progress and sys.stderr.isatty():
+            print(f"\r{100 * (progress[0] + i) / progress[1]:3.0f} %", end="", file=sys.stderr)
+        source = case.source()
+        ratios[case] = _ratio(case) if source == case else ratios[source]
+    return [round(ratios[case], 2) for case in cases]
 
 
 def _ratio(case: Case) -> float:
-    """PyTorch's time divided by ours, by turns: the median."""
-    call = case.call()
+    """PyTorch's time divided by ours, by turns: of the best of each, since others only disturb."""
     _fill(float("inf"))
+    call = case.call()
     repeats = max(1, int(_SECONDS / _seconds(call, 1, True)))
-    found: list[float] = []
-    for _ in range(_ROUNDS):
-        ours = _seconds(call, repeats, True)
-        found.append(_seconds(call, repeats, False) / ours)
-        middle = statistics.median(found)
+    ours = theirs = float("inf")
+    for turn in range(_ROUNDS):
+        ours = min(ours, _seconds(call, repeats, True))
+        theirs = min(theirs, _seconds(call, repeats, False))
         # Far from a tie no more rounds are needed, and those of a cliff take long.
-        if (len(found) >= 3 and not 0.7 < middle < 1.5) or middle > 5:
+        if turn >= 2 and not 0.7 < theirs / ours < 1.5 or theirs > 0.05 and theirs > 5 * ours:
             break
-    return statistics.median(found)
+    return theirs / ours
 
 
 def _seconds(call: _Call, repeats: int, ours: bool) -> float:
@@ -173,20 +229,20 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
         f"{table['processor']}, CPU library {table['capability']}, PyTorch {table['torch']}, "
         f"{table['date']}"
     )
-    for threads, ratios in zip(table["threads"], table["ratios"], strict=True):
+    for index, threads in enumerate(dict.fromkeys(table["threads"])):
         yield f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours:"
-        by_group: dict[tuple[str, str], list[float]] = {}
-        for case, ratio in zip(cases(), ratios, strict=True):
-            if is_measured(case):
-                by_group.setdefault((case.family, case.dtype), []).append(ratio)
-        for (family, dtype), values in by_group.items():
+        by_group: dict[str, list[float]] = {}
+        kinds: list[list[Case]] = [[*products()], [*attentions()]]
+        for cases, ratios in zip(kinds, table["ratios"], strict=True):
+            for case, ratio in zip(cases, ratios[index], strict=True):
+                if case.source() == case:
+                    by_group.setdefault(case.group, []).append(ratio)
+        for group, values in by_group.items():
             taken = sum(value >= 1.05 for value in values)
             yield (
-                f"  {family:7} {dtype:8} ours in {taken:3} of {len(values):3} sizes; ratios "
+                f"  {group:27} ours in {taken:3} of {len(values):3} sizes; ratios "
                 f"{min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"
             )
-        if table["threads"][0] == table["threads"][-1]:
-            return
 
 
 def main() -> int:

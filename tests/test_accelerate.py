@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 import pkg
 from pkg import _accelerate_routes, _accelerate_table, tune
+from pkg.testing import Sample, expect
 
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 ROWS, COLUMNS, INNER, BATCH = 33, 45, 70, 3
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def filled(ratio: float) -> dict[str, Any]:
@@ -158,6 +160,81 @@ def test_what_python_registers_for_an_older_pytorch() -> None:
                 kernels[name](keys, left, left)
 
 
+def heads(length: int, dtype: torch.dtype, layout: str, count: int = 4) -> Tensor:
+    """Of 2 sequences and so many heads 24 wide, as models lay them out."""
+    if layout == "contiguous":
+        return operand(2, count, length, 24, dtype=dtype)
+    if layout == "heads inside":
+        return operand(2, length, count, 24, dtype=dtype).transpose(1, 2)
+    # A third of one joint projection.
+    return operand(2, length, 3, count, 24, dtype=dtype)[:, :, 1].transpose(1, 2)
+
+
+MASKS: dict[str, Callable[[torch.dtype], Tensor | None]] = {
+    "none": lambda dtype: None,
+    "causal": lambda dtype: None,
+    "bool": lambda dtype: torch.rand(37, 37) > 0.3,
+    "float": lambda dtype: operand(2, 1, 37, 37, dtype=dtype),
+    "a row without keys": lambda dtype: (torch.arange(37) != 5)[:, None].expand(37, 37),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("layout", ["contiguous", "heads inside", "joint"])
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention(kind: str, layout: str, dtype: torch.dtype) -> None:
+    """Results and gradients: at most as far from float64 as PyTorch's, by check_op's rule."""
+    tensors = [heads(37, dtype, layout) for _ in range(3)]
+    mask = MASKS[kind](dtype)
+    upstream = heads(37, dtype, "heads inside")
+
+    def run(sample: Sample) -> list[Tensor]:
+        *inputs, attn_mask, gradient = sample.args
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        output = nn.functional.scaled_dot_product_attention(
+            *leaves, attn_mask=attn_mask, is_causal=kind == "causal"
+        )
+        return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+
+    sample = Sample((*tensors, mask, upstream), {})
+    theirs = run(sample)
+    counts()
+    with pkg.accelerate():
+        ours = run(sample)
+    found = counts()
+    name = str(dtype).removeprefix("torch.")
+    assert found[FLASH, name] == (1, 0)
+    assert found[FLASH + "_backward", name] == (1, 0)
+    for index, (wanted, actual) in enumerate(zip(expect(run, sample), ours, strict=True)):
+        assert actual.stride() == theirs[index].stride(), index
+        wanted.compare(actual, f"result {index}")
+
+
+@pytest.mark.parametrize("first_is_ours", [True, False])
+def test_a_switch_between_the_passes_of_attention(first_is_ours: bool) -> None:
+    """What one kernel's forward pass leaves is what the other's backward pass expects."""
+    mask = (torch.rand(20, 20) > 0.3) & (torch.arange(20) != 3)[:, None]
+    inputs = [heads(20, torch.float32, "heads inside").requires_grad_() for _ in range(3)]
+    attend = nn.functional.scaled_dot_product_attention
+    expected = torch.autograd.grad(attend(*inputs, attn_mask=mask).square().sum(), inputs)
+    with pkg.accelerate(first_is_ours):
+        loss = attend(*inputs, attn_mask=mask).square().sum()
+    with pkg.accelerate(not first_is_ours):
+        actual = torch.autograd.grad(loss, inputs)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_attention_that_shares_heads() -> None:
+    query, key = heads(20, torch.float32, "contiguous"), heads(20, torch.float32, "contiguous", 2)
+    attend = nn.functional.scaled_dot_product_attention
+    expected = attend(query, key, key, enable_gqa=True)
+    counts()
+    with pkg.accelerate():
+        torch.testing.assert_close(attend(query, key, key, enable_gqa=True), expected)
+    assert counts()[FLASH, "float32"] == (1, 0)
+
+
 REFUSED: dict[str, Callable[[], object]] = {
     "shapes": lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3)),
     "a vector": lambda: torch.mm(torch.ones(2), torch.ones(2, 3)),
@@ -174,6 +251,12 @@ REFUSED: dict[str, Callable[[], object]] = {
         torch.ones(2, 3), torch.ones(3, 2), out=torch.ones(2, 2, dtype=torch.float64)
     ),
     "baddbmm": lambda: torch.baddbmm(torch.ones(4), torch.ones(2, 2, 3), torch.ones(2, 3, 2)),
+    "attention's shapes": lambda: getattr(torch.ops.aten, FLASH)(
+        torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 5), torch.ones(1, 2, 3, 4)
+    ),
+    "attention's mask": lambda: getattr(torch.ops.aten, FLASH)(
+        *[torch.ones(1, 2, 3, 4)] * 3, attn_mask=torch.ones(3, 9)
+    ),
     "int8": lambda: torch._int_mm(torch.ones(20, 8), torch.ones(8, 8)),
 }
 
@@ -406,12 +489,12 @@ def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
 def test_the_nearest_measured_size_decides() -> None:
     """Every entry of the table answers for its own size and for its neighbourhood."""
     flat = filled(0.0)["ratios"]
-    for index, case in enumerate(tune.cases()):
-        if case.dtype != "float32" or case.rows == 1 or not tune.is_measured(case):
+    for index, case in enumerate(tune.products()):
+        if case.dtype != "float32" or case.rows == 1 or case.source() != case:
             continue
         if index % 7:
             continue
-        flat[index] = flat[len(flat) // 2 + index] = 9.0
+        flat[index] = flat[len(tune.products()) + index] = 9.0
         _accelerate_table.put({"ratios": flat})
         near = case._replace(rows=case.rows + 1, columns=case.columns + 3, inner=case.inner - 2)
         far = case._replace(rows=1)
@@ -421,7 +504,7 @@ def test_the_nearest_measured_size_decides() -> None:
             far.call()()
         operator = "mm" if case.family == "product" else "bmm"
         assert counts()[operator, "float32"] == (2, 1), case
-        flat[index] = flat[len(flat) // 2 + index] = 0.0
+        flat[index] = flat[len(tune.products()) + index] = 0.0
 
 
 def test_threads_switch_while_others_compute() -> None:
@@ -528,18 +611,19 @@ def test_tables_are_kept_and_found(
     """Measured where there is none, with a tiny measurement in the place of the minute's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
-    monkeypatch.setattr(tune, "_ratio", lambda case: float(case.rows))
+    monkeypatch.setattr(tune, "_ratio", lambda case: float(case[-2]))
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     _accelerate_table.use()
     assert "once, takes about a minute" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
-    first, second = kept["ratios"]
-    for case, ratio in zip(tune.cases(), first, strict=True):
+    (first, second), attention = kept["ratios"]
+    assert attention[0] == [float(case.queries) for case in tune.attentions()]
+    for case, ratio in zip(tune.products(), first, strict=True):
         measured_not = case.dtype == "int8" and case.layout == "left transposed"
-        assert ratio == (0.0 if measured_not else float(case.rows)), case
-    assert list(_accelerate_routes.table()) == first + second
+        assert ratio == (0.0 if measured_not else float(case.columns)), case
+    assert list(_accelerate_routes.table()) == first + second + attention[0] + attention[1]
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
     _accelerate_table.use()
@@ -575,12 +659,15 @@ def test_what_is_measured_is_what_runs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dtype in _accelerate_routes.DTYPES:
-            case = tune.Case("product", dtype, "right transposed", 64, 16, 64)
+            case = tune.Product("product", dtype, "right transposed", 64, 16, 64)
             assert tune._ratio(case) > 0
-        assert tune._ratio(tune.Case("batch", "float32", "plain", 8, 16, 16)) > 0
+        assert tune._ratio(tune.Product("batch", "float32", "plain", 8, 16, 16)) > 0
+        assert tune._ratio(tune.Attention("backward", "float32", "mask", 64, 64)) > 0
     taken = {name for (name, _), (taken, _) in counts().items() if taken}
-    assert taken == {"mm", "bmm", "_int_mm"}
-    assert "int8" in "\n".join(tune.summary({**tune_table(), "ratios": [[1.0] * 1920] * 2}))
+    assert taken == {"mm", "bmm", "_int_mm", FLASH + "_backward"}
+    assert "int8" in "\n".join(
+        tune.summary({**tune_table(), "ratios": [[[1.0] * 1920] * 2, [[1.0] * 288] * 2]})
+    )
 
 
 def tune_table() -> dict[str, Any]:

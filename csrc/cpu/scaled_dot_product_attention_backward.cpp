@@ -11,6 +11,7 @@
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_problem.h"
 #include "cpu/attention/grad_mask.h"
+#include "cpu/attention/passes.h"
 #include "cpu/attention/problem.h"
 #include "cpu/attention/recomputed_forward.h"
 #include "cpu/attention/row_statistics.h"
@@ -99,29 +100,6 @@ class OperandGradient {
   std::vector<Number> wide_;
 };
 
-struct BackwardArguments {
-  const AttentionShape& shape;
-  const TensorView& grad_output;
-  const TensorView& query;
-  const TensorView& key;
-  const TensorView& value;
-  const std::optional<TensorView>& attn_mask;
-  const std::optional<TensorView>& dropout_seed;
-  const TensorView& output;
-  const TensorView& log_sum_exp;
-  const TensorView& output_residual;
-  double dropout_p;
-  bool is_causal;
-  const AttentionExtras& extras;
-};
-
-struct Gradients {
-  Tensor query;
-  Tensor key;
-  Tensor value;
-  Tensor mask;
-};
-
 // The log-sum-exp (..., L) as matrices of one column.
 AttentionOperand log_sum_exp_operand(const TensorView& log_sum_exp) {
   AttentionOperand operand{};
@@ -133,8 +111,8 @@ AttentionOperand log_sum_exp_operand(const TensorView& log_sum_exp) {
 }
 
 template <class Input>
-void run_backward(const BackwardArguments& arguments,
-                  const Gradients& gradients, bool needs_mask_grad) {
+void backward_of(const BackwardArguments& arguments, const Gradients& gradients,
+                 bool needs_mask_grad) {
   using Number = simd::Compute<Input>;
   const AttentionShape& shape = arguments.shape;
   std::vector<RowStatistics<Number>> statistics(
@@ -173,6 +151,28 @@ void run_backward(const BackwardArguments& arguments,
   }
 }
 
+}  // namespace
+
+namespace attention {
+
+void run_backward(const BackwardArguments& arguments,
+                  const Gradients& gradients, bool needs_mask_grad) {
+  switch (arguments.shape.type) {
+    case ScalarType::Double:
+      return backward_of<double>(arguments, gradients, needs_mask_grad);
+    case ScalarType::Float:
+      return backward_of<float>(arguments, gradients, needs_mask_grad);
+    case ScalarType::Half:
+      return backward_of<Half>(arguments, gradients, needs_mask_grad);
+    default:
+      return backward_of<BFloat16>(arguments, gradients, needs_mask_grad);
+  }
+}
+
+}  // namespace attention
+
+namespace {
+
 std::tuple<Tensor, Tensor, Tensor, Tensor>
 scaled_dot_product_attention_backward(
     const TensorView& grad_output, const TensorView& query,
@@ -201,23 +201,10 @@ scaled_dot_product_attention_backward(
       needs_mask_grad ? like(*attn_mask)
                       : empty_contiguous(std::array<int64_t, 1>{0}, shape.type,
                                          device_of(query))};
-  const BackwardArguments arguments{
-      shape,     grad_output,  query,  key,         value,
-      attn_mask, dropout_seed, output, log_sum_exp, output_residual,
-      dropout_p, is_causal,    extras};
-  switch (shape.type) {
-    case ScalarType::Double:
-      run_backward<double>(arguments, gradients, needs_mask_grad);
-      break;
-    case ScalarType::Float:
-      run_backward<float>(arguments, gradients, needs_mask_grad);
-      break;
-    case ScalarType::Half:
-      run_backward<Half>(arguments, gradients, needs_mask_grad);
-      break;
-    default:
-      run_backward<BFloat16>(arguments, gradients, needs_mask_grad);
-  }
+  run_backward(
+      {shape, grad_output, query, key, value, attn_mask, dropout_seed, output,
+       log_sum_exp, output_residual, dropout_p, is_causal, extras},
+      gradients, needs_mask_grad);
   return {gradients.query, gradients.key, gradients.value, gradients.mask};
 }
 

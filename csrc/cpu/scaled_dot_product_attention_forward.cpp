@@ -43,6 +43,7 @@
 #include "cpu/attention/decoding_forward.h"
 #include "cpu/attention/forward.h"
 #include "cpu/attention/forward_outputs.h"
+#include "cpu/attention/passes.h"
 #include "cpu/attention/problem.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/simd/simd.h"
@@ -79,24 +80,43 @@ namespace {
 using namespace attention;
 
 template <class Input>
-void run_forward(const AttentionShape& shape, const TensorView& query,
-                 const TensorView& key, const TensorView& value,
-                 const std::optional<TensorView>& attn_mask,
-                 const std::optional<TensorView>& dropout_seed,
-                 double dropout_p, bool is_causal,
-                 const std::optional<TensorView>& alibi_slopes,
-                 const Tensor& output, const Tensor& output_residual,
-                 const Tensor& log_sum_exp) {
+void forward_of(const ForwardArguments& arguments,
+                const ForwardResults& results) {
   using Number = simd::Compute<Input>;
-  const auto problem =
-      make_problem<Input>(shape, query, key, value, attn_mask, dropout_seed,
-                          dropout_p, is_causal, alibi_slopes);
+  const AttentionShape& shape = arguments.shape;
+  const auto problem = make_problem<Input>(
+      shape, arguments.query, arguments.key, arguments.value,
+      arguments.attn_mask, arguments.dropout_seed, arguments.dropout_p,
+      arguments.is_causal, arguments.extras.alibi_slopes);
   const ForwardOutputs<Input> outputs{
-      static_cast<Input*>(output.mutable_data_ptr()),
-      data_or_null<Input>(output_residual), attention_operand(shape, output, 1),
-      static_cast<Number*>(log_sum_exp.mutable_data_ptr()), shape.rows};
+      static_cast<Input*>(results.output.mutable_data_ptr()),
+      data_or_null<Input>(results.output_residual),
+      attention_operand(shape, results.output, 1),
+      static_cast<Number*>(results.log_sum_exp.mutable_data_ptr()), shape.rows};
   attention_forward(problem, outputs);
 }
+
+}  // namespace
+
+namespace attention {
+
+void run_forward(const ForwardArguments& arguments,
+                 const ForwardResults& results) {
+  switch (arguments.shape.type) {
+    case ScalarType::Double:
+      return forward_of<double>(arguments, results);
+    case ScalarType::Float:
+      return forward_of<float>(arguments, results);
+    case ScalarType::Half:
+      return forward_of<Half>(arguments, results);
+    default:
+      return forward_of<BFloat16>(arguments, results);
+  }
+}
+
+}  // namespace attention
+
+namespace {
 
 std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     const TensorView& query, const TensorView& key, const TensorView& value,
@@ -105,36 +125,22 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
     bool is_causal, std::optional<double> scale, bool enable_gqa,
     bool keeps_residual, const std::optional<TensorView>& alibi_slopes,
     int64_t window_left, int64_t window_right, double softcap) {
-  const AttentionShape shape = plan_attention(
-      query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-      {alibi_slopes, window_left, window_right, softcap});
+  const AttentionExtras extras{alibi_slopes, window_left, window_right,
+                               softcap};
+  const AttentionShape shape =
+      plan_attention(query, key, value, attn_mask, dropout_p, is_causal, scale,
+                     enable_gqa, extras);
   check_dropout_seed(query, dropout_seed, dropout_p);
-  const Tensor output = allocate_attention_output(shape, query);
-  const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
-  const Tensor output_residual =
-      allocate_output_residual(shape, query, keeps_residual);
-  if (shape.batch() * shape.rows == 0) {
-    return {output, log_sum_exp, output_residual};
+  const ForwardResults results{
+      allocate_attention_output(shape, query),
+      allocate_log_sum_exp(shape, query),
+      allocate_output_residual(shape, query, keeps_residual)};
+  if (shape.batch() * shape.rows > 0) {
+    run_forward({shape, query, key, value, attn_mask, dropout_seed, dropout_p,
+                 is_causal, extras},
+                results);
   }
-  const auto run = [&]<class Input>(Input) {
-    run_forward<Input>(shape, query, key, value, attn_mask, dropout_seed,
-                       dropout_p, is_causal, alibi_slopes, output,
-                       output_residual, log_sum_exp);
-  };
-  switch (shape.type) {
-    case ScalarType::Double:
-      run(double{});
-      break;
-    case ScalarType::Float:
-      run(float{});
-      break;
-    case ScalarType::Half:
-      run(Half{});
-      break;
-    default:
-      run(BFloat16{});
-  }
-  return {output, log_sum_exp, output_residual};
+  return {results.output, results.log_sum_exp, results.output_residual};
 }
 
 // The composite operator where it has no seed to draw.

@@ -12,6 +12,7 @@ namespace {
 
 // Of the CPU library; null before one is loaded.
 AcceleratedAddmm accelerated_addmm = nullptr;
+AcceleratedAttention accelerated_attention = nullptr;
 
 // A number as operators take them; nothing for what is none of Python's own.
 std::optional<double> number_of(PyObject* value) {
@@ -49,9 +50,23 @@ class ReadTensors {
   }
 
  private:
-  std::array<std::optional<TensorView>, 4> views_;
+  std::array<std::optional<TensorView>, 7> views_;
   size_t count_ = 0;
 };
+
+// Calls a kernel with Python's lock released; false where it declines.
+template <class Function, class Call, class Result>
+bool run_without_lock(Function function, const Call& call, Result& result) {
+  PyThreadState* thread = PyEval_SaveThread();
+  bool is_done = false;
+  try {
+    is_done = function(call, result);
+  } catch (const std::exception&) {
+    // PyTorch's kernel then says what is wrong, such as memory running out.
+  }
+  PyEval_RestoreThread(thread);
+  return is_done;
+}
 
 enum Position { kOperator, kInput, kA, kB, kBeta, kAlpha, kActivation, kOut };
 constexpr Py_ssize_t kPositions = 8;
@@ -76,18 +91,6 @@ bool read_call(PyObject* const* values, ReadTensors& tensors, AddmmCall& call,
   return output.view == nullptr || output.data != nullptr;
 }
 
-bool run_without_lock(const AddmmCall& call, AddmmOutput& output) {
-  PyThreadState* thread = PyEval_SaveThread();
-  bool is_done = false;
-  try {
-    is_done = accelerated_addmm(call, output);
-  } catch (const std::exception&) {
-    // PyTorch's kernel then says what is wrong, such as memory running out.
-  }
-  PyEval_RestoreThread(thread);
-  return is_done;
-}
-
 // (operator, input or None, a, b, beta, alpha, activation, out or None): the
 // result, True where it was written to `out`, None where PyTorch's own kernel
 // is to be called.
@@ -103,7 +106,7 @@ PyObject* addmm(PyObject* /*module*/, PyObject* const* values,
   AddmmOutput output;
   if (accelerated_addmm == nullptr ||
       !read_call(values, tensors, call, output) ||
-      !run_without_lock(call, output)) {
+      !run_without_lock(accelerated_addmm, call, output)) {
     Py_RETURN_NONE;
   }
   if (output.view != nullptr) {
@@ -112,24 +115,71 @@ PyObject* addmm(PyObject* /*module*/, PyObject* const* values,
   return TensorBridge::instance().object_of(output.made->get());
 }
 
-PyMethodDef addmm_method = {
-    "_accelerated_addmm",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&addmm)),
-    METH_FASTCALL, "See pkg/accelerate.py."};
+// (query, key, value, attn_mask or None, is_causal, scale or None), and for the
+// backward pass (grad_output, output, log_sum_exp) after these: a tuple of the
+// operator's results, None where PyTorch's own kernel is to be called.
+PyObject* attention(PyObject* /*module*/, PyObject* const* values,
+                    Py_ssize_t count) {
+  constexpr Py_ssize_t kForward = 6;
+  constexpr Py_ssize_t kBackward = 9;
+  if (count != kForward && count != kBackward) {
+    PyErr_SetString(PyExc_TypeError,
+                    "_accelerated_attention takes six or nine arguments");
+    return nullptr;
+  }
+  ReadTensors tensors;
+  AttentionCall call{};
+  AttentionResults results;
+  const bool is_backward = count == kBackward;
+  call.is_causal = values[4] == Py_True;
+  if (values[5] != Py_None) {
+    call.scale = number_of(values[5]);
+  }
+  if (accelerated_attention == nullptr ||
+      (values[5] != Py_None && !call.scale) ||
+      !tensors.read(values[0], false, call.query) ||
+      !tensors.read(values[1], false, call.key) ||
+      !tensors.read(values[2], false, call.value) ||
+      !tensors.read(values[3], true, call.attn_mask) ||
+      (is_backward && !(tensors.read(values[6], false, call.grad_output) &&
+                        tensors.read(values[7], false, call.output) &&
+                        tensors.read(values[8], false, call.log_sum_exp))) ||
+      !run_without_lock(accelerated_attention, call, results)) {
+    Py_RETURN_NONE;
+  }
+  py::tuple made(is_backward ? 3 : 2);
+  for (size_t i = 0; i < made.size(); ++i) {
+    made[i] = *results[i];
+  }
+  return made.release().ptr();
+}
+
+template <class Function>
+PyMethodDef method(const char* name, Function* function) {
+  return {name,
+          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL, "See pkg/_accelerate_routes.py."};
+}
+
+PyMethodDef addmm_method = method("_accelerated_addmm", &addmm);
+PyMethodDef attention_method = method("_accelerated_attention", &attention);
+
+void use_accelerated(uintptr_t addmm, uintptr_t attention) {
+  if (ThreadState::instance().can_read_tensors()) {
+    accelerated_addmm = reinterpret_cast<AcceleratedAddmm>(addmm);
+    accelerated_attention = reinterpret_cast<AcceleratedAttention>(attention);
+  }
+}
 
 }  // namespace
 
 void define_accelerate_functions(py::module_& module) {
-  module.attr("_accelerated_addmm") = py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&addmm_method, nullptr, nullptr));
-  module.def(
-      "_use_accelerated",
-      [](uintptr_t addmm) {
-        accelerated_addmm = ThreadState::instance().can_read_tensors()
-                                ? reinterpret_cast<AcceleratedAddmm>(addmm)
-                                : nullptr;
-      },
-      py::arg("addmm"), "Called by the loader.");
+  for (PyMethodDef* definition : {&addmm_method, &attention_method}) {
+    module.attr(definition->ml_name) = py::reinterpret_steal<py::object>(
+        PyCFunction_NewEx(definition, nullptr, nullptr));
+  }
+  module.def("_use_accelerated", &use_accelerated, py::arg("addmm"),
+             py::arg("attention"), "Called by the loader.");
 }
 
 }  // namespace pkg::python

@@ -14,9 +14,6 @@ namespace pkg::cpu::accelerate {
 
 namespace {
 
-// A ratio from which on a call is taken over: what is nearer to 1 is noise.
-constexpr float kLeastRatio = 1.05F;
-
 // A batch of matrices, in elements.
 struct Matrices {
   int64_t batch_stride = 0;
@@ -272,14 +269,6 @@ void run(const AddmmCall& call, const AddmmPlan& plan, void* output) {
   }
 }
 
-void count_left(const AddmmCall& call) {
-  const int type = type_index(call.a->dtype);
-  if (type >= 0) {
-    state().counters[static_cast<int>(call.op)][type].left.fetch_add(
-        1, std::memory_order_relaxed);
-  }
-}
-
 // What plan_operands() did not need to know.
 bool plan_rest(const AddmmCall& call, const AddmmOutput& output,
                AddmmPlan& plan) {
@@ -310,7 +299,7 @@ bool addmm(const AddmmCall& call, AddmmOutput& output) {
   AddmmPlan plan{};
   const float gain = plan_addmm(call, output, plan);
   if (gain == 0) {
-    count_left(call);
+    count_left(call.op, call.a->dtype);
     return false;
   }
   const TakenCall taken(call.op, plan.type, gain);

@@ -23,6 +23,8 @@ size_t class_of(int64_t size, const std::array<int64_t, kCount>& classes) {
   return nearest;
 }
 
+int several_threads() { return num_threads() > 1 ? 1 : 0; }
+
 }  // namespace
 
 State& state() {
@@ -48,12 +50,25 @@ int type_index(ScalarType type) {
 }
 
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
-  const int several = num_threads() > 1 ? 1 : 0;
-  return state()
-      .ratios[several][static_cast<int>(family)][type][static_cast<int>(layout)]
-             [class_of(sizes.rows, kRowClasses)]
-             [class_of(sizes.columns, kColumnClasses)]
-             [class_of(sizes.inner, kColumnClasses)];
+  return state().ratios.products[several_threads()][static_cast<int>(family)]
+                                [type][static_cast<int>(layout)]
+                                [class_of(sizes.rows, kRowClasses)]
+                                [class_of(sizes.columns, kColumnClasses)]
+                                [class_of(sizes.inner, kColumnClasses)];
+}
+
+float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
+  return state().ratios.attention[several_threads()][static_cast<int>(
+      pass)][type][static_cast<int>(hidden)][class_of(queries, kQueryClasses)]
+                                 [class_of(keys, kKeyClasses)];
+}
+
+void count_left(AtenOperator op, ScalarType type) {
+  const int index = type_index(type);
+  if (index >= 0) {
+    state().counters[static_cast<int>(op)][index].left.fetch_add(
+        1, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace pkg::cpu::accelerate
@@ -71,7 +86,7 @@ extern "C" PKG_EXPORT void pkg_accelerate_switch(int is_on, int takes_time) {
 }
 
 extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {
-  return &state().ratios[0][0][0][0][0][0][0];
+  return &state().ratios.products[0][0][0][0][0][0][0];
 }
 
 extern "C" PKG_EXPORT int64_t pkg_accelerate_ratio_count() {

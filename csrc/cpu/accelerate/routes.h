@@ -1,10 +1,11 @@
 // Which calls of PyTorch's own operators pkg.accelerate() takes over: a switch,
 // the measured table that decides, and what is counted for the report.
 //
-// The table has, for each kind of product, the time that PyTorch's kernel took
-// divided by ours, measured at the sizes below (pkg/tune.py); a call is decided
-// by the nearest of them, on a logarithmic scale. Python writes the table
-// before it turns the switch, and reads the counters: see pkg/accelerate.py.
+// The table has, for each kind of product and of attention, the time that
+// PyTorch's kernel took divided by ours, measured at the sizes below
+// (pkg/tune.py); a call is decided by the nearest of them, on a logarithmic
+// scale. Python writes the table before it turns the switch, and reads the
+// counters: see pkg/accelerate.py.
 #pragma once
 
 #include <array>
@@ -33,8 +34,19 @@ inline constexpr std::array<int64_t, 4> kRowClasses = {1, 8, 64, 512};
 inline constexpr std::array<int64_t, 4> kColumnClasses = {16, 64, 256, 1024};
 inline constexpr int kTypes = 5;  // float64, 32, 16, bfloat16, int8
 
-// One thread or several, family, dtype, layout, rows, columns, inner.
-using Ratios = float[2][2][kTypes][3][4][4][4];
+enum class Pass : int32_t { Forward, Backward };
+enum class Hidden : int32_t { Nothing, Causal, Mask };
+
+// Queries and keys of attention.
+inline constexpr std::array<int64_t, 4> kQueryClasses = {1, 64, 256, 1024};
+inline constexpr std::array<int64_t, 3> kKeyClasses = {64, 256, 1024};
+
+struct Ratios {
+  // One thread or several, family, dtype, layout, rows, columns, inner.
+  float products[2][2][kTypes][3][4][4][4];
+  // One thread or several, pass, dtype, hidden keys, queries, keys.
+  float attention[2][2][kTypes - 1][3][4][3];
+};
 
 // Of one operator and dtype.
 struct Counters {
@@ -47,7 +59,7 @@ struct Counters {
 struct State {
   std::atomic<int32_t> is_on;
   std::atomic<int32_t> takes_time;
-  // Written while no call is taken over.
+  // Written while no call is taken over. It holds nothing but floats.
   Ratios ratios;
   Counters counters[kAtenOperators][kTypes];
 };
@@ -61,8 +73,16 @@ inline bool is_on() {
 // The place of a dtype in the tables, or -1.
 int type_index(ScalarType type);
 
+// A ratio from which on a call is taken over: what is nearer to 1 is noise.
+inline constexpr float kLeastRatio = 1.05F;
+
 // PyTorch's time divided by ours, 0 where it was not measured.
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
+
+float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys);
+
+// A call that was left to PyTorch.
+void count_left(AtenOperator op, ScalarType type);
 
 // A call that was taken over, from its construction on.
 class TakenCall {
