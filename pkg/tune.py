@@ -198,7 +198,7 @@ def _ratio(case: Case) -> float:
         ours = min(ours, _seconds(call, repeats, True))
         theirs = min(theirs, _seconds(call, repeats, False))
         # Far from a tie no more rounds are needed, and those of a cliff take long.
-        if turn >= 2 and not 0.7 < theirs / ours < 1.5 or theirs > 0.05 and theirs > 5 * ours:
+        if (turn >= 2 and not 0.7 < theirs / ours < 1.5) or (theirs > 0.05 and theirs > 5 * ours):
             break
     return theirs / ours
 
