@@ -16,6 +16,7 @@ try:
     _C = _loader.load()
     from . import nn, ops
     from .accelerate import accelerate
+    from .doctor import doctor
     from .packing import pack_weights_
     from .quantization import quantize_
 except BaseException as error:
@@ -28,4 +29,4 @@ except BaseException as error:
     raise
 from .version import __version__
 
-__all__ = ["__version__", "accelerate", "jit", "nn", "ops", "pack_weights_", "quantize_"]
+__all__ = ["__version__", "accelerate", "doctor", "jit", "nn", "ops", "pack_weights_", "quantize_"]

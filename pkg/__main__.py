@@ -19,8 +19,11 @@ from . import environment, tune
 BENCHMARKS = "pkg._benchmarks"
 
 
-def load_benchmarks() -> ModuleType:
-    """The module that runs benchmarks: of the checkout that pkg is in, or else of the install.
+def load_benchmarks(name: str = "harness") -> ModuleType:
+    """A module of the benchmarks: of the checkout that pkg is in, or else of the install.
+
+    Args:
+        name: the module; the one that runs them, unless said otherwise.
 
     Raises:
         ImportError: there is neither, or a package that the benchmarks need is missing.
@@ -37,7 +40,7 @@ def load_benchmarks() -> ModuleType:
         sys.modules[BENCHMARKS] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[BENCHMARKS])
     try:
-        return importlib.import_module(f"{BENCHMARKS}.harness")
+        return importlib.import_module(f"{BENCHMARKS}.{name}")
     except ModuleNotFoundError as error:
         if error.name == BENCHMARKS:
             raise ImportError(
@@ -98,6 +101,10 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "tune", help="measure where pkg.accelerate() is faster on this processor (a minute)"
     )
+    doctor = commands.add_parser(
+        "doctor", help="how fast PyTorch's own operators are on this machine (under a minute)"
+    )
+    doctor.add_argument("--picture", type=Path, metavar="FILE", help="draw it there too")
     return top
 
 
@@ -139,6 +146,16 @@ def bench(options: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
+def diagnose(options: argparse.Namespace) -> int:
+    """Measure PyTorch's operators; 0 when that was done, 2 when the picture cannot be drawn."""
+    try:
+        print(pkg.doctor(options.picture))
+    except ImportError as error:
+        print(f"pkg doctor: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def new(options: argparse.Namespace) -> int:
     """Write an operator's files; 0 when that was done, 2 when it was refused."""
     tool = Path(__file__).resolve().parent.parent / "tools" / "new_operator.py"
@@ -168,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bench(options)
     if options.command == "tune":
         return tune.main()
+    if options.command == "doctor":
+        return diagnose(options)
     if options.capabilities:
         files = environment.target_files()
         usable = [name for name in pkg._C.cpu_capabilities() if files[f"_cpu_{name}"]]

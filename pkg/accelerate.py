@@ -77,7 +77,7 @@ class Acceleration:
         with _lock:
             self._take_back()
             _open.append(self)
-            _settle()
+            settle()
         return self
 
     def __exit__(
@@ -89,7 +89,7 @@ class Acceleration:
         """As it was before the block."""
         with _lock:
             del _open[max(i for i, each in enumerate(_open) if each is self)]
-            _settle()
+            settle()
         if self._switch.is_timed:
             print(self.report())
 
@@ -97,7 +97,7 @@ class Acceleration:
         """A function that runs accelerated: a decorator."""
         with _lock:
             self._take_back()
-            _settle()
+            settle()
 
         @functools.wraps(function)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
@@ -182,13 +182,13 @@ def accelerate(on: Any = True, *, report: bool = False) -> Any:
             return Acceleration(switch, _base)(on)
         made, before = Acceleration(switch, _base), _last_words
         _base, _last_words = switch, made if switch.is_timed else None
-        _settle()
+        settle()
     if before is not None:
         print(before.report())
     return made
 
 
-def _settle() -> None:
+def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _open[-1]._switch if _open else _base
     is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -61,8 +63,8 @@ class Product(NamedTuple):
         lead = (BATCH,) if self.family == "batch" else ()
         left, right = (*lead, self.rows, self.inner), (*lead, self.inner, self.columns)
         return (
-            _operand(left, self.dtype, self.layout == "left transposed"),
-            _operand(right, self.dtype, self.layout == "right transposed"),
+            operand(left, self.dtype, self.layout == "left transposed"),
+            operand(right, self.dtype, self.layout == "right transposed"),
         )
 
     def call(self) -> _Call:
@@ -101,7 +103,7 @@ class Attention(NamedTuple):
     def call(self) -> _Call:
         """The operator on operands of its own, with the heads inside, as models have them."""
         query, key, value, grad = (
-            _operand((1, length, HEADS, HEAD_SIZE), self.dtype, False).transpose(1, 2)
+            operand((1, length, HEADS, HEAD_SIZE), self.dtype).transpose(1, 2)
             for length in (self.queries, self.keys, self.keys, self.queries)
         )
         mask = None
@@ -148,24 +150,21 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
         PyTorch's kernel took divided by ours, 0 where there is nothing to measure.
     """
     threads = torch.get_num_threads()
-    _accelerate_routes.register()
     counts = list(dict.fromkeys([1, threads]))
     kinds: list[list[Case]] = [[*products()], [*attentions()]]
     total = len(counts) * sum(map(len, kinds))
     ratios: list[list[list[float]]] = [[], []]
-    try:
-        for count in counts:
-            torch.set_num_threads(count)
-            for kind, cases in enumerate(kinds):
-                done = sum(len(each) for part in ratios for each in part)
-                ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
-    finally:
-        torch.set_num_threads(threads)
-        _fill(0.0)
-        _accelerate_routes.switch(False, False)
-        _accelerate_routes.take_counts()
-        if not quiet:
-            print(file=sys.stderr)
+    with everything_ours():
+        try:
+            for count in counts:
+                torch.set_num_threads(count)
+                for kind, cases in enumerate(kinds):
+                    done = sum(len(each) for part in ratios for each in part)
+                    ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
+        finally:
+            torch.set_num_threads(threads)
+    if not quiet:
+        print(file=sys.stderr)
     return {
         "format": _accelerate_table.FORMAT,
         "processor": processor_name(),
@@ -175,6 +174,25 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "ratios": [[each[0], each[-1]] for each in ratios],
     }
+
+
+@contextlib.contextmanager
+def everything_ours() -> Iterator[None]:
+    """While it is open our kernels take whatever they can where they are on, table or no table."""
+    from .accelerate import settle
+
+    _accelerate_routes.register()
+    place = _accelerate_routes.table()
+    before = list(place)
+    for index in range(len(place)):
+        place[index] = math.inf
+    try:
+        yield
+    finally:
+        for index, ratio in enumerate(before):
+            place[index] = ratio
+        _accelerate_routes.take_counts()
+        settle()
 
 
 def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> list[float]:
@@ -190,20 +208,20 @@ def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> lis
 
 def _ratio(case: Case) -> float:
     """PyTorch's time divided by ours, by turns: of the best of each, since others only disturb."""
-    _fill(float("inf"))
     call = case.call()
-    repeats = max(1, int(_SECONDS / _seconds(call, 1, True)))
+    repeats = max(1, int(_SECONDS / seconds_of(call, 1, ours=True)))
     ours = theirs = float("inf")
     for turn in range(_ROUNDS):
-        ours = min(ours, _seconds(call, repeats, True))
-        theirs = min(theirs, _seconds(call, repeats, False))
+        ours = min(ours, seconds_of(call, repeats, ours=True))
+        theirs = min(theirs, seconds_of(call, repeats, ours=False))
         # Far from a tie no more rounds are needed, and those of a cliff take long.
         if (turn >= 2 and not 0.7 < theirs / ours < 1.5) or (theirs > 0.05 and theirs > 5 * ours):
             break
     return theirs / ours
 
 
-def _seconds(call: _Call, repeats: int, ours: bool) -> float:
+def seconds_of(call: _Call, repeats: int, *, ours: bool) -> float:
+    """The seconds of a call, by our kernels or by PyTorch's."""
     _accelerate_routes.switch(ours, False)
     begin = time.perf_counter()
     for _ in range(repeats):
@@ -211,16 +229,13 @@ def _seconds(call: _Call, repeats: int, ours: bool) -> float:
     return max(time.perf_counter() - begin, 1e-9) / repeats
 
 
-def _operand(shape: tuple[int, ...], dtype: str, is_transposed: bool) -> Tensor:
+def operand(shape: tuple[int, ...], dtype: str, is_transposed: bool = False) -> Tensor:
+    """Random numbers of a shape."""
     if is_transposed:
-        return _operand((*shape[:-2], shape[-1], shape[-2]), dtype, False).mT
+        return operand((*shape[:-2], shape[-1], shape[-2]), dtype, False).mT
     if dtype == "int8":
         return torch.randint(-128, 128, shape, dtype=torch.int8)
     return torch.randn(shape).to(getattr(torch, dtype))
-
-
-def _fill(ratio: float) -> None:
-    _accelerate_table.put({"ratios": [ratio] * len(_accelerate_routes.table())})
 
 
 def summary(table: dict[str, Any]) -> Iterator[str]:

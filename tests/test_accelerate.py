@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -580,8 +579,7 @@ def test_nothing_happens_on_import_and_nothing_is_said() -> None:
 
 def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
     done = run("""
-        import warnings
-        import torch
+                import torch
         library = torch.library.Library("aten", "IMPL")
         called = []
         original = torch.library.get_kernel("aten::mm", "CPU").call_boxed
@@ -655,19 +653,26 @@ def test_a_cache_that_cannot_be_written(
 
 
 def test_what_is_measured_is_what_runs() -> None:
-    """One quick case by the real clock, with every family's operator."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for dtype in _accelerate_routes.DTYPES:
-            case = tune.Product("product", dtype, "right transposed", 64, 16, 64)
+    """Some quick cases by the real clock, with every family's operator."""
+    _accelerate_table.put(filled(0.0))
+    cases = [
+        *(
+            tune.Product("product", dtype, "right transposed", 64, 16, 64)
+            for dtype in _accelerate_routes.DTYPES
+        ),
+        tune.Product("batch", "float32", "plain", 8, 16, 16),
+        tune.Attention("backward", "float32", "mask", 64, 64),
+    ]
+    with tune.everything_ours():
+        for case in cases:
             assert tune._ratio(case) > 0
-        assert tune._ratio(tune.Product("batch", "float32", "plain", 8, 16, 16)) > 0
-        assert tune._ratio(tune.Attention("backward", "float32", "mask", 64, 64)) > 0
-    taken = {name for (name, _), (taken, _) in counts().items() if taken}
+        taken = {name for (name, _), (taken, _) in counts().items() if taken}
     assert taken == {"mm", "bmm", "_int_mm", FLASH + "_backward"}
-    assert "int8" in "\n".join(
-        tune.summary({**tune_table(), "ratios": [[[1.0] * 1920] * 2, [[1.0] * 288] * 2]})
-    )
+    assert set(_accelerate_routes.table()) == {0.0}
+    assert not is_on()
+    text = "\n".join(tune.summary(tune_table()))
+    assert "product int8" in text
+    assert "attention backward float16" in text
 
 
 def tune_table() -> dict[str, Any]:
@@ -677,4 +682,5 @@ def tune_table() -> dict[str, Any]:
         "torch": "2.13",
         "date": "today",
         "threads": [1, 2],
+        "ratios": [[[1.0] * 1920] * 2, [[1.0] * 288] * 2],
     }
