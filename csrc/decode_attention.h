@@ -40,6 +40,8 @@ struct DecodeAttentionPlan {
   int64_t pages;        // paged: how many there are
   int64_t table_pages;  // paged: entries of the table for a sequence
   double scale;
+  int64_t window_left;  // -1 for no limit
+  double softcap;       // 0 where scores are not capped
 
   int64_t query_heads() const { return key_heads * group; }
 
@@ -47,6 +49,12 @@ struct DecodeAttentionPlan {
   int64_t seen(int64_t length, int64_t row) const {
     const int64_t keys = length - rows + row + 1;
     return keys < 0 ? 0 : keys;
+  }
+
+  // The first of these.
+  int64_t first_seen(int64_t length, int64_t row) const {
+    const int64_t own = length - rows + row;
+    return window_left < 0 || own <= window_left ? 0 : own - window_left;
   }
 };
 
@@ -120,18 +128,37 @@ inline void check_block_table(const char* op, const TensorView& query,
             "; with a block_table its pages must hold at least one key");
 }
 
+inline void check_decode_slopes(const char* op, const TensorView& query,
+                                const TensorView& slopes) {
+  check_alibi_type(op, query, slopes);
+  const auto q = sizes_of(query);
+  const auto sizes = sizes_of(slopes);
+  PKG_CHECK((sizes.size() == 1 || (sizes.size() == 2 && sizes[0] == q[0])) &&
+                sizes.back() == q[1],
+            op, ": alibi_slopes has shape ", shape_text(slopes),
+            "; it must be (", q[1], ",) or (", q[0], ", ", q[1],
+            "), one for each head or for each sequence and head");
+}
+
 }  // namespace detail
 
 inline DecodeAttentionPlan plan_decode_attention(
     const TensorView& query, const TensorView& key_cache,
     const TensorView& value_cache, const TensorView& cache_lengths,
-    const std::optional<TensorView>& block_table, std::optional<double> scale) {
+    const std::optional<TensorView>& block_table, std::optional<double> scale,
+    const AttentionExtras& extras) {
   constexpr const char* kOp = "decode_attention";
   detail::check_decode_operands(kOp, query, key_cache, value_cache,
                                 cache_lengths, block_table.has_value());
   const auto q = sizes_of(query);
   const auto k = sizes_of(key_cache);
+  detail::check_attention_extras(kOp, extras);
+  if (extras.alibi_slopes) {
+    detail::check_decode_slopes(kOp, query, *extras.alibi_slopes);
+  }
   DecodeAttentionPlan plan = {};
+  plan.window_left = extras.window_left;
+  plan.softcap = extras.softcap;
   plan.type = dtype_of(query);
   plan.batch = q[0];
   plan.key_heads = k[1];
@@ -154,6 +181,17 @@ inline DecodeAttentionPlan plan_decode_attention(
     plan.capacity = k[2];
   }
   return plan;
+}
+
+// Slopes (heads) or (batch, heads): strides in elements.
+struct DecodeSlopeStrides {
+  int64_t sequence;
+  int64_t head;
+};
+
+inline DecodeSlopeStrides decode_slope_strides(const TensorView& slopes) {
+  const auto strides = strides_of(slopes);
+  return {strides.size() == 2 ? strides[0] : 0, strides.back()};
 }
 
 inline void check_cache_length(const DecodeAttentionPlan& plan, int64_t b,

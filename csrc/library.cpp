@@ -78,26 +78,30 @@ constexpr const char* kSchemas[] = {
     "softcap=0.0) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
     "Tensor grad_mask)",
     "decode_attention(Tensor query, Tensor key_cache, Tensor value_cache, "
-    "Tensor cache_lengths, Tensor? block_table=None, float? scale=None) -> "
-    "Tensor",
+    "Tensor cache_lengths, Tensor? block_table=None, float? scale=None, int "
+    "window_left=-1, float softcap=0.0, Tensor? alibi_slopes=None) -> Tensor",
     "attention_dropout_mask(Tensor seed, int batch, int rows, int columns, "
     "float dropout_p) -> Tensor",
 
     "scaled_dot_product_attention_varlen(Tensor query, Tensor key, Tensor "
     "value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, float dropout_p=0.0, float? softmax_scale=None, bool "
-    "causal=False) -> Tensor",
+    "causal=False, *, int window_left=-1, int window_right=-1, float "
+    "softcap=0.0, Tensor? alibi_slopes=None) -> Tensor",
     "scaled_dot_product_attention_varlen_forward(Tensor query, Tensor key, "
     "Tensor value, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? "
     "dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, float dropout_p, "
-    "float? softmax_scale, bool causal, bool keeps_residual) -> (Tensor "
-    "output, Tensor log_sum_exp, Tensor output_residual)",
+    "float? softmax_scale, bool causal, bool keeps_residual, Tensor? "
+    "alibi_slopes=None, int window_left=-1, int window_right=-1, float "
+    "softcap=0.0) -> (Tensor output, Tensor log_sum_exp, Tensor "
+    "output_residual)",
     "scaled_dot_product_attention_varlen_backward(Tensor grad_output, Tensor "
     "query, Tensor key, Tensor value, Tensor cu_seqlens_q, Tensor "
     "cu_seqlens_k, Tensor? dropout_seed, Tensor output, Tensor log_sum_exp, "
     "Tensor output_residual, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
-    "dropout_p, float? softmax_scale, bool causal) -> (Tensor grad_query, "
-    "Tensor grad_key, Tensor grad_value)",
+    "dropout_p, float? softmax_scale, bool causal, Tensor? "
+    "alibi_slopes=None, int window_left=-1, int window_right=-1, float "
+    "softcap=0.0) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)",
 
     "spatial_correlation_sample(Tensor input1, Tensor input2, SymInt[2] "
     "kernel_size=1, SymInt[2] patch_size=1, SymInt[2] stride=1, SymInt[2] "

@@ -27,6 +27,7 @@ struct PackedAttentionShape {
   int64_t max_rows;  // at least those of every sequence
   int64_t max_columns;
   double scale;
+  double softcap;  // 0 where scores are not capped
 
   // Query heads that share a key head. Only where there are heads at all.
   int64_t group() const { return heads / key_heads; }
@@ -48,6 +49,14 @@ struct PackedAttentionOptions {
   double dropout_p;
   std::optional<double> softmax_scale;
   bool causal;
+  AttentionExtras extras;
+
+  // Of a sequence. Causality is that of a window whose right side is 0: aligned
+  // to the last query and the last key.
+  KeyLimits limits(int64_t rows, int64_t columns) const {
+    return attention_key_limits(rows, columns, false, extras.window_left,
+                                causal ? 0 : extras.window_right);
+  }
 };
 
 // One side of a sequence: where its rows begin, and how many there are.
@@ -87,6 +96,21 @@ inline void check_packed_offsets(const TensorView& query, const char* name,
   check_same_device(kVarlen, "query", query, name, offsets);
 }
 
+inline void check_packed_slopes(const TensorView& query,
+                                const TensorView& cu_seqlens_q,
+                                const TensorView& slopes) {
+  check_alibi_type(kVarlen, query, slopes);
+  const auto sizes = sizes_of(slopes);
+  const int64_t heads = sizes_of(query)[1];
+  const int64_t sequences = sizes_of(cu_seqlens_q)[0] - 1;
+  PKG_CHECK(
+      (sizes.size() == 1 || (sizes.size() == 2 && sizes[0] == sequences)) &&
+          sizes.back() == heads,
+      kVarlen, ": alibi_slopes has shape ", shape_text(slopes),
+      "; it must be (", heads, ",) or (", sequences, ", ", heads,
+      "), one for each head or for each sequence and head");
+}
+
 }  // namespace detail
 
 inline PackedAttentionShape plan_packed_attention(
@@ -110,6 +134,12 @@ inline PackedAttentionShape plan_packed_attention(
             ": dropout_p is ", options.dropout_p,
             "; a probability lies between 0 and 1");
 
+  detail::check_attention_extras(op, options.extras);
+  if (options.extras.alibi_slopes) {
+    detail::check_packed_slopes(query, cu_seqlens_q,
+                                *options.extras.alibi_slopes);
+  }
+
   const auto q = sizes_of(query);
   const auto k = sizes_of(key);
   const auto v = sizes_of(value);
@@ -132,7 +162,8 @@ inline PackedAttentionShape plan_packed_attention(
           v[2],
           options.max_seqlen_q,
           options.max_seqlen_k,
-          options.softmax_scale.value_or(1.0 / std::sqrt(size))};
+          options.softmax_scale.value_or(1.0 / std::sqrt(size)),
+          options.extras.softcap};
 }
 
 // The sequences that offsets in memory of the host describe. `operand` is what
@@ -177,6 +208,17 @@ inline std::vector<PackedRange> read_packed_columns(
   return read_packed_ranges(cu_seqlens_k, "cu_seqlens_k", "key",
                             shape.total_columns, "max_seqlen_k",
                             shape.max_columns);
+}
+
+// Slopes (heads) or (sequences, heads): strides in elements.
+struct PackedSlopeStrides {
+  int64_t sequence;
+  int64_t head;
+};
+
+inline PackedSlopeStrides packed_slope_strides(const TensorView& slopes) {
+  const auto strides = strides_of(slopes);
+  return {strides.size() == 2 ? strides[0] : 0, strides.back()};
 }
 
 inline void check_packed_dropout_seed(const TensorView& query,

@@ -195,6 +195,9 @@ def decode_attention(
     cache_lengths: Tensor,
     block_table: Tensor | None = ...,
     scale: float | None = ...,
+    window_left: int = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
 ) -> Tensor: ...
 def attention_dropout_mask(
     seed: Tensor, batch: int, rows: int, columns: int, dropout_p: float
@@ -210,6 +213,11 @@ def scaled_dot_product_attention_varlen(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
+    *,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
 ) -> Tensor: ...
 def scaled_dot_product_attention_varlen_forward(
     query: Tensor,
@@ -224,6 +232,10 @@ def scaled_dot_product_attention_varlen_forward(
     softmax_scale: float | None,
     causal: bool,
     keeps_residual: bool,
+    alibi_slopes: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 def scaled_dot_product_attention_varlen_backward(
     grad_output: Tensor,
@@ -241,6 +253,10 @@ def scaled_dot_product_attention_varlen_backward(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
+    alibi_slopes: Tensor | None = ...,
+    window_left: int = ...,
+    window_right: int = ...,
+    softcap: float = ...,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
 def spatial_correlation_sample(
     input1: Tensor,

@@ -206,6 +206,10 @@ def scaled_dot_product_attention_varlen(
     softmax_scale: float | None = None,
     causal: bool = False,
     *,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor:
     """Sequence by sequence; ``kept`` has the shape (B, Hq, max_seqlen_q, max_seqlen_k)."""
@@ -217,11 +221,17 @@ def scaled_dot_product_attention_varlen(
         if causal:
             mask = torch.ones(scores, dtype=torch.bool, device=q.device).tril(scores[1] - scores[0])
         own = None if kept is None else kept[index, :, : scores[0], : scores[1]]
+        extras = (window_left, window_right, softcap, slopes_of_sequence(alibi_slopes, index))
         output = scaled_dot_product_attention(
-            q, k, v, mask, dropout_p, scale=softmax_scale, enable_gqa=True, kept=own
+            q, k, v, mask, dropout_p, False, softmax_scale, True, *extras, kept=own
         )
         outputs.append(output.transpose(0, 1))
     return torch.cat(outputs)
+
+
+def slopes_of_sequence(slopes: Tensor | None, index: int) -> Tensor | None:
+    """Those of the heads of one sequence, of (heads) or (sequences, heads)."""
+    return slopes[index] if slopes is not None and slopes.dim() == 2 else slopes
 
 
 def packed_log_sum_exp(
@@ -231,16 +241,21 @@ def packed_log_sum_exp(
     cu_seqlens_k: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The log-sum-exp of each query of a packed batch, of shape (Hq, total_q)."""
     sums = [query.new_zeros(query.shape[1], 0)]
-    for rows, columns in packed_sequences(cu_seqlens_q, cu_seqlens_k):
+    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
         q, k = query[rows].transpose(0, 1), key[columns].transpose(0, 1)
         mask = None
         if causal:
             mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             mask = mask.tril(k.shape[1] - q.shape[1])
-        sums.append(attention_log_sum_exp(q, k, mask, scale=softmax_scale, enable_gqa=True))
+        extras = (window_left, window_right, softcap, slopes_of_sequence(alibi_slopes, index))
+        sums.append(attention_log_sum_exp(q, k, mask, False, softmax_scale, True, *extras))
     return torch.cat(sums, -1)
 
 
@@ -251,6 +266,9 @@ def decode_attention(
     cache_lengths: Tensor,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Row by row: the keys that it sees are gathered, and nothing else is looked at."""
     batch, heads, rows, head_size = query.shape
@@ -264,12 +282,19 @@ def decode_attention(
             for cache in (key_cache, value_cache)
         )
         for row in range(rows):
-            seen = max(length - rows + row + 1, 0)
-            for head in range(heads if seen else 0):
+            end = max(length - rows + row + 1, 0)
+            seen = slice(0 if window_left < 0 else max(end - 1 - window_left, 0), end)
+            slopes = slopes_of_sequence(alibi_slopes, b)
+            for head in range(heads if end else 0):
                 of_head = head * keys.shape[0] // heads
-                scores = keys[of_head, :seen] @ query[b, head, row] * scale
+                scores = keys[of_head, seen] @ query[b, head, row] * scale
+                if softcap > 0:
+                    scores = softcap * torch.tanh(scores / softcap)
+                if slopes is not None:
+                    before = torch.arange(seen.start, end, device=scores.device) - (end - 1)
+                    scores = scores + (slopes[head] * before).to(scores.dtype)
                 weights = torch.softmax(scores, 0)
-                output[b, head, row] = weights @ values[of_head, :seen]
+                output[b, head, row] = weights @ values[of_head, seen]
     return output
 
 

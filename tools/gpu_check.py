@@ -91,13 +91,15 @@ def sample(options: argparse.Namespace) -> int:
         for head in (20, 130):
             inputs = [make(2, 3, size, head).requires_grad_() for _ in range(3)]
             mask = make(3, 1, size).requires_grad_()
-            for arguments in ({"attn_mask": mask}, {"is_causal": True}, {"dropout_p": 0.5}):
+            capped = {"softcap": 3.0, "window_left": 40, "alibi_slopes": make(3).float()}
+            for arguments in ({"attn_mask": mask}, {"is_causal": True}, {"dropout_p": 0.5}, capped):
                 output = ops.scaled_dot_product_attention(*inputs, **arguments)
                 wanted = [*inputs, *([mask] if "attn_mask" in arguments else [])]
                 results += [output, *torch.autograd.grad(output.sum(), wanted)]
             lengths = torch.tensor([size, size // 2], device=device)
             query, key, value = (each.detach() for each in inputs)
             results.append(ops.decode_attention(query[:, :, -4:], key, value, lengths))
+            results.append(ops.decode_attention(query[:, :, -4:], key, value, lengths, **capped))
             starts = torch.tensor([0, size, size, size + 40], device=device)
             packed = [make(size + 40, 3, head).requires_grad_() for _ in range(3)]
             longest = max(size, 40)

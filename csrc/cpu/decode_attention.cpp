@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/decode.h"
@@ -17,6 +18,7 @@
 #include "cpu/attention/decode_rows.h"
 #include "cpu/attention/forward_outputs.h"
 #include "cpu/attention/number.h"
+#include "cpu/attention/score_modifiers.h"
 #include "cpu/attention/softmax_state.h"
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/runtime/parallel.h"
@@ -166,10 +168,20 @@ class Place {
   bool is_second_ = false;
 };
 
-// All that a row must not see is left out of its range.
-template <class Number>
-struct NoRules {
-  void mask(int64_t, Number* scores, int64_t, int64_t count) const {
+// All that a row must not see is left out of its range. own_key(i) is the place
+// of row i's own key, slope(i) that of its head.
+template <class Number, class OwnKey, class Slope>
+struct Rules {
+  const ScoreModifiers<Number>& modifiers;
+  bool has_slopes;
+  OwnKey own_key;
+  Slope slope;
+
+  void mask(int64_t i, Number* scores, int64_t column, int64_t count) const {
+    if (has_slopes || modifiers) {
+      modifiers.apply_to_row(scores, Number{1}, slope(i), own_key(i) - column,
+                             count);
+    }
     std::fill(scores + count, scores + round_up(count, simd::kLanes<Number>),
               -kInfinity<Number>);
   }
@@ -185,6 +197,7 @@ class CacheDecoding {
   CacheDecoding(const DecodeAttentionPlan& plan, const TensorView& query,
                 const TensorView& key_cache, const TensorView& value_cache,
                 const Indices& lengths, const Indices* table,
+                const std::optional<TensorView>& alibi_slopes,
                 const Tensor& output)
       : plan_(plan),
         query_(query),
@@ -192,6 +205,8 @@ class CacheDecoding {
         values_(value_cache),
         lengths_(lengths),
         table_(table),
+        modifiers_(shape_of(plan), {}),
+        slopes_(slopes_of(plan, alibi_slopes)),
         output_(static_cast<Input*>(output.mutable_data_ptr())),
         output_strides_(CacheStrides::of(output)) {}
 
@@ -200,13 +215,16 @@ class CacheDecoding {
   int64_t head_size() const { return plan_.head_size; }
   int64_t value_size() const { return plan_.value_size; }
   double scale() const { return plan_.scale; }
-  int64_t columns(int64_t head) const { return lengths_.at(sequence_of(head)); }
+  int64_t columns(int64_t head) const {
+    const int64_t length = lengths_.at(sequence_of(head));
+    return length - first_column(length);
+  }
 
   // One, where another would cost more than it brings.
   int64_t threads() const {
     int64_t keys = 0;
     for (int64_t b = 0; b < plan_.batch; ++b) {
-      keys += lengths_.at(b);
+      keys += lengths_.at(b) - first_column(lengths_.at(b));
     }
     const int64_t scores = keys * plan_.query_heads() * plan_.rows;
     return scores * (plan_.head_size + plan_.value_size) < kMultiplyAddGrain
@@ -222,22 +240,44 @@ class CacheDecoding {
     }
   }
 
+  // Keys are counted from the first that any row sees. Those that all rows see
+  // lie between what the window hides from the last row and what the first does
+  // not see yet; where there are such, all rows walk them together.
   void run(int64_t head, DecodeRows<Input>& rows, int64_t column,
            int64_t column_end) const {
-    const int64_t length = columns(head);
-    const int64_t common = std::min(column_end, plan_.seen(length, 0));
+    const int64_t length = lengths_.at(sequence_of(head));
+    column += first_column(length);
+    column_end += first_column(length);
+    const auto own_key = [&](int64_t i) {
+      return length - plan_.rows + i % plan_.rows;
+    };
+    const auto slope = [&](int64_t i) {
+      return slopes_.empty() ? Number{0}
+                             : slopes_[static_cast<size_t>(head * plan_.group +
+                                                           i / plan_.rows)];
+    };
+    const Rules<Number, decltype(own_key), decltype(slope)> rules{
+        modifiers_, !slopes_.empty(), own_key, slope};
     const auto walk = [&](int64_t begin, int64_t end, int64_t from,
                           int64_t to) {
       Place<Input> place(plan_, keys_, values_, table_, sequence_of(head),
                          length, head % plan_.key_heads, end - begin);
       if (table_ != nullptr) {
-        rows.template run<true>(place, NoRules<Number>{}, from, to, begin, end);
+        rows.template run<true>(place, rules, from, to, begin, end);
       } else {
-        rows.template run<false>(place, NoRules<Number>{}, from, to, begin,
-                                 end);
+        rows.template run<false>(place, rules, from, to, begin, end);
       }
     };
-    walk(0, rows.rows(), column, common);
+    const int64_t common_begin =
+        std::max(column, plan_.first_seen(length, plan_.rows - 1));
+    const int64_t common =
+        std::max(common_begin, std::min(column_end, plan_.seen(length, 0)));
+    for (int64_t i = 0; plan_.window_left >= 0 && i < rows.rows(); ++i) {
+      walk(i, i + 1, std::max(column, plan_.first_seen(length, i % plan_.rows)),
+           std::min(
+               {common_begin, column_end, plan_.seen(length, i % plan_.rows)}));
+    }
+    walk(0, rows.rows(), common_begin, std::min(common, column_end));
     for (int64_t i = 0; i < rows.rows(); ++i) {
       walk(i, i + 1, std::max(column, common),
            std::min(column_end, plan_.seen(length, i % plan_.rows)));
@@ -251,6 +291,35 @@ class CacheDecoding {
   }
 
  private:
+  static AttentionShape shape_of(const DecodeAttentionPlan& plan) {
+    AttentionShape shape{};
+    shape.softcap = plan.softcap;
+    return shape;
+  }
+
+  // Of each query head of each sequence.
+  static std::vector<Number> slopes_of(
+      const DecodeAttentionPlan& plan,
+      const std::optional<TensorView>& slopes) {
+    if (!slopes) {
+      return {};
+    }
+    AttentionShape shape{};
+    shape.lead_dims = 2;
+    shape.lead_sizes[0] = plan.batch;
+    shape.lead_sizes[1] = plan.query_heads();
+    const DecodeSlopeStrides strides = decode_slope_strides(*slopes);
+    AttentionOperand layout{};
+    layout.group = 1;
+    layout.lead_strides[0] = strides.sequence;
+    layout.lead_strides[1] = strides.head;
+    return alibi_slopes_of<Number>(shape, *slopes, layout);
+  }
+
+  // Of a sequence of that many keys, the first that any row sees.
+  int64_t first_column(int64_t length) const {
+    return std::min(plan_.first_seen(length, 0), length);
+  }
   int64_t sequence_of(int64_t head) const { return head / plan_.key_heads; }
 
   // Of row i of a key head in a tensor that is shaped as the query is.
@@ -267,6 +336,8 @@ class CacheDecoding {
   Cache<Input> values_;
   const Indices& lengths_;
   const Indices* table_;
+  ScoreModifiers<Number> modifiers_;
+  std::vector<Number> slopes_;
   Input* output_;
   CacheStrides output_strides_;
 };
@@ -276,7 +347,10 @@ void check_contents(const DecodeAttentionPlan& plan, const Indices& lengths,
   for (int64_t b = 0; b < plan.batch; ++b) {
     const int64_t length = lengths.at(b);
     check_cache_length(plan, b, length);
-    for (int64_t i = 0; table && i * plan.page_size < length; ++i) {
+    const int64_t first =
+        table ? std::min(plan.first_seen(length, 0), length) / plan.page_size
+              : 0;
+    for (int64_t i = first; table && i * plan.page_size < length; ++i) {
       check_page(plan, b, i, table->at(b, i));
     }
   }
@@ -286,9 +360,12 @@ Tensor decode_attention(const TensorView& query, const TensorView& key_cache,
                         const TensorView& value_cache,
                         const TensorView& cache_lengths,
                         const std::optional<TensorView>& block_table,
-                        std::optional<double> scale) {
+                        std::optional<double> scale, int64_t window_left,
+                        double softcap,
+                        const std::optional<TensorView>& alibi_slopes) {
   const DecodeAttentionPlan plan = plan_decode_attention(
-      query, key_cache, value_cache, cache_lengths, block_table, scale);
+      query, key_cache, value_cache, cache_lengths, block_table, scale,
+      {alibi_slopes, window_left, -1, softcap});
   const Indices lengths(cache_lengths);
   std::optional<Indices> table;
   if (block_table) {
@@ -303,7 +380,7 @@ Tensor decode_attention(const TensorView& query, const TensorView& key_cache,
     using Input = decltype(example);
     decode<Input>(CacheDecoding<Input>(plan, query, key_cache, value_cache,
                                        lengths, table ? &*table : nullptr,
-                                       output));
+                                       alibi_slopes, output));
   });
   return output;
 }

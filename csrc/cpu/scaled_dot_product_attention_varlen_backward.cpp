@@ -110,9 +110,13 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const std::optional<TensorView>& dropout_seed, const TensorView& output,
     const TensorView& log_sum_exp, const TensorView& output_residual,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    std::optional<double> softmax_scale, bool causal) {
-  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       softmax_scale, causal};
+    std::optional<double> softmax_scale, bool causal,
+    const std::optional<TensorView>& alibi_slopes, int64_t window_left,
+    int64_t window_right, double softcap) {
+  const PackedAttentionOptions options{
+      max_seqlen_q, max_seqlen_k,
+      dropout_p,    softmax_scale,
+      causal,       {alibi_slopes, window_left, window_right, softcap}};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
@@ -120,7 +124,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
                                   log_sum_exp, output_residual);
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
-                                causal);
+                                options);
   const auto like = [&](const TensorView& tensor) {
     return allocate_attention_gradient(tensor, shape.heads == 0);
   };

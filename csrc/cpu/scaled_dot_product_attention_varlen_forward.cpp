@@ -60,15 +60,19 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
     const std::optional<TensorView>& dropout_seed, int64_t max_seqlen_q,
     int64_t max_seqlen_k, double dropout_p, std::optional<double> softmax_scale,
-    bool causal, bool keeps_residual) {
-  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       softmax_scale, causal};
+    bool causal, bool keeps_residual,
+    const std::optional<TensorView>& alibi_slopes, int64_t window_left,
+    int64_t window_right, double softcap) {
+  const PackedAttentionOptions options{
+      max_seqlen_q, max_seqlen_k,
+      dropout_p,    softmax_scale,
+      causal,       {alibi_slopes, window_left, window_right, softcap}};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
   const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
                                 read_packed_columns(shape, cu_seqlens_k),
-                                causal);
+                                options);
   const Tensor output =
       empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
   const Tensor log_sum_exp = empty_contiguous(
@@ -103,11 +107,14 @@ Tensor packed_attention_without_dropout(
     const TensorView& query, const TensorView& key, const TensorView& value,
     const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    std::optional<double> softmax_scale, bool causal) {
+    std::optional<double> softmax_scale, bool causal, int64_t window_left,
+    int64_t window_right, double softcap,
+    const std::optional<TensorView>& alibi_slopes) {
   PKG_CHECK(dropout_p == 0.0, "dropout draws a seed");
   return std::get<0>(scaled_dot_product_attention_varlen_forward(
       query, key, value, cu_seqlens_q, cu_seqlens_k, std::nullopt, max_seqlen_q,
-      max_seqlen_k, dropout_p, softmax_scale, causal, false));
+      max_seqlen_k, dropout_p, softmax_scale, causal, false, alibi_slopes,
+      window_left, window_right, softcap));
 }
 
 PKG_IMPLEMENT(CPU, library) {

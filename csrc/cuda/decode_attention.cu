@@ -7,13 +7,11 @@ namespace pkg::cuda {
 namespace {
 
 template <class Element>
-DecodeAttention<Element> decode_call(const DecodeAttentionPlan& plan,
-                                     const Tensor& query,
-                                     const Tensor& key_cache,
-                                     const Tensor& value_cache,
-                                     const Tensor& cache_lengths,
-                                     const std::optional<Tensor>& block_table,
-                                     const Tensor& output) {
+DecodeAttention<Element> decode_call(
+    const DecodeAttentionPlan& plan, const Tensor& query,
+    const Tensor& key_cache, const Tensor& value_cache,
+    const Tensor& cache_lengths, const std::optional<Tensor>& block_table,
+    const AttentionExtras& extras, const Tensor& output) {
   DecodeAttention<Element> call = {};
   call.batch = plan.batch;
   call.key_heads = plan.key_heads;
@@ -33,6 +31,15 @@ DecodeAttention<Element> decode_call(const DecodeAttentionPlan& plan,
   call.lengths = decode_indices(cache_lengths);
   if (block_table) {
     call.table = decode_indices(*block_table);
+  }
+  call.window_left = plan.window_left;
+  call.softcap = plan.softcap;
+  if (extras.alibi_slopes) {
+    const TensorView& slopes = *extras.alibi_slopes;
+    const DecodeSlopeStrides strides = decode_slope_strides(slopes);
+    call.slopes = {slopes.const_data_ptr(),
+                   {strides.sequence, strides.head},
+                   dtype_of(slopes) == ScalarType::Float};
   }
   return call;
 }
@@ -76,17 +83,21 @@ void launch_decoding(const DecodeAttentionPlan& plan,
 Tensor decode_attention(const Tensor& query, const Tensor& key_cache,
                         const Tensor& value_cache, const Tensor& cache_lengths,
                         const std::optional<Tensor>& block_table,
-                        std::optional<double> scale) {
+                        std::optional<double> scale, int64_t window_left,
+                        double softcap,
+                        const std::optional<Tensor>& alibi_slopes) {
+  const AttentionExtras extras{alibi_slopes, window_left, -1, softcap};
   const DecodeAttentionPlan plan = plan_decode_attention(
-      query, key_cache, value_cache, cache_lengths, block_table, scale);
+      query, key_cache, value_cache, cache_lengths, block_table, scale, extras);
   const DeviceGuard guard(device_of(query).index);
   const Tensor output = allocate_decode_output(plan, query);
   with_floating_type(plan.type, [&](auto example) {
     using Element = decltype(example);
-    launch_decoding(plan,
-                    decode_call<Element>(plan, query, key_cache, value_cache,
-                                         cache_lengths, block_table, output),
-                    query);
+    launch_decoding(
+        plan,
+        decode_call<Element>(plan, query, key_cache, value_cache, cache_lengths,
+                             block_table, extras, output),
+        query);
   });
   return output;
 }

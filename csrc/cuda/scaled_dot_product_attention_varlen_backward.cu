@@ -14,9 +14,13 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const std::optional<Tensor>& dropout_seed, const Tensor& output,
     const Tensor& log_sum_exp, const Tensor& output_residual,
     int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-    std::optional<double> softmax_scale, bool causal) {
-  const PackedAttentionOptions options{max_seqlen_q, max_seqlen_k, dropout_p,
-                                       softmax_scale, causal};
+    std::optional<double> softmax_scale, bool causal,
+    const std::optional<Tensor>& alibi_slopes, int64_t window_left,
+    int64_t window_right, double softcap) {
+  const PackedAttentionOptions options{
+      max_seqlen_q, max_seqlen_k,
+      dropout_p,    softmax_scale,
+      causal,       {alibi_slopes, window_left, window_right, softcap}};
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);

@@ -212,9 +212,10 @@ def register_lower_precision_autocast(name: str, *, keeps: Sequence[str] = ()) -
 
     Args:
         name: The operator's name, without its namespace.
-        keeps: Arguments, given by keyword alone, that stay as they are.
+        keeps: Names of arguments that stay as they are.
     """
     operator = getattr(torch.ops.pkg, name).default
+    names = [argument.name for argument in operator._schema.arguments]
 
     def register_for(device: str, key: str) -> None:
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
@@ -233,7 +234,10 @@ def register_lower_precision_autocast(name: str, *, keeps: Sequence[str] = ()) -
 
             with torch._C._ExcludeDispatchKeyGuard(keys):
                 return operator(
-                    *(cast(value) for value in args),
+                    *(
+                        value if name in keeps else cast(value)
+                        for name, value in zip(names, args, strict=False)
+                    ),
                     **{
                         key: value if key in keeps else cast(value) for key, value in kwargs.items()
                     },

@@ -34,6 +34,9 @@ def decode_attention(
     cache_lengths: Tensor,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Attention of the newest queries of each sequence to all that its cache holds.
 
@@ -58,6 +61,12 @@ def decode_attention(
         block_table: Shape (B, pages of a sequence), int32 or int64: the pages in which the keys of
             a sequence lie. Entries beyond what the length needs are never read.
         scale: Factor of the scores; ``1 / sqrt(E)`` by default.
+        window_left: How many keys before its own a query sees; -1: all. Those before are not
+            read, nor are their entries in ``block_table``.
+        softcap: Scores, scaled, become ``softcap * tanh(score / softcap)``; 0: they stay as they
+            are.
+        alibi_slopes: Shape (heads,) or (B, heads), float32 or ``query``'s dtype: to the score of a
+            key that lies n before the query's own ``-slope * n`` is added, behind the cap.
 
     Returns:
         Shape (B, heads, L, Ev). A query without any key gets zeros. On the CPU, where ``query`` is
@@ -82,7 +91,8 @@ def decode_attention(
         tensor([5.])
     """
     return torch.ops.pkg.decode_attention.default(
-        query, key_cache, value_cache, cache_lengths, block_table, scale
+        *(query, key_cache, value_cache, cache_lengths, block_table, scale),
+        *(window_left, softcap, alibi_slopes),
     )
 
 
@@ -94,8 +104,11 @@ def _fake(
     cache_lengths: Tensor,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    tensors = (query, key_cache, value_cache, cache_lengths, block_table)
+    tensors = (query, key_cache, value_cache, cache_lengths, block_table, alibi_slopes)
     check_one_device("decode_attention", *(t for t in tensors if t is not None))
     torch._check(
         query.dim() == key_cache.dim() == value_cache.dim() == 4,
@@ -124,19 +137,31 @@ def _vmap(
     cache_lengths: Tensor,
     block_table: Tensor | None = None,
     scale: float | None = None,
+    window_left: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     operator = torch.ops.pkg.decode_attention.default
-    of_query, of_keys, of_values, of_lengths, of_table, *_ = [*in_dims, None, None]
-    arguments = (query, key_cache, value_cache, cache_lengths, block_table, scale)
+    dims = (*in_dims, *(None,) * (9 - len(in_dims)))
+    of_query, of_keys, of_values, of_lengths, of_table, *_, of_slopes = dims
+    options = (scale, window_left, softcap, alibi_slopes)
+    arguments = (query, key_cache, value_cache, cache_lengths, block_table, *options)
     size = info.batch_size
     if block_table is None or of_keys is not None or of_values is not None:
-        dims = (of_query, of_keys, of_values, of_lengths, of_table, None)
         return torch.stack(_each_slice(operator, size, dims, arguments)), 0
     # Pages that all share: the batches are one larger batch.
     query = _with_one_batch(query, of_query, size)
     cache_lengths = _with_one_batch(cache_lengths, of_lengths, size)
     block_table = _with_one_batch(block_table, of_table, size)
-    output = operator(query, key_cache, value_cache, cache_lengths, block_table, scale)
+    if alibi_slopes is not None:
+        batch = len(query) // max(size, 1)
+        if alibi_slopes.dim() - (of_slopes is not None) == 2:
+            alibi_slopes = _with_one_batch(alibi_slopes, of_slopes, size)
+        elif of_slopes is not None:  # of the heads alone
+            alibi_slopes = alibi_slopes.movedim(of_slopes, 0).unsqueeze(1)
+            alibi_slopes = alibi_slopes.expand(-1, batch, -1).flatten(0, 1)
+    options = (scale, window_left, softcap, alibi_slopes)
+    output = operator(query, key_cache, value_cache, cache_lengths, block_table, *options)
     return output.unflatten(0, (size, len(query) // size)), 0
 
 
@@ -144,4 +169,4 @@ register_inference_only(
     "decode_attention", "call pkg.ops.scaled_dot_product_attention where one is needed"
 )
 torch.library.register_vmap("pkg::decode_attention", _vmap)
-register_lower_precision_autocast("decode_attention")
+register_lower_precision_autocast("decode_attention", keeps=("alibi_slopes",))

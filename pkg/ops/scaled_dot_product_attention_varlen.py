@@ -20,7 +20,12 @@ from ._registration import (
     register_recording,
 )
 from .scaled_dot_product_attention import _double_backward as _dense_double_backward
-from .scaled_dot_product_attention import _each_slice, _has_residual, _stacked
+from .scaled_dot_product_attention import (
+    _each_slice,
+    _has_residual,
+    _refuse_gradient_of_slopes,
+    _stacked,
+)
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -47,13 +52,20 @@ def scaled_dot_product_attention_varlen(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    *,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Computes attention within each sequence of a packed batch, without any padding.
 
     The sequences' tokens follow one another in the first dimension, as for
     ``flash_attn_varlen_func`` of the flash-attn package
     (https://github.com/Dao-AILab/flash-attention), whose first ten arguments these are:
-    their order, their meaning and, but for its ``q``, ``k`` and ``v``, their names.
+    their order, their meaning and, but for its ``q``, ``k`` and ``v``, their names. Its
+    ``window_size`` is ``(window_left, window_right)``, ``softcap`` and ``alibi_slopes`` have
+    its names and meaning.
     Sequence b has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1] - 1``, and
     keys and values likewise. Algorithm and memory are those of
     :func:`scaled_dot_product_attention`; any strides are read in place. A second
@@ -79,14 +91,23 @@ def scaled_dot_product_attention_varlen(
         causal: The last query of a sequence sees all its keys, the one before all
             but the last, and so on: of q queries and k keys, query i sees the keys
             0 to i + k - q. Where q > k the first queries see none.
+        window_left: How many keys before its own a query sees; -1: all. Query i's own key
+            is key i + k - q. Keys that no query of a block sees are not computed.
+        window_right: How many keys behind its own a query sees; -1: all. ``causal`` makes
+            it 0.
+        softcap: Scores, scaled, become ``softcap * tanh(score / softcap)``; 0: they stay as
+            they are.
+        alibi_slopes: Shape (Hq,) or (B, Hq), float32 or ``query``'s dtype: to the scores
+            ``-slope * |i + k - q - j|`` is added, behind the cap. It may not require grad.
 
     Returns:
         Shape (total_q, Hq, Ev), contiguous. A query without any key gets zeros.
 
     Raises:
         RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported,
-            or ``dropout_p`` is no probability; on the CPU also if the sequences do not
-            cover the tokens or one is longer than the maximum given.
+            ``dropout_p`` is no probability, a side of the window is less than -1, ``softcap``
+            is negative or not finite, or ``alibi_slopes`` requires grad; on the CPU also if
+            the sequences do not cover the tokens or one is longer than the maximum given.
 
     Example:
         >>> value = torch.tensor([[[1.0]], [[3.0]], [[5.0]]])
@@ -101,6 +122,10 @@ def scaled_dot_product_attention_varlen(
     return torch.ops.pkg.scaled_dot_product_attention_varlen.default(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *(dropout_p, softmax_scale, causal),
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
     )
 
 
@@ -115,16 +140,28 @@ def _record(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
     """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
     tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k)
     options = (max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)
     output: Tensor
     if dropout_p != 0.0:
-        output = torch.ops.pkg.scaled_dot_product_attention_varlen.default(*tensors, *options)
+        output = torch.ops.pkg.scaled_dot_product_attention_varlen.default(
+            *tensors,
+            *options,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+        )
         return output
     forward = recording("scaled_dot_product_attention_varlen_forward")
-    output, *_ = forward(*tensors, None, *options, True)
+    extras = (alibi_slopes, window_left, window_right, softcap)
+    output, *_ = forward(*tensors, None, *options, True, *extras)
     return output
 
 
@@ -142,6 +179,11 @@ def _decomposed(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    *,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The composite operator: draws the seed, under vmap as ``randomness`` says.
 
@@ -155,6 +197,7 @@ def _decomposed(
     output: Tensor = forward(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
         *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
+        *(alibi_slopes, window_left, window_right, softcap),
     )[0]
     return output
 
@@ -173,8 +216,12 @@ def _fake(
     softmax_scale: float | None,
     causal: bool,
     keeps_residual: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> _Three:
-    tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
+    tensors = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed, alibi_slopes)
     check_one_device("scaled_dot_product_attention_varlen", *(t for t in tensors if t is not None))
     torch._check(
         query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
@@ -209,11 +256,15 @@ def _fake_backward(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> _Three:
     tensors = (grad_output, query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed, output)
     check_one_device(
         "scaled_dot_product_attention_varlen_backward",
-        *(t for t in (*tensors, log_sum_exp, output_residual) if t is not None),
+        *(t for t in (*tensors, log_sum_exp, output_residual, alibi_slopes) if t is not None),
     )
     return (
         query.new_empty(query.shape),
@@ -223,22 +274,27 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    ctx.save_for_backward(*inputs[:6], *output)
-    ctx.options = inputs[6:-1]
+    _refuse_gradient_of_slopes(ctx.needs_input_grad[12])
+    ctx.save_for_backward(*inputs[:6], *output, inputs[12])
+    ctx.options = inputs[6:11]
+    ctx.extras = inputs[13:]
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradients = _attention_backward(grad, *ctx.saved_tensors, *ctx.options)
+    *tensors, slopes = ctx.saved_tensors
+    gradients = _attention_backward(grad, *tensors, *ctx.options, slopes, *ctx.extras)
     return (
         *(g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)),
-        *(None,) * (4 + len(ctx.options)),
+        *(None,) * (len(ctx.needs_input_grad) - 3),
     )
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.options = inputs[10:]
+    _refuse_gradient_of_slopes(ctx.needs_input_grad[15])
+    ctx.save_for_backward(*inputs[:7], inputs[15])
+    ctx.options = inputs[10:15]
+    ctx.extras = inputs[16:]
 
 
 class _Packing:
@@ -270,6 +326,36 @@ class _Packing:
         return packed
 
 
+def _mask_of_padding(
+    rows: _Packing,
+    columns: _Packing,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    slopes: Tensor | None,
+) -> Tensor:
+    """What dense attention over padded sequences takes as a mask: (sequences, heads or 1, L, S).
+
+    Booleans, or with slopes what is added to the scores.
+    """
+    mask = rows.exists.unsqueeze(-1) & columns.exists.unsqueeze(-2)
+    row, column = (
+        torch.arange(side.exists.shape[1], device=mask.device) for side in (rows, columns)
+    )
+    # How far a key lies behind the query's own, which ends with the sequence.
+    own = row + (columns.counts - rows.counts).unsqueeze(-1)
+    behind = column - own.unsqueeze(-1)
+    if causal or window_right >= 0:
+        mask = mask & (behind <= (0 if causal else window_right))
+    if window_left >= 0:
+        mask = mask & (behind >= -window_left)
+    mask = mask.unsqueeze(1)
+    if slopes is None:
+        return mask
+    bias = -slopes[..., None, None] * behind.abs().unsqueeze(1)
+    return bias.masked_fill(~mask, -torch.inf)
+
+
 def _double_backward(
     ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -277,16 +363,13 @@ def _double_backward(
 
     Dropout draws the same: a weight's sequence, head, row and column are those of the batch.
     """
-    upstream, query, key, value, cu_seqlens_q, cu_seqlens_k, seed = ctx.saved_tensors
+    upstream, query, key, value, cu_seqlens_q, cu_seqlens_k, seed, slopes = ctx.saved_tensors
     max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal = ctx.options
+    window_left, window_right, softcap = ctx.extras
     rows = _Packing(cu_seqlens_q, max_seqlen_q, query.shape[0])
     columns = _Packing(cu_seqlens_k, max_seqlen_k, key.shape[0])
-    mask = rows.exists.unsqueeze(-1) & columns.exists.unsqueeze(-2)
-    if causal:
-        row = torch.arange(max_seqlen_q, device=query.device).unsqueeze(-1)
-        column = torch.arange(max_seqlen_k, device=query.device)
-        shift = (columns.counts - rows.counts)[:, None, None]
-        mask = mask & (column <= row + shift)
+    mask = _mask_of_padding(rows, columns, causal, window_left, window_right, slopes)
+    mask = mask if slopes is None else mask.to(torch.promote_types(query.dtype, torch.float32))
     heads, key_heads = query.shape[1], key.shape[1]
     group = heads // max(key_heads, 1)
     key_head = torch.arange(heads, device=key.device) // max(group, 1)
@@ -300,9 +383,9 @@ def _double_backward(
 
     inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
     dense = SimpleNamespace(
-        saved_tensors=(*inputs, mask.unsqueeze(1), seed, None),
+        saved_tensors=(*inputs, mask, seed, None),
         options=(dropout_p, False, softmax_scale, False, False),
-        extras=(-1, -1, 0.0),
+        extras=(-1, -1, softcap),
         needs_input_grad=(True, True, True, True, False),
     )
     gradients = (rows.pad(grad_query), pad_keys(grad_key), pad_keys(grad_value))
@@ -310,7 +393,7 @@ def _double_backward(
     ways = (rows.pack, rows.pack, pack_keys, pack_keys)
     return (
         *(way(each) for way, each in zip(ways, of_inputs, strict=True) if each is not None),
-        *(None,) * (6 + len(ctx.options)),
+        *(None,) * (len(ctx.needs_input_grad) - 4),
     )
 
 
@@ -319,7 +402,7 @@ def _vmap(
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-    out_dims = (0, 0, 0 if _has_residual(arguments[0], arguments[-1]) else None)
+    out_dims = (0, 0, 0 if _has_residual(arguments[0], arguments[11]) else None)
     return _stacked(slices, out_dims), out_dims
 
 
@@ -346,7 +429,7 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
     library.impl("scaled_dot_product_attention_varlen", _decomposed, _key)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_backward", _vmap_backward)
-register_lower_precision_autocast("scaled_dot_product_attention_varlen")
+register_lower_precision_autocast("scaled_dot_product_attention_varlen", keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention_varlen",
     _record,

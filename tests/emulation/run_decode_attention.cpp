@@ -27,6 +27,16 @@ cuda::DecodeIndices decode_indices(const Request& request,
   return indices;
 }
 
+cuda::DecodeSlopes decode_slopes(const Request& request) {
+  cuda::DecodeSlopes slopes = {};
+  slopes.data = request.buffer<uint8_t>("slopes");
+  if (slopes.data != nullptr) {
+    std::ranges::copy(request.integers("slopes_strides"), slopes.strides);
+    slopes.is_single = request.text("slopes_type") == "float32";
+  }
+  return slopes;
+}
+
 template <class Element>
 cuda::DecodeAttention<Element> decode_call(const Request& request) {
   using Number = cuda::Accumulator<Element>;
@@ -50,6 +60,9 @@ cuda::DecodeAttention<Element> decode_call(const Request& request) {
       .table = decode_indices(request, "table"),
       .states = request.buffer<Number>("states"),
       .sums = request.buffer<Number>("sums"),
+      .window_left = request.integer("window"),
+      .softcap = request.real("softcap"),
+      .slopes = decode_slopes(request),
   };
 }
 

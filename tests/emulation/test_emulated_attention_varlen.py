@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import philox
 import pytest
+import references
 import test_emulated_attention as attention
 import torch
 from emulator import Argument, Emulator
@@ -47,6 +48,9 @@ class PackedCall:
     dropout: float = 0.0
     is_causal: bool = False
     scale: float | None = None
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    slopes: Tensor | None = None  # of the heads, or of sequences and heads
 
     @property
     def group(self) -> int:
@@ -80,6 +84,9 @@ class PackedCall:
                 self.dropout,
                 scale=self.scale,
                 enable_gqa=True,
+                window=self.window,
+                softcap=self.softcap,
+                slopes=references.slopes_of_sequence(self.slopes, index),
                 first_batch=index * self.query.shape[1],
             )
             calls.append((rows, columns, call))
@@ -133,11 +140,16 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
         "value_size": call.value.shape[2],
         "scale": 1 / math.sqrt(call.query.shape[2]) if call.scale is None else call.scale,
         "is_causal": call.is_causal,
-        "window": (-1, -1),
-        "softcap": 0.0,
+        "window": call.window,
+        "softcap": call.softcap,
         "dropout": float(call.dropout),
         "seed": SEED,
     }
+    if call.slopes is not None:
+        sequence, head = (0, *call.slopes.stride())[-2:]
+        arguments["slopes"] = call.slopes
+        arguments["slopes_type"] = name_of(call.slopes.dtype)
+        arguments["slopes_strides"] = (sequence, head * call.group, head)
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         offsets = getattr(call, name)
         arguments[name] = offsets
@@ -223,6 +235,17 @@ CALLS = {
     "empty ones": lambda: make((0, 5, 0, 70, 3), (4, 0, 0, 66, 7)),
     "causal": lambda: make((70, 3, 130, 1), (70, 129, 65, 66), is_causal=True),
     "causal, more queries than keys": lambda: make((140, 9), (5, 0), is_causal=True),
+    "window": lambda: make((70, 3, 130, 1), (70, 129, 65, 66), window=(40, 2)),
+    "window, causal": lambda: make((140, 9), (75, 70), is_causal=True, window=(64, -1)),
+    "softcap": lambda: make((9, 70), (66, 5), softcap=0.8),
+    "slopes": lambda: make((9, 70), (66, 5), (6, 2), slopes=torch.rand(6)),
+    "all": lambda: make(
+        *((9, 70), (66, 5), (6, 2)),
+        is_causal=True,
+        window=(30, -1),
+        softcap=2.0,
+        slopes=torch.rand(2, 6),
+    ),
     "grouped": lambda: make((9, 70), (66, 5), (6, 2), is_causal=True),
     "one key head": lambda: make((9, 7), (6, 5), (4, 1)),
     "wide heads": lambda: make((9, 5), (7, 66), sizes=(65, 130)),
@@ -276,9 +299,10 @@ def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
     seed = SEED if call.dropout > 0 else None
     options = (*call.most, call.dropout, call.scale, call.is_causal)
     forward = operators.scaled_dot_product_attention_varlen_forward
-    outputs = forward(*inputs, seed, *options, True)
+    extras = (call.slopes, *call.window, call.softcap)
+    outputs = forward(*inputs, seed, *options, True, *extras)
     backward = operators.scaled_dot_product_attention_varlen_backward
-    gradients = backward(call.grad_output, *inputs, seed, *outputs, *options)
+    gradients = backward(call.grad_output, *inputs, seed, *outputs, *options, *extras)
     return [*outputs[:2], *gradients]
 
 

@@ -27,7 +27,9 @@ def indices(name: str, tensor: Tensor | None) -> dict[str, Argument]:
 
 def emulated(emulator: Emulator, sample: Sample, splits: int = 1, blocks: int = 3) -> Tensor:
     """What the kernels make of a call when each sequence is split in so many parts."""
-    query, key, value, lengths, table, scale = (*sample.args, None, None)[:6]
+    defaults = (None, None, -1, 0.0, None)
+    given = (*sample.args, *defaults[len(sample.args) - 4 :])
+    query, key, value, lengths, table, scale, window, softcap, slopes = given
     batch, heads, rows, head_size = query.shape
     key_heads, keys, value_size = value.shape[1:]
     accumulator = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -48,7 +50,13 @@ def emulated(emulator: Emulator, sample: Sample, splits: int = 1, blocks: int = 
         "pages": len(key),
         "splits": splits,
         "scale": float(max(head_size, 1) ** -0.5 if scale is None else scale),
+        "window": window,
+        "softcap": float(softcap),
     }
+    if slopes is not None:
+        arguments["slopes"] = slopes
+        arguments["slopes_type"] = name_of(slopes.dtype)
+        arguments["slopes_strides"] = (0, *slopes.stride())[-2:]
     operands = {"query": query, "key": key, "value": value, "output": output}
     for name, tensor in operands.items():
         arguments |= {name: tensor, f"{name}_strides": tensor.stride()}
@@ -119,6 +127,18 @@ def test_rows_and_groups(cuda_emulator: Emulator, rows: int, heads: tuple[int, i
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64, 100])
 def test_pages(cuda_emulator: Emulator, page_size: int) -> None:
     check(cuda_emulator, make((130, 0, 71), (4, 2), 2, page_size=page_size), 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("window", [0, 3, 64, 100, 500])
+def test_windows_caps_and_slopes(cuda_emulator: Emulator, dtype: torch.dtype, window: int) -> None:
+    plain = make((300, 3, 130), (4, 2), 2, dtype=dtype)
+    check(cuda_emulator, Sample((*plain.args[:4], None, None, window)), 3)
+    slopes = torch.rand(3, 4)
+    check(cuda_emulator, Sample((*plain.args[:4], None, None, window, 1.5, slopes)))
+    in_pages = make((300, 3, 130), (4, 2), 3, page_size=16, dtype=dtype)
+    options = (None, window, 0.0, slopes[0].to(dtype))
+    check(cuda_emulator, Sample((*in_pages.args, *options)), 2)
 
 
 def test_strides(cuda_emulator: Emulator) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -92,7 +93,31 @@ class TestDecodeAttention(OperatorTests):
             lengths, sizes = (keys, keys - 2), (size, size + 5)
             samples.append(call(lengths, (4, 2), 3, keys + 1, sizes, 2, family="keys"))
             samples.append(paged(lengths, 2, (4, 2), 3, sizes, family="pages"))
-        return samples + self.long_samples()
+        return samples + self.long_samples() + self.flash_attention_samples()
+
+    def flash_attention_samples(self) -> list[Sample]:
+        """With a window, capped scores and ALiBi's slopes, in all ways in which rows see keys."""
+
+        def extended(sample: Sample, window: int, softcap: float, slopes: Tensor | None) -> Sample:
+            given = (*sample.args, None, None)[:6]
+            return replace(sample, args=(*given, window, softcap, slopes))
+
+        # Powers of two, which autocast's dtypes hold exactly.
+        slopes = 0.5 ** torch.arange(8.0)
+        samples = [
+            extended(call((5, 3), keys=6), 1, 0.0, None),
+            extended(paged((7, 2), 3, rows=2), 3, 1.5, slopes[:2]),
+            extended(call((4, 6), (4, 2), 2), -1, 2.0, slopes.view(2, 4)),
+            extended(paged((7, 2), 3, (4, 2), rows=2), 3, 0.0, slopes.view(2, 4)),
+        ]
+        for rows in (1, 2, 5, 8):
+            for window in (0, 1, 6, 70, 2**62):
+                sample = call((90, rows, 300), (6, 2), rows, values_only=True)
+                samples.append(extended(sample, window, 0.0, None))
+                sample = paged((700, 3, 64), 16, (6, 2), rows, values_only=True)
+                of_each = normal(3, 12, seed=7)[:, ::2] / 20
+                samples.append(extended(sample, window, 3.0, of_each))
+        return samples
 
     def long_samples(self) -> list[Sample]:
         """Around the widths of registers and blocks, and where keys are split among tasks."""
@@ -139,7 +164,34 @@ class TestDecodeAttention(OperatorTests):
             wrong(r"block_table has shape \(3,\)", None, None, None, None, table[0]),
             wrong(r"block_table has shape \(1, 3\)", None, None, None, None, table[:1]),
             wrong("at least one key", None, cache[:, :, :0], cache[:, :, :0], None, table),
+            *(
+                ErrorSample((query, cache, cache, lengths), {name: value}, match=match)
+                for name, value, match in (
+                    ("window_left", -2, "decode_attention: window_left is -2"),
+                    ("softcap", -1.0, "decode_attention: softcap is -1"),
+                    ("alibi_slopes", torch.ones(3), r"alibi_slopes has shape \(3,\).*\(4,\)"),
+                )
+            ),
         ]
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_the_window_hides_is_not_read(
+    dtype: torch.dtype, rows: int, device: torch.device
+) -> None:
+    """Keys before all windows may be NaN, and their pages may be none."""
+    query, key, value, lengths, table, _ = paged((700, 40), 8, (4, 2), rows).converted(dtype).args
+    inputs = [each.to(device) for each in (query, key, value, lengths, table)]
+    expected = decode_attention(*inputs, window_left=20)
+    for b, length in enumerate(lengths.tolist()):
+        table[b, : (length - rows - 20) // 8] = 2**30
+    inputs[4] = table.to(device)
+    assert torch.equal(decode_attention(*inputs, window_left=20), expected)
+    keys, values = torch.full((2, 2, 2, 700, 8), torch.nan, dtype=dtype)
+    keys[:, :, 600:], values[:, :, 600:] = normal(2, 2, 100, 8), normal(2, 2, 100, 8, seed=1)
+    contiguous = [each.to(device) for each in (query, keys, values, lengths_of(700, 690))]
+    assert decode_attention(*contiguous, window_left=50).isfinite().all()
 
 
 def test_lengths_out_of_range_are_refused() -> None:

@@ -419,7 +419,7 @@ class TestAttention(OperatorTests):
 
     def test_autocast_leaves_slopes_as_they_are(self, device: torch.device) -> None:
         """Their errors are multiplied by distances, and flash-attn takes float32 alone."""
-        tensors = [t.to(device) for t in operands((3, 5, 4), (3, 300, 4), (3, 300, 4))]
+        tensors = [t.float().to(device) for t in operands((3, 5, 4), (3, 300, 4), (3, 300, 4))]
         slopes = torch.tensor([0.1, 0.03, 0.007], device=device)
         attend = pkg.ops.scaled_dot_product_attention
         with torch.autocast(device.type, torch.bfloat16):
@@ -852,6 +852,9 @@ class TestAttentionBackward(OperatorTests):
                     else argument
                     for argument in arguments
                 )
+                options = dict(options)
+                if options.get("alibi_slopes") is not None:
+                    options["alibi_slopes"] = options["alibi_slopes"].float()
                 samples.append(self.sample(name, converted, options, {"values_only": True}))
         return samples
 

@@ -89,6 +89,55 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
     return calls
 
 
+def flash_attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]]:
+    """As ``attention_calls``, with what flash-attn has beyond its first ten arguments."""
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = []
+
+    def add(name: str, arguments: Any, more: Any = None, **options: Any) -> None:
+        calls.append((name, arguments, options, more or {}))
+
+    values = {"values_only": True}
+    few = packed((3, 1, 4), (2, 5, 3))
+    # Powers of two, which autocast's dtypes hold exactly.
+    slopes = 0.5 ** torch.arange(2.0)
+    add("window", few, window_left=1, window_right=1)
+    add("softcap", few, softcap=1.5, causal=True)
+    add("slopes", few, alibi_slopes=slopes)
+    add(
+        "all, grouped",
+        packed((3, 1, 4), (2, 5, 3), (4, 2), (4, 3)),
+        window_left=2,
+        softcap=2.0,
+        causal=True,
+        alibi_slopes=0.5 ** torch.arange(12.0).view(3, 4),
+    )
+    for left, right, causal in ((0, 0, False), (3, -1, True), (-1, 2, False), (2, 5, True)):
+        add(
+            "window",
+            packed((5, 9, 0, 2), (7, 4, 3, 2)),
+            values,
+            window_left=left,
+            window_right=right,
+            causal=causal,
+        )
+    for rows, columns in EMPTY:
+        options = {"window_left": 1, "softcap": 1.0, "alibi_slopes": slopes}
+        add("empty", packed(rows, columns), values, **options)
+    for rows, columns in BATCHES:
+        arguments = packed(rows, columns, (2, 1), (8, 9))
+        add("window of blocks", arguments, values, window_left=70, causal=True)
+        of_each = normal(len(rows), 4, seed=7)[:, ::2] / 20
+        add(
+            "all of blocks",
+            *(arguments, values),
+            window_left=150,
+            window_right=3,
+            softcap=3.0,
+            alibi_slopes=of_each,
+        )
+    return calls
+
+
 def kept_of(seed: Tensor | None, dropout_p: float, *arguments: Any) -> Tensor | None:
     query, _, _, cu_seqlens, _, max_seqlen_q, max_seqlen_k = arguments
     if seed is None:
@@ -113,13 +162,23 @@ def forward_reference(
     softmax_scale: float | None,
     causal: bool,
     _keeps_residual: bool,
+    alibi_slopes: Tensor | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sides = (query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     output = references.scaled_dot_product_attention_varlen(
-        *sides, dropout_p, softmax_scale, causal, kept=kept_of(dropout_seed, dropout_p, *sides)
+        *(*sides, dropout_p, softmax_scale, causal),
+        kept=kept_of(dropout_seed, dropout_p, *sides),
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
     )
     log_sum_exp = references.packed_log_sum_exp(
-        query, key, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal
+        *(query, key, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal),
+        *(window_left, window_right, softcap, alibi_slopes),
     )
     log_sum_exp = log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
     return output, log_sum_exp, query.new_empty(0)
@@ -140,7 +199,7 @@ def backward_reference(
 ) -> tuple[Tensor, ...]:
     def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         inputs = (query, key, value, cu_seqlens_q, cu_seqlens_k, dropout_seed)
-        return forward_reference(*inputs, *options, False)[0]
+        return forward_reference(*inputs, *options[:5], False, *options[5:])[0]
 
     gradients: tuple[Tensor, ...] = torch.func.vjp(forward, query, key, value)[1](grad_output)
     return gradients
@@ -153,7 +212,7 @@ def backward_from_inputs(*arguments: Any) -> Any:
     """
     grad_output, *inputs = arguments[:7]
     forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
-    outputs = forward(*inputs, *arguments[10:], True)
+    outputs = forward(*inputs, *arguments[10:15], True, *arguments[15:])
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
         for a, b in zip(outputs, arguments[7:10], strict=True)
@@ -170,16 +229,25 @@ def with_all_arguments(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    **extras: Any,
 ) -> tuple[Any, ...]:
     seeds = None if seed is None else torch.tensor([seed])
-    return (*arguments[:5], seeds, *arguments[5:], dropout_p, softmax_scale, causal, False)
+    given = (*arguments[:5], seeds, *arguments[5:], dropout_p, softmax_scale, causal, False)
+    defaults = {"alibi_slopes": None, "window_left": -1, "window_right": -1, "softcap": 0.0}
+    return (*given, *(defaults | extras).values()) if extras else given
 
 
 class TestAttentionVarlen(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_varlen.default
     reference = staticmethod(references.scaled_dot_product_attention_varlen)
     function = staticmethod(pkg.ops.scaled_dot_product_attention_varlen)
-    options = MappingProxyType({"autocast": "lower", "structural_inputs": STRUCTURE})
+    options = MappingProxyType(
+        {
+            "autocast": "lower",
+            "structural_inputs": STRUCTURE,
+            "nondifferentiable_inputs": {"alibi_slopes"},
+        }
+    )
 
     def samples(self) -> list[Sample]:
         samples = [
@@ -188,7 +256,12 @@ class TestAttentionVarlen(OperatorTests):
         ]
         dropout = {"dropout_p": 0.4, "causal": True}
         arguments = packed((3, 1, 4), (2, 5, 3))
-        return [*samples, Sample(arguments, dropout, name="dropout", random=True)]
+        samples.append(Sample(arguments, dropout, name="dropout", random=True))
+        samples += [
+            Sample(arguments, options, name=name, **more)
+            for name, arguments, options, more in flash_attention_calls()
+        ]
+        return samples
 
     def errors(self) -> list[ErrorSample]:
         query, key, value, starts, ends, *most = packed((3, 1), (2, 5), (4, 2))
@@ -218,6 +291,13 @@ class TestAttentionVarlen(OperatorTests):
             refused("one more element than", query, key, value, starts=starts[:0]),
             refused("3 elements but cu_seqlens_k has 2", query, key, value, ends=ends[::2]),
             refused("dropout_p is 1.5", query, key, value, dropout_p=1.5),
+            refused("window_left is -3", query, key, value, window_left=-3),
+            refused("softcap is -1", query, key, value, softcap=-1.0),
+            refused(
+                "alibi_slopes has shape .* one for each",
+                *(query, key, value),
+                alibi_slopes=torch.ones(3),
+            ),
             ErrorSample(
                 (query, key, value, starts, ends, -1, 5), match="max_seqlen_q -1 .* negative"
             ),
@@ -442,7 +522,11 @@ class TestAttentionVarlenForward(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     reference = staticmethod(forward_reference)
     options = MappingProxyType(
-        {"nondifferentiable_outputs": {1, 2}, "structural_inputs": STRUCTURE}
+        {
+            "nondifferentiable_outputs": {1, 2},
+            "nondifferentiable_inputs": {"alibi_slopes"},
+            "structural_inputs": STRUCTURE,
+        }
     )
 
     def samples(self) -> list[Sample]:
@@ -453,6 +537,8 @@ class TestAttentionVarlenForward(OperatorTests):
             for dropout_p in (0.3, 1.0):
                 arguments = with_all_arguments(operands, seed=7, dropout_p=dropout_p, **options)
                 samples.append(Sample(arguments, name="dropout", values_only=index > 0))
+        for name, arguments, options, more in flash_attention_calls():
+            samples.append(Sample(with_all_arguments(arguments, **options), name=name, **more))
         return samples
 
     def errors(self) -> list[ErrorSample]:
@@ -473,7 +559,9 @@ class TestAttentionVarlenBackward(OperatorTests):
     # stay float64, and the other dtypes have samples of their own.
     options = MappingProxyType(
         {
-            "nondifferentiable_inputs": {"output", "log_sum_exp", "output_residual"},
+            "nondifferentiable_inputs": {
+                *("output", "log_sum_exp", "output_residual", "alibi_slopes")
+            },
             "structural_inputs": STRUCTURE,
             "dtypes": (torch.float64,),
         }
@@ -494,6 +582,16 @@ class TestAttentionVarlenBackward(OperatorTests):
         for index, (arguments, options) in enumerate(DROPPED):
             dropped = options | {"seed": 7, "dropout_p": 0.3}
             samples.append(self.sample("dropout", arguments, dropped, {"values_only": index > 0}))
+        for name, arguments, options, more in flash_attention_calls():
+            values = {} if name == "all, grouped" else {"values_only": True}
+            samples.append(self.sample(name, arguments, options, more | values))
+            for dtype in FLOATING[1:] if "blocks" in name else ():
+                operands = tuple(tensor.to(dtype) for tensor in arguments[:3])
+                narrow = (*operands, *arguments[3:])
+                options = dict(options)
+                if options.get("alibi_slopes") is not None:
+                    options["alibi_slopes"] = options["alibi_slopes"].float()
+                samples.append(self.sample(name, narrow, options, {"values_only": True}))
         return samples
 
     def sample(
@@ -501,9 +599,10 @@ class TestAttentionVarlenBackward(OperatorTests):
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
         forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
-        outputs = forward(*inputs[:-1], True)
+        extras = inputs[12:]
+        outputs = forward(*inputs[:11], True, *extras)
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
-        return Sample((grad, *inputs[:6], *outputs, *inputs[6:-1]), name=name, **more)
+        return Sample((grad, *inputs[:6], *outputs, *inputs[6:11], *extras), name=name, **more)
 
     def errors(self) -> list[ErrorSample]:
         query, key, value, starts, ends, *most = packed((3,), (4,), sizes=(4, 4))

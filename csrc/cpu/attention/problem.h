@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/dropout.h"
@@ -184,15 +185,20 @@ Problem<Input> make_problem(const AttentionShape& shape,
                             double dropout_p, bool is_causal,
                             const std::optional<TensorView>& alibi_slopes) {
   using Number = simd::Compute<Input>;
-  return {shape,
-          matrices<Input>(shape, query),
-          matrices<Input>(shape, key, shape.group),
-          matrices<Input>(shape, value, shape.group),
-          ScoreMask<Number>(shape, attn_mask),
-          Dropout<Number>(dropout_seed, dropout_p),
-          ScoreModifiers<Number>(shape, alibi_slopes),
-          is_causal,
-          useful_threads(shape)};
+  return {
+      shape,
+      matrices<Input>(shape, query),
+      matrices<Input>(shape, key, shape.group),
+      matrices<Input>(shape, value, shape.group),
+      ScoreMask<Number>(shape, attn_mask),
+      Dropout<Number>(dropout_seed, dropout_p),
+      ScoreModifiers<Number>(
+          shape, alibi_slopes ? alibi_slopes_of<Number>(
+                                    shape, *alibi_slopes,
+                                    alibi_slopes_operand(shape, *alibi_slopes))
+                              : std::vector<Number>{}),
+      is_causal,
+      useful_threads(shape)};
 }
 
 }  // namespace pkg::cpu::attention

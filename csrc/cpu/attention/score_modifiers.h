@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "cpu/gemm/arithmetic.h"
@@ -15,20 +15,49 @@
 
 namespace pkg::cpu::attention {
 
+// ALiBi's slopes of the matrices of the batch, `first` elements behind the
+// tensor's first one.
+template <class Number>
+std::vector<Number> alibi_slopes_of(const AttentionShape& shape,
+                                    const TensorView& slopes,
+                                    const AttentionOperand& layout,
+                                    int64_t first = 0) {
+  std::vector<Number> result;
+  result.reserve(static_cast<size_t>(shape.batch()));
+  const auto read = [&]<class Element>(Element) {
+    const auto* from =
+        static_cast<const Element*>(slopes.const_data_ptr()) + first;
+    for (int64_t b = 0; b < shape.batch(); ++b) {
+      result.push_back(static_cast<Number>(from[layout.offset(shape, b)]));
+    }
+  };
+  switch (dtype_of(slopes)) {
+    case ScalarType::Double:
+      read(double{});
+      break;
+    case ScalarType::Float:
+      read(float{});
+      break;
+    case ScalarType::Half:
+      read(Half{});
+      break;
+    default:
+      read(BFloat16{});
+  }
+  return result;
+}
+
 // softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2), then
 // -slope * |row + columns - rows - column| is added (ALiBi, arXiv 2108.12409):
 // flash-attn's order and meaning.
 template <class Number>
 class ScoreModifiers {
  public:
-  ScoreModifiers(const AttentionShape& shape,
-                 const std::optional<TensorView>& alibi_slopes)
+  // `slopes` are those of each matrix of the batch, or none.
+  ScoreModifiers(const AttentionShape& shape, std::vector<Number> slopes)
       : softcap_(static_cast<Number>(shape.softcap)),
-        shift_(shape.columns - shape.rows) {
-    if (alibi_slopes) {
-      read_slopes(shape, *alibi_slopes);
-    }
-  }
+        shift_(shape.columns - shape.rows),
+        slopes_(std::move(slopes)) {}
 
   explicit operator bool() const { return caps() || !slopes_.empty(); }
   bool caps() const { return softcap_ > Number{0}; }
@@ -41,19 +70,27 @@ class ScoreModifiers {
              int64_t row, int64_t column, int64_t rows, int64_t count,
              Number* slopes = nullptr) const {
     for (int64_t r = 0; r < rows; ++r) {
-      Number* of_row = scores + r * stride;
-      if (caps()) {
-        cap_row(of_row, scale, count,
-                slopes == nullptr ? nullptr : slopes + r * stride);
-      } else {
-        for (int64_t i = 0; i < count; i += kLanes) {
-          simd::store(of_row + i, simd::load(of_row + i) * scale);
-        }
+      apply_to_row(
+          scores + r * stride, scale,
+          slopes_.empty() ? Number{0} : slopes_[static_cast<size_t>(batch)],
+          row + r + shift_ - column, count,
+          slopes == nullptr ? nullptr : slopes + r * stride);
+    }
+  }
+
+  // The same of one row, whose own key lies `distance` behind the first.
+  void apply_to_row(Number* scores, Number scale, Number slope,
+                    int64_t distance, int64_t count,
+                    Number* cap_slopes = nullptr) const {
+    if (caps()) {
+      cap_row(scores, scale, count, cap_slopes);
+    } else {
+      for (int64_t i = 0; i < count; i += kLanes) {
+        simd::store(scores + i, simd::load(scores + i) * scale);
       }
-      if (!slopes_.empty()) {
-        add_bias(of_row, slopes_[static_cast<size_t>(batch)],
-                 row + r + shift_ - column, count);
-      }
+    }
+    if (slope != Number{0}) {
+      add_bias(scores, slope, distance, count);
     }
   }
 
@@ -88,26 +125,6 @@ class ScoreModifiers {
       const auto from = static_cast<Number>(distance - i);
       simd::store(scores + i,
                   simd::load(scores + i) - simd::abs(from - lanes) * slope);
-    }
-  }
-
-  void read_slopes(const AttentionShape& shape, const TensorView& slopes) {
-    const AttentionOperand layout = alibi_slopes_operand(shape, slopes);
-    const auto read = [&]<class Element>(Element) {
-      const auto* from = static_cast<const Element*>(slopes.const_data_ptr());
-      for (int64_t b = 0; b < shape.batch(); ++b) {
-        slopes_.push_back(static_cast<Number>(from[layout.offset(shape, b)]));
-      }
-    };
-    switch (dtype_of(slopes)) {
-      case ScalarType::Double:
-        return read(double{});
-      case ScalarType::Float:
-        return read(float{});
-      case ScalarType::Half:
-        return read(Half{});
-      default:
-        return read(BFloat16{});
     }
   }
 

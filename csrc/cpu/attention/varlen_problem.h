@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "cpu/attention/dropout.h"
 #include "cpu/attention/mask.h"
@@ -54,7 +55,8 @@ struct PackedInputs {
 };
 
 inline AttentionShape shape_of(const PackedAttentionShape& packed,
-                               const PackedHeads& heads, bool is_causal) {
+                               const PackedHeads& heads,
+                               const PackedAttentionOptions& options) {
   AttentionShape shape{};
   shape.type = packed.type;
   shape.rows = heads.sequence.rows.count;
@@ -63,12 +65,30 @@ inline AttentionShape shape_of(const PackedAttentionShape& packed,
   shape.value_size = packed.value_size;
   shape.group = packed.group();
   shape.scale = packed.scale;
-  // Aligned to the last query and the last key, as a window is.
-  shape.limits = attention_key_limits(shape.rows, shape.columns, false, -1,
-                                      is_causal ? 0 : -1);
+  shape.softcap = packed.softcap;
+  shape.limits = options.limits(shape.rows, shape.columns);
   shape.lead_dims = 1;
   shape.lead_sizes[0] = heads.key_heads * packed.group();
   return shape;
+}
+
+// Of the query heads of one sequence from `head` on.
+template <class Number>
+std::vector<Number> packed_slopes(const AttentionShape& shape,
+                                  const PackedAttentionOptions& options,
+                                  const PackedSequence& sequence,
+                                  int64_t head) {
+  if (!options.extras.alibi_slopes) {
+    return {};
+  }
+  const TensorView& slopes = *options.extras.alibi_slopes;
+  const PackedSlopeStrides strides = packed_slope_strides(slopes);
+  AttentionOperand layout{};
+  layout.group = 1;
+  layout.lead_strides[0] = strides.head;
+  return alibi_slopes_of<Number>(
+      shape, slopes, layout,
+      sequence.index * strides.sequence + head * strides.head);
 }
 
 template <class Input>
@@ -78,7 +98,7 @@ Problem<Input> packed_problem(const PackedInputs& inputs,
   const PackedAttentionShape& packed = inputs.shape;
   const PackedSequence& sequence = heads.sequence;
   const int64_t group = packed.group();
-  const AttentionShape shape = shape_of(packed, heads, inputs.options.causal);
+  const AttentionShape shape = shape_of(packed, heads, inputs.options);
   Problem<Input> problem{
       shape,
       packed_matrices<Input>(inputs.query, sequence.rows.begin,
@@ -89,7 +109,9 @@ Problem<Input> packed_problem(const PackedInputs& inputs,
                              heads.key_head, group),
       ScoreMask<Number>(shape, std::nullopt),
       Dropout<Number>(inputs.dropout_seed, inputs.options.dropout_p),
-      ScoreModifiers<Number>(shape, std::nullopt),
+      ScoreModifiers<Number>(
+          shape, packed_slopes<Number>(shape, inputs.options, sequence,
+                                       heads.key_head * group)),
       // The last row sees every key: alone it is none the worse without.
       inputs.options.causal && shape.rows > 1,
       heads.threads > 1 ? useful_threads(shape) : 1};

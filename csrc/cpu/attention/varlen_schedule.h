@@ -18,19 +18,24 @@ struct PackedSequence {
   PackedRange rows;
   PackedRange columns;
   double work;  // of one key head, as far as the load of the threads goes
-
-  int64_t causal_shift() const { return columns.count - rows.count; }
 };
 
 // The scores that are computed, and a pass over rows and keys.
-inline double attention_work(int64_t rows, int64_t columns, bool is_causal) {
+inline double attention_work(int64_t rows, int64_t columns,
+                             const PackedAttentionOptions& options) {
   const double q = static_cast<double>(rows);
   const double k = static_cast<double>(columns);
   double scores = q * k;
-  if (is_causal) {
+  if (options.causal) {
     // A triangle of the rows that see keys, and what is left of it.
     const double seeing = std::min(q, k);
     scores = seeing * (k - seeing) + seeing * (seeing + 1) / 2;
+  }
+  const KeyLimits limits = options.limits(rows, columns);
+  if (limits.first > -KeyLimits::kUnlimited &&
+      limits.last < KeyLimits::kUnlimited) {
+    scores = std::min(scores,
+                      q * static_cast<double>(limits.last - limits.first + 1));
   }
   constexpr double kKeysOfAPass = 16;
   return scores + kKeysOfAPass * (q + k);
@@ -44,13 +49,14 @@ class PackedSchedule {
  public:
   PackedSchedule(const PackedAttentionShape& shape,
                  const std::vector<PackedRange>& rows,
-                 const std::vector<PackedRange>& columns, bool is_causal)
+                 const std::vector<PackedRange>& columns,
+                 const PackedAttentionOptions& options)
       : key_heads_(shape.key_heads) {
     double work = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
       sequences_.push_back(
           {static_cast<int64_t>(i), rows[i], columns[i],
-           attention_work(rows[i].count, columns[i].count, is_causal)});
+           attention_work(rows[i].count, columns[i].count, options)});
       work += sequences_.back().work;
     }
     std::ranges::stable_sort(sequences_, std::greater<>(),

@@ -53,6 +53,13 @@ struct DecodeTensor {
   int64_t strides[4];
 };
 
+// ALiBi's slopes, of each sequence and query head.
+struct DecodeSlopes {
+  const void* data;  // null without
+  int64_t strides[2];
+  bool is_single;  // float32, else of the queries' type
+};
+
 template <class Element>
 struct DecodeAttention {
   int64_t batch;
@@ -76,6 +83,9 @@ struct DecodeAttention {
   // each sequence, key head, split and row.
   Accumulator<Element>* states;
   Accumulator<Element>* sums;
+  int64_t window_left = -1;  // keys before its own that a row sees; -1: all
+  double softcap = 0;        // 0 where scores are not capped
+  DecodeSlopes slopes = {};
 
   __host__ __device__ int64_t shared_rows() const { return group * rows; }
 
@@ -104,6 +114,38 @@ struct DecodeAttention {
   // How many keys a row sees; negative for none.
   __device__ __forceinline__ int64_t seen(int64_t length, int64_t row) const {
     return length - rows + row % rows + 1;
+  }
+
+  // Whether the window lets a row that sees so many keys see this one of them.
+  __device__ __forceinline__ bool in_window(int64_t key, int64_t seen) const {
+    return window_left < 0 || key >= seen - 1 - window_left;
+  }
+
+  // The first tile of keys that any row sees.
+  __device__ __forceinline__ int64_t first_key(int64_t length) const {
+    const int64_t first = length - rows - window_left;
+    return window_left < 0 || first < 0 ? 0 : first / kDecodeTile * kDecodeTile;
+  }
+
+  // A scaled product as the score of a key for a row that sees so many of them.
+  __device__ __forceinline__ Accumulator<Element> modified(
+      Accumulator<Element> score, int64_t sequence, int64_t head, int64_t row,
+      int64_t distance) const {
+    using Number = Accumulator<Element>;
+    if (softcap > 0) {
+      const auto cap = static_cast<Number>(softcap);
+      score = cap * tanh(score / cap);
+    }
+    if (slopes.data != nullptr) {
+      const int64_t at = sequence * slopes.strides[0] +
+                         (head * group + row / rows) * slopes.strides[1];
+      const Number slope =
+          slopes.is_single
+              ? convert<Number>(static_cast<const float*>(slopes.data)[at])
+              : convert<Number>(static_cast<const Element*>(slopes.data)[at]);
+      score -= slope * static_cast<Number>(distance);
+    }
+    return score;
   }
 
   // The sequence or page and the place in it of a key; false where there is no
@@ -166,10 +208,12 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
     const int64_t sequence = rest / call.key_heads;
 
     const int64_t length = call.length(sequence);
+    const int64_t first_key = call.first_key(length);
     const int64_t part_keys =
-        tiles_of(tiles_of(length, kDecodeTile), static_cast<int>(call.splits)) *
+        tiles_of(tiles_of(length - first_key, kDecodeTile),
+                 static_cast<int>(call.splits)) *
         kDecodeTile;
-    const int64_t key_begin = split * part_keys;
+    const int64_t key_begin = first_key + split * part_keys;
     const int64_t key_end =
         length < key_begin + part_keys ? length : key_begin + part_keys;
     const int64_t column = output_begin + column_lane;
@@ -261,9 +305,13 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
         for (int r = 0; r < kRows; ++r) {
           const Number product = lanes_sum<kDecodeLanes>(products[k][r]);
           if (key_lane == 0) {
-            weights[r][key] = key_offsets[key] >= 0 && begin + key < seen[r]
-                                  ? product * static_cast<Number>(call.scale)
-                                  : -Number(INFINITY);
+            const bool sees = key_offsets[key] >= 0 && begin + key < seen[r] &&
+                              call.in_window(begin + key, seen[r]);
+            weights[r][key] =
+                sees ? call.modified(product * static_cast<Number>(call.scale),
+                                     sequence, head, row_begin + r,
+                                     seen[r] - 1 - begin - key)
+                     : -Number(INFINITY);
           }
         }
       }
@@ -303,7 +351,9 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
           for (int r = 0; r < kRows; ++r) {
             // A value that the row does not see may be NaN.
             sums[r] +=
-                begin + key < seen[r] ? element * weights[r][key] : Number(0);
+                begin + key < seen[r] && call.in_window(begin + key, seen[r])
+                    ? element * weights[r][key]
+                    : Number(0);
           }
         }
       }

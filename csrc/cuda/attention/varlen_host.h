@@ -51,6 +51,21 @@ inline SequenceOffsets sequence_offsets(const Tensor& cu_seqlens) {
           strides_of(cu_seqlens)[0]};
 }
 
+inline AttentionVariant packed_variant(const PackedAttentionShape& shape,
+                                       const AttentionExtras& extras) {
+  AttentionVariant variant{
+      {}, extras.window_left, extras.window_right, extras.softcap};
+  if (extras.alibi_slopes) {
+    const TensorView& slopes = *extras.alibi_slopes;
+    const PackedSlopeStrides strides = packed_slope_strides(slopes);
+    variant.slopes = {
+        slopes.const_data_ptr(),
+        dtype_of(slopes) == ScalarType::Float,
+        {{strides.sequence, strides.head * shape.group(), strides.head}}};
+  }
+  return variant;
+}
+
 // The tensors of a call that both directions have.
 struct PackedTensors {
   const Tensor& query;
@@ -86,7 +101,7 @@ AttentionProblem<Element> packed_problem(
       {sequence_offsets(tensors.cu_seqlens_q),
        sequence_offsets(tensors.cu_seqlens_k), shape.heads, shape.total_rows,
        shape.total_columns},
-      {},
+      packed_variant(shape, options.extras),
   };
 }
 
