@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import references
 import torch
 from samples import normal
 from torch import Tensor
@@ -181,6 +182,47 @@ def test_error_is_at_most_twice_that_of_the_math_backend(
     query, key, value = (tensor.to(device) for tensor in inputs)
     data = (query, key, value), mask if mask is None else mask.to(device), options
     check_errors(pkg.ops.scaled_dot_product_attention, data)
+
+
+def capped_by_definition(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    softcap: float,
+) -> Tensor:
+    """Capped attention as PyTorch's math backend would have it, its gradients by autograd."""
+    scores = references.attention_scores(query, key, attn_mask, is_causal, softcap=softcap)
+    return torch.softmax(scores, -1) @ value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("random", "causal", "large scores", "values with a mean", "long", "few rows"),
+        *("sparse mask", "float mask", "head of 128", "scores rise by 20"),
+        *("keys and values with a mean", "keys with a mean, values with another"),
+        *("causal, keys with a mean", "keys with a mean and one far away"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_of_capped_scores(device: torch.device, dtype: torch.dtype, name: str) -> None:
+    """At most twice that of the definition, which has no operator of PyTorch's."""
+    inputs, mask, options = converted(DATA[name](), dtype)
+    query, key, value = (tensor.to(device) for tensor in inputs)
+    data = (
+        (query, key, value),
+        None if mask is None else mask.to(device),
+        {**options, "softcap": 20.0},
+    )
+    ours = results(pkg.ops.scaled_dot_product_attention, data)
+    plain = results(capped_by_definition, data)
+    exact = results(capped_by_definition, converted(data, torch.float64))
+    for result, expected in exact.items():
+        error, limit = ((each[result] - expected).norm() for each in (ours, plain))
+        assert error <= 2 * limit, f"{result}: {error:.3g}, more than twice {limit:.3g}"
 
 
 @pytest.mark.parametrize("rise", [20, 300])

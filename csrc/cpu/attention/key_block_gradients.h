@@ -223,12 +223,15 @@ class KeyBlockGradients {
             : grad_mask_sums_->to_prefetch(slice_, split_, place.batch,
                                            place.row, place.column));
     add_to_mask(place.batch, place.row, place.used, strip, seen);
+    fill_strip<kRows>(strip, seen);
     if (caps()) {
+      add_capped_to_compensation(place, strip, first, grad_query_sums);
       apply_cap_slopes(place, block_.strip_grad_scores(strip) + first);
     }
-    fill_strip<kRows>(strip, seen);
     block_.finish_strip(strip, kRows, padded_count());
-    add_to_compensation<kRows>(place, strip, first, grad_query_sums);
+    if (!caps()) {
+      add_to_compensation<kRows>(place, strip, first, grad_query_sums);
+    }
     multiply_strip<Arithmetic, kRows>(  // dQ += dS K
         LeftByRows<KGroup, kScoreStride / kDepth>{
             block_.grad_scores_by_rows(strip) + first / kDepth},
@@ -249,13 +252,31 @@ class KeyBlockGradients {
     }
   }
 
-  // Of gradients behind a cap, which do not sum to 0, there is none.
+  // Behind the cap the gradients sum to 0; before it an error of theirs is that
+  // much of each probability times the cap's slope. Where gradients are rounded
+  // to be multiplied, that is the larger error, and this is left out.
+  void add_capped_to_compensation(const StripPlace& place, int64_t strip,
+                                  int64_t first, Number* grad_query_sums) {
+    if constexpr (!kRoundsProbabilities<Arithmetic>) {
+      alignas(64) Number weights[kScoreStride] = {};
+      for (int i = 0; i < place.used; ++i) {
+        const int64_t row = i * kScoreStride;
+        const Number* probabilities = block_.strip_probabilities(strip) + row;
+        for (int64_t j = 0; j < place.count; j += simd::kLanes<Number>) {
+          simd::store(weights + first + j,
+                      simd::load(probabilities + first + j) *
+                          simd::load(cap_slopes_ + row + j));
+        }
+        sums_.row_compensation(grad_query_sums, place.row + i)
+            .add(weights, block_.strip_grad_scores(strip) + row, padded_count(),
+                 key_means_, sums_.stride);
+      }
+    }
+  }
+
   template <int kRows>
   void add_to_compensation(const StripPlace& place, int64_t strip,
                            int64_t first, Number* grad_query_sums) {
-    if (caps()) {
-      return;
-    }
     if constexpr (kRoundsProbabilities<Arithmetic>) {
       for (int i = 0; i < kRows; i += 2) {
         sums_.pair_compensation(grad_query_sums, place.row + i)

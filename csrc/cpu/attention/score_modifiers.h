@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/gemm/arithmetic.h"
-#include "cpu/pointwise/formula_math.h"
+#include "cpu/lltm/gates.h"
 #include "cpu/simd/simd.h"
 #include "scaled_dot_product_attention.h"
 
@@ -99,13 +99,12 @@ class ScoreModifiers {
 
   void cap_row(Number* scores, Number scale, int64_t count,
                Number* slopes) const {
-    const Number inverse = Number{1} / softcap_;
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vector<Number> share =
-          math::tanh(simd::load(scores + i) * scale * inverse);
-      simd::store(scores + i, share * softcap_);
+      const Tanh<Vector<Number>> share(simd::load(scores + i) * scale /
+                                       softcap_);
+      simd::store(scores + i, share.value * softcap_);
       if (slopes != nullptr) {
-        simd::store(slopes + i, (Number{1} - share) * (Number{1} + share));
+        simd::store(slopes + i, share.slope);
       }
     }
     if (slopes != nullptr) {
