@@ -27,7 +27,8 @@ _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 TABLE = (
-    "what PyTorch's function of that name does, without the matrix of scores",
+    "what PyTorch's function of that name does, without the matrix of scores; and flash-attn's "
+    "windows, capped scores and ALiBi",
     "floating",
     "yes, of masks too",
 )
@@ -80,8 +81,9 @@ def scaled_dot_product_attention(
             key is counted from the end: of L queries and S keys, query i sees the keys
             from i + S - L - window_left to i + S - L + window_right alone, flash-attn's
             meaning (https://github.com/Dao-AILab/flash-attention). Keys that no query of
-            a block sees are not computed, so that the cost is that of the window. With
-            ``is_causal``, ``attn_mask`` or both sides a key must be let through by all.
+            a block sees are not computed, so that the cost is that of the window; NaN in
+            them need not show. With ``is_causal`` or ``attn_mask`` a query sees the keys
+            that each of them lets it see.
         window_right: How many keys behind its own a query sees; -1: all. 0 alone is
             causality that is aligned to the last key.
         softcap: Scores, scaled, become ``softcap * tanh(score / softcap)`` before masks

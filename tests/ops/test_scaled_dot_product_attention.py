@@ -363,6 +363,13 @@ class TestAttention(OperatorTests):
             Sample(arguments, options, name=name, **more)
             for name, arguments, options, more in flash_attention_calls()
         ]
+        samples += [
+            Sample(
+                tensors, {"softcap": 2.0}, name=f"{name}, capped", values_only=True, gradcheck=False
+            )
+            for name, tensors in special_calls()
+            if "query" in name
+        ]
         return samples
 
     def errors(self) -> list[ErrorSample]:
