@@ -2,7 +2,8 @@
 
 Importing the package loads its compiled libraries and registers the operators
 as ``torch.ops.pkg.*``. They are public functions of :mod:`pkg.ops`, and plain
-functions of the same names in ``pkg._C``. :mod:`pkg.nn` holds modules over them.
+functions of the same names in ``pkg._C``. :mod:`pkg.nn` holds modules over them,
+:mod:`pkg.integrations` leads other packages to them, and :func:`accelerate` PyTorch's own operators.
 
 Example:
     >>> import torch, pkg
@@ -14,7 +15,7 @@ from . import _loader, jit
 
 try:
     _C = _loader.load()
-    from . import nn, ops
+    from . import integrations, nn, ops
     from .accelerate import accelerate
     from .doctor import doctor
     from .packing import pack_weights_
@@ -29,4 +30,14 @@ except BaseException as error:
     raise
 from .version import __version__
 
-__all__ = ["__version__", "accelerate", "doctor", "jit", "nn", "ops", "pack_weights_", "quantize_"]
+__all__ = [
+    "__version__",
+    "accelerate",
+    "doctor",
+    "integrations",
+    "jit",
+    "nn",
+    "ops",
+    "pack_weights_",
+    "quantize_",
+]

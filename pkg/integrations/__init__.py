@@ -1,0 +1,10 @@
+"""Other packages' ways to attention, led to the operators of :mod:`pkg.ops`.
+
+:mod:`pkg.integrations.transformers` gives Hugging Face's models ``attn_implementation="pkg"``, and
+:mod:`pkg.integrations.flash_attn` has the functions of flash-attn, on the CPU too. Importing either
+imports nothing but PyTorch.
+"""
+
+from . import flash_attn, transformers
+
+__all__ = ["flash_attn", "transformers"]

@@ -1,0 +1,353 @@
+"""attn_implementation="pkg": models of transformers compute what they compute with its own kinds.
+
+The models are the library's, from small configurations, with random weights large enough for
+attention to matter. What one gives in float32 is held by the rule of pkg.testing: to at most twice
+the error that it has with transformers' own attention, against the same model in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import sys
+import types
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pkg
+from pkg.testing import Sample
+from pkg.testing.tolerance import expect, expect_beside
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="needs transformers: pip install 'pkg-kernels[transformers]'",
+)
+WINDOW = 5
+TOKENS = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = {
+    **TOKENS,
+    **SIZES,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 64,
+}
+LAYERS = ["sliding_attention", "full_attention"]
+# Module of transformers.models, configuration, model, the configuration's arguments.
+MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "gpt2": (
+        "gpt2",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {**TOKENS, "n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 64},
+    ),
+    "llama": ("llama", "LlamaConfig", "LlamaForCausalLM", GROUPED),
+    "qwen3": ("qwen3", "Qwen3Config", "Qwen3ForCausalLM", GROUPED),
+    "mistral": (
+        "mistral",
+        "MistralConfig",
+        "MistralForCausalLM",
+        {**GROUPED, "sliding_window": WINDOW},
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**GROUPED, "sliding_window": WINDOW, "layer_types": LAYERS},
+    ),
+    "bert": ("bert", "BertConfig", "BertModel", {**TOKENS, **SIZES}),
+    "vit": ("vit", "ViTConfig", "ViTModel", {**SIZES, "image_size": 24, "patch_size": 8}),
+    "whisper": (
+        "whisper",
+        "WhisperConfig",
+        "WhisperEncoder",
+        {
+            "d_model": 64,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 96,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+        },
+    ),
+}
+DECODERS = ["gpt2", "llama", "qwen3", "mistral", "gemma3"]
+# What transformers itself offers for a model that is exact: SDPA caps no scores.
+BESIDE: dict[str, str] = {}
+LENGTH, PADDING = 12, 4
+
+
+def make(name: str, *kinds: str) -> list[torch.nn.Module]:
+    """The same model, in evaluation mode, once for each kind of attention."""
+    pkg.integrations.transformers.register()
+    module, config, model, arguments = MODELS[name]
+    package = importlib.import_module("transformers")
+    source = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    made: list[torch.nn.Module] = []
+    for kind in kinds:
+        # A configuration of its own: it is where a model keeps its kind of attention.
+        options = getattr(package, config)(**copy.deepcopy(arguments))
+        try:
+            each = getattr(source, model)._from_config(options, attn_implementation=kind).eval()
+        except KeyError as error:
+            pytest.skip(f"{name} of this transformers knows only its own attention: {error}")
+        if made:
+            each.load_state_dict(made[0].state_dict())
+        else:
+            enlarge(each)
+        made.append(each)
+    return made
+
+
+def enlarge(model: torch.nn.Module) -> None:
+    """Weights at which scores are of the order of one, and biases that are not zero."""
+    for parameter in model.parameters():
+        size = parameter[0].numel() if parameter.dim() > 1 else 4
+        torch.nn.init.normal_(parameter, std=1.5 * size**-0.5)
+
+
+def inputs_of(name: str, padded: bool) -> tuple[dict[str, Any], Tensor]:
+    """Arguments of a model, and which of its outputs count; padding is on the left."""
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 24, 24)}, torch.ones(2, 10, dtype=torch.bool)
+    if name == "whisper":
+        return {"input_features": torch.randn(2, 8, 40)}, torch.ones(2, 20, dtype=torch.bool)
+    there = torch.ones(2, LENGTH, dtype=torch.bool)
+    tokens = torch.randint(3, 101, (2, LENGTH))
+    if not padded:
+        return {"input_ids": tokens}, there
+    there[0, :PADDING] = False
+    arguments = {"input_ids": tokens.where(there, 0), "attention_mask": there.long()}
+    return arguments, there
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """The masks of the calls of our attention: that it was called at all is part of each test."""
+    masks: list[Tensor | None] = []
+    ours = pkg.integrations.transformers.attention
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any
+    ) -> Any:
+        masks.append(mask)
+        return ours(module, query, key, value, mask, **rest)
+
+    monkeypatch.setattr(pkg.integrations.transformers, "attention", attention)
+    return masks
+
+
+@needs_transformers
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients(name: str, padded: bool, calls: list[Tensor | None]) -> None:
+    if padded and name in ("vit", "whisper"):
+        pytest.skip("images and spectrograms have no padding")
+    arguments, counts = inputs_of(name, padded)
+    ours, plain = make(name, "pkg", BESIDE.get(name, "sdpa"))
+    with torch.no_grad():
+        weights = torch.randn(ours(**arguments)[0][counts].shape)
+
+    def evaluate(model: torch.nn.Module, sample: Sample) -> list[Tensor]:
+        parameters, given = sample.args
+        leaves = {key: each.detach().requires_grad_() for key, each in parameters.items()}
+        output = torch.func.functional_call(model, leaves, kwargs=given)[0][counts]
+        loss = (output * weights.to(output.dtype)).sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return [output.detach(), *(each for each in grads if each is not None)]
+
+    parameters = {key: each.detach() for key, each in plain.named_parameters()}
+    sample = Sample((parameters, arguments))
+    calls.clear()
+    actual = evaluate(ours, sample)
+    assert len(calls) == 2
+    expected = expect(partial(evaluate, plain), sample)
+    for number, (each, value) in enumerate(zip(expected, actual, strict=True)):
+        each.compare(value, f"{name}: the output" if number == 0 else f"{name}: gradient {number}")
+
+
+def cache_of(kind: str, model: torch.nn.Module) -> Any:
+    package = importlib.import_module("transformers")
+    if kind == "dynamic":
+        return package.DynamicCache(config=model.config)
+    return package.StaticCache(config=model.config, max_cache_len=24)
+
+
+@needs_transformers
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_prefill_and_decode(name: str, cache: str, calls: list[Tensor | None]) -> None:
+    """A prompt, then several tokens at a time, then one at a time, with padding on the left."""
+    arguments, there = inputs_of(name, padded=True)
+    ours, *others = make(name, "pkg", BESIDE.get(name, "sdpa"), "eager")
+    # Not eager where there is another: in float64 its lowest finite score is float32's infinity.
+    exact = copy.deepcopy(others[0]).double()
+    results = []
+    for model in (ours, *others, exact):
+        past, logits = cache_of(cache, model), []
+        bounds = [0, 6, 9, 10, 11, LENGTH]
+        for first, last in pairwise(bounds):
+            positions = torch.arange(first, last)
+            step = model(
+                input_ids=arguments["input_ids"][:, first:last],
+                attention_mask=arguments["attention_mask"][:, :last],
+                position_ids=(there.cumsum(-1) - 1).clamp(min=0)[:, first:last],
+                past_key_values=past,
+                cache_position=positions,
+                use_cache=True,
+            )
+            logits.append(step.logits.detach())
+        results.append(torch.cat(logits, 1)[there])
+    assert len(calls) == 10
+    mine, *plain, right = results
+    # The worse of the two that transformers has: which of them rounds less is chance.
+    worse = max(plain, key=lambda each: float((each - right).abs().max()))
+    expect_beside(right, worse).compare(mine, name)
+
+
+@needs_transformers
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generate_writes_the_same_tokens(name: str, cache: str, calls: list[Tensor | None]) -> None:
+    arguments, _ = inputs_of(name, padded=True)
+    texts = []
+    for model in make(name, "pkg", BESIDE.get(name, "sdpa")):
+        model.generation_config.disable_compile = True
+        texts.append(
+            model.generate(
+                **arguments,
+                max_new_tokens=9,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                cache_implementation=cache,
+            )
+        )
+    assert texts[0].shape == (2, LENGTH + 9)
+    assert torch.equal(*texts)
+    assert len(calls) == 18
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_future_is_not_seen(name: str) -> None:
+    (model,) = make(name, "pkg")
+    tokens = torch.randint(3, 101, (1, LENGTH))
+    other = tokens.clone()
+    other[0, -1] = 3 + (other[0, -1] - 2) % 98
+    with torch.no_grad():
+        first, second = model(tokens).logits, model(other).logits
+    assert torch.equal(first[:, :-1], second[:, :-1])
+    assert not torch.equal(first[:, -1], second[:, -1])
+
+
+@needs_transformers
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    arguments, counts = inputs_of("llama", padded=True)
+    ours, plain = make("llama", "pkg", "sdpa")
+    with torch.no_grad():
+        exact = copy.deepcopy(plain).to(dtype).double()(**arguments).logits[counts]
+        results = [model.to(dtype)(**arguments).logits[counts] for model in (ours, plain)]
+    expect_beside(exact, results[1]).compare(results[0], f"llama in {dtype}")
+
+
+@needs_transformers
+def test_a_layer_with_a_bias_of_its_own() -> None:
+    """T5's: numbers that are added to the scores, and that learn; newer models pass them on."""
+    attention = pkg.integrations.transformers.attention
+    module = types.SimpleNamespace(is_causal=True)
+    query, key, value = (torch.randn(2, 4, 7, 16, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 4, 7, 7, requires_grad=True)
+    there = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    there[0, ..., :2] = False
+    lower = torch.ones(7, 7, dtype=torch.bool).tril()
+    low = torch.finfo(torch.float32).min
+    for mask, added in (
+        (None, torch.where(lower, bias, low)),
+        (there, torch.where(there, bias, low)),
+        (torch.zeros(1, 1, 7, 7), bias),
+    ):
+        output, nothing = attention(module, query, key, value, mask, position_bias=bias)
+        assert nothing is None
+        inputs = (query, key, value, bias)
+
+        def plain(
+            dtype: torch.dtype, added: Tensor = added, inputs: tuple[Tensor, ...] = inputs
+        ) -> list[Tensor]:
+            scores = query.to(dtype) @ key.to(dtype).mT / 4 + added.to(dtype)
+            result = (scores.softmax(-1) @ value.to(dtype)).transpose(1, 2)
+            grads = torch.autograd.grad(result.sum(), inputs, retain_graph=True)
+            return [result.detach(), *grads]
+
+        actual = [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
+        for mine, right, other in zip(
+            actual, plain(torch.float64), plain(torch.float32), strict=True
+        ):
+            expect_beside(right, other).compare(mine, "with a bias")
+
+
+def test_dropout_is_reproducible() -> None:
+    module = types.SimpleNamespace(is_causal=False)
+    query = torch.randn(1, 2, 9, 8)
+    outputs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        attention = pkg.integrations.transformers.attention
+        outputs.append(attention(module, query, query, query, None, dropout=0.5)[0])
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("head_mask", torch.ones(2)),
+        ("output_attentions", True),
+        ("sinks", torch.ones(2)),
+        ("cache", object()),
+    ],
+)
+def test_what_cannot_be_done_is_refused(option: str, value: object) -> None:
+    query = torch.randn(1, 2, 3, 8)
+    attention = pkg.integrations.transformers.attention
+    module = types.SimpleNamespace(is_causal=True)
+    with pytest.raises(ValueError, match=f"attn_implementation='pkg': {option} is given"):
+        attention(module, query, query, query, None, **{option: value})
+    attention(module, query, query, query, None, **{option: None})
+
+
+def test_transformers_that_is_absent_or_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        ImportError, match=r"transformers cannot be imported .*install 4\.53 or newer"
+    ):
+        pkg.integrations.transformers.register()
+    old = types.ModuleType("transformers")
+    old.__version__ = "4.40.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", old)
+    with pytest.raises(ImportError, match=r"transformers is 4\.40\.0.*it must be 4\.53 or newer"):
+        pkg.integrations.transformers.register()
+
+
+@needs_transformers
+@pytest.mark.tracing
+def test_a_compiled_model() -> None:
+    arguments, counts = inputs_of("llama", padded=True)
+    (model,) = make("llama", "pkg")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            compiled(**arguments).logits[counts], model(**arguments).logits[counts]
+        )
