@@ -8,7 +8,9 @@
 
 What a mask means, and when there is none, follows transformers' own ``sdpa``
 (``transformers/integrations/sdpa_attention.py`` and ``masking_utils.py``), so a model computes what
-it computes with that; keys are never repeated for the query heads that share them.
+it computes with that. Beyond it, scores may be soft-capped (Gemma 2) and attention may have sinks
+(gpt-oss), for which transformers otherwise has ``eager`` alone on a CPU; and keys are never repeated
+for the query heads that share them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
+from ._sinks import attention_with_sinks
 
 NAME = "pkg"
 """What ``attn_implementation`` is to be."""
@@ -27,9 +30,7 @@ _OLDEST = "4.53"
 
 # Of what models pass besides, what changes the result; all else is for flash-attn or for records.
 _REFUSED = {
-    "softcap": "soft-capped scores; choose attn_implementation='eager'",
-    "s_aux": "attention sinks; choose attn_implementation='eager'",
-    "sinks": "attention sinks; choose attn_implementation='eager'",
+    "sinks": "a sink for every query; choose attn_implementation='eager'",
     "head_mask": "a mask of heads; choose attn_implementation='eager'",
     "output_attentions": (
         "the attention weights, which are never held; choose attn_implementation='eager'"
@@ -86,6 +87,8 @@ def attention(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for a layer's attention; see :func:`register`.
@@ -105,6 +108,9 @@ def attention(
             default ``module.is_causal``, and True where the module has none.
         position_bias: Numbers to add to the scores, of a shape that broadcasts to theirs; may
             require grad.
+        softcap: A scaled score s becomes ``softcap * tanh(s / softcap)``; None: it stays.
+        s_aux: Shape (heads,), attention sinks: a score for each head that takes part in the
+            softmax and has no value; may require grad.
         options: What else a model passes. Sliding windows and padding are in the mask already;
             what cannot be done is refused, and the rest changes no result.
 
@@ -131,16 +137,16 @@ def attention(
         position_bias = position_bias[..., :keys]
         attention_mask = _with_bias(position_bias, attention_mask, is_causal, queries, query.dtype)
         is_causal = False
-    output = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout,
-        is_causal,
-        scale=scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
+    arguments = (attention_mask, dropout, is_causal)
+    options = {
+        "scale": scaling,
+        "enable_gqa": key.shape[1] != query.shape[1],
+        "softcap": softcap or 0.0,
+    }
+    if s_aux is None:
+        output = scaled_dot_product_attention(query, key, value, *arguments, **options)
+    else:
+        output = attention_with_sinks(query, key, value, s_aux, *arguments, **options)
     return output.transpose(1, 2).contiguous(), None
 
 

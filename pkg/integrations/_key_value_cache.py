@@ -1,0 +1,255 @@
+"""The cache of keys and values of ``flash_attn_with_kvcache``: where things lie, and both ways."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..ops.decode_attention import decode_attention
+
+# From so many queries of a sequence on, packing its cache and multiplying blocks is faster.
+_MANY_QUERIES = 16
+
+
+class KeyValueCache:
+    """A cache of keys and values, in pages: a contiguous one has a page for each sequence."""
+
+    def __init__(
+        self,
+        name: str,
+        keys: Tensor,
+        values: Tensor,
+        batch: int,
+        block_table: Tensor | None,
+        rows: Tensor | None,
+    ) -> None:
+        self.name, self.keys, self.values, self.batch = name, keys, values, batch
+        self.page_size = keys.shape[1]
+        self.is_paged = block_table is not None
+        if keys.shape[:3] != values.shape[:3]:
+            raise RuntimeError(
+                f"{name}: k_cache is of shape {list(keys.shape)} and v_cache of "
+                f"{list(values.shape)}; but for the last dimension they must be equal"
+            )
+        # None where sequence b has page b: the first rows of the cache.
+        self.table = block_table
+        if rows is not None:
+            check_batch(name, "cache_batch_idx", rows, batch)
+            self.table = rows[:, None]
+        elif block_table is not None:
+            if block_table.dim() != 2 or len(block_table) != batch:
+                raise RuntimeError(
+                    f"{name}: block_table is of shape {list(block_table.shape)}; it must be "
+                    f"(batch, pages of a sequence) with a batch of {batch}, that of q"
+                )
+        elif len(keys) < batch:
+            raise RuntimeError(
+                f"{name}: k_cache has {len(keys)} rows and q a batch of {batch}; without "
+                "cache_batch_idx it must have at least as many"
+            )
+        self.room = self.page_size * (1 if self.table is None else self.table.shape[1])
+
+    def lengths(self, given: int | Tensor | None, appends: bool) -> Tensor:
+        """How many places of each sequence are filled, int64 of shape (B,)."""
+        device = self.keys.device
+        if given is None:
+            if appends:
+                raise RuntimeError(
+                    f"{self.name}: k is given without cache_seqlens, which says where to write it"
+                )
+            given = self.room
+        if not isinstance(given, Tensor):
+            return torch.full((self.batch,), given, dtype=torch.int64, device=device)
+        check_batch(self.name, "cache_seqlens", given, self.batch)
+        return given.long()
+
+    def places_of_new(self, lengths: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Where the new keys go, of shape (B, L_new)."""
+        for argument, tensor, cache in (("k", k, self.keys), ("v", v, self.values)):
+            expected = (self.batch, k.shape[1], *cache.shape[2:])
+            if tensor.shape != expected or tensor.dtype != cache.dtype:
+                raise RuntimeError(
+                    f"{self.name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it "
+                    f"must be {cache.dtype} of shape {list(expected)}, as q, k and the cache say"
+                )
+        places = lengths[:, None] + torch.arange(k.shape[1], device=lengths.device)
+        if places.numel() and places.device.type == "cpu":
+            first, last = int(places.min()), int(places.max())
+            if first < 0 or last >= self.room:
+                raise RuntimeError(
+                    f"{self.name}: cache_seqlens and k want places {first} to {last}; the cache "
+                    f"has {self.room} for a sequence"
+                )
+        return places
+
+    def index(self, sequences: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The page of each place of each sequence, and the place on it."""
+        if self.table is None:
+            return sequences, places
+        pages = self.table.long()[sequences, places // self.page_size]
+        return pages, places % self.page_size
+
+    def write(self, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Writes new keys and values, in place."""
+        sequences = torch.arange(self.batch, device=places.device)[:, None].expand_as(places)
+        index = self.index(sequences, places)
+        self.keys.index_put_(index, k)
+        self.values.index_put_(index, v)
+
+    def leave_out(self, leftpad: Tensor, lengths: Tensor) -> Tensor:
+        """From here on the first places are not the sequence's; how long it is without them.
+
+        A page is one key then.
+        """
+        check_batch(self.name, "cache_leftpad", leftpad, self.batch)
+        rows = torch.arange(self.batch, device=lengths.device)[:, None]
+        if self.table is not None:
+            rows = self.table.long()
+        places = leftpad.long()[:, None] + torch.arange(self.room, device=lengths.device)
+        # What lies beyond is never read, since the lengths end before.
+        self.table = rows * self.page_size + places.clamp(max=self.room - 1)
+        self.keys = self.keys.reshape(-1, 1, *self.keys.shape[2:])
+        self.values = self.values.reshape(-1, 1, *self.values.shape[2:])
+        self.page_size = 1
+        return (lengths - leftpad.long()).clamp(min=0)
+
+
+class Rotary:
+    """Rotary embedding (https://arxiv.org/abs/2104.09864), computed in float32 at least."""
+
+    def __init__(
+        self, name: str, cos: Tensor | None, sin: Tensor | None, interleaved: bool
+    ) -> None:
+        if cos is None or sin is None:
+            raise RuntimeError(f"{name}: of rotary_cos and rotary_sin only one is given")
+        if cos.dim() != 2 or cos.shape != sin.shape:
+            raise RuntimeError(
+                f"{name}: rotary_cos is of shape {list(cos.shape)} and rotary_sin of "
+                f"{list(sin.shape)}; both must be (positions, half of what is turned)"
+            )
+        self.name, self.cos, self.sin, self.interleaved = name, cos, sin, interleaved
+
+    def __call__(self, tensor: Tensor, places: Tensor) -> Tensor:
+        """Turns a tensor of shape (B, L, heads, E) by its places, of shape (B, L)."""
+        positions, half = self.cos.shape
+        if 2 * half > tensor.shape[-1]:
+            raise RuntimeError(
+                f"{self.name}: rotary_cos has {half} columns, which turn {2 * half} elements; a "
+                f"head has {tensor.shape[-1]}"
+            )
+        if places.numel() and places.device.type == "cpu" and int(places.max()) >= positions:
+            raise RuntimeError(
+                f"{self.name}: rotary_cos has {positions} rows; place {int(places.max())} of the "
+                "cache needs one more than its number"
+            )
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        cos, sin = (each[places].unsqueeze(2).to(wide) for each in (self.cos, self.sin))
+        turned, rest = tensor[..., : 2 * half], tensor[..., 2 * half :]
+        shape = (half, 2) if self.interleaved else (2, half)
+        x, y = turned.to(wide).unflatten(-1, shape).unbind(-1 if self.interleaved else -2)
+        pair = torch.stack((x * cos - y * sin, x * sin + y * cos), -1 if self.interleaved else -2)
+        return torch.cat((pair.flatten(-2).to(tensor.dtype), rest), -1)
+
+
+def decode(
+    q: Tensor,
+    cache: KeyValueCache,
+    lengths: Tensor,
+    scale: float | None,
+    left: int,
+    right: int,
+    softcap: float,
+    slopes: Tensor | None,
+) -> Tensor | None:
+    """The way that reads the cache where it lies, or None where that one cannot be gone."""
+    queries = q.shape[1]
+    if queries >= _MANY_QUERIES:
+        return None
+    # The last query has no keys behind it.
+    is_causal = right == 0 or queries == 1
+    if not is_causal and (left >= 0 or right >= 0 or slopes is not None):
+        return None
+    query = q.transpose(1, 2)
+    if not is_causal:
+        # Queries that all see the same are as many heads.
+        query = query.reshape(len(q), -1, 1, q.shape[-1])
+    keys, values = cache.keys.transpose(1, 2), cache.values.transpose(1, 2)
+    output = decode_attention(
+        query,
+        keys,
+        values,
+        lengths,
+        cache.table,
+        scale,
+        window_left=left,
+        softcap=softcap,
+        alibi_slopes=slopes,
+    )
+    if not is_causal:
+        output = output.reshape(len(q), q.shape[2], queries, -1)
+    return output.transpose(1, 2)
+
+
+def attend_to_copy(
+    name: str,
+    q: Tensor,
+    cache: KeyValueCache,
+    lengths: Tensor,
+    scale: float | None,
+    left: int,
+    right: int,
+    softcap: float,
+    slopes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The way that packs the keys of all sequences: output and logarithms of the sums."""
+    batch, queries = q.shape[:2]
+    table = cache.table
+    if table is None:
+        table = torch.arange(batch, device=q.device)[:, None]
+    keys, values = out_of_pages(name, cache.keys, cache.values, lengths, table)
+    zero = lengths.new_zeros(1)
+    starts = torch.cat((zero, lengths.cumsum(0)))
+    rows = torch.arange(batch + 1, device=q.device) * queries
+    output, log_sum_exp, _ = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default(
+        *(q.flatten(0, 1), keys, values, rows, starts, None),
+        *(queries, int(lengths.max()) if batch else 0, 0.0, scale, False, False),
+        *(slopes, left, right, softcap),
+    )
+    log_sum_exp = log_sum_exp.unflatten(1, (batch, queries)).transpose(0, 1)
+    return output.unflatten(0, (batch, queries)), with_infinity(log_sum_exp)
+
+
+def out_of_pages(
+    name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of all sequences, one behind the other, copied out of their pages."""
+    lengths, page_size = lengths.long(), k.shape[1]
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest > page_size * table.shape[1]:
+        raise RuntimeError(
+            f"{name}: a sequence has {longest} keys; {table.shape[1]} pages of {page_size} hold no "
+            "more than their product"
+        )
+    sequences = torch.repeat_interleave(
+        torch.arange(len(lengths), device=k.device), lengths.to(k.device)
+    )
+    first = (lengths.cumsum(0) - lengths).to(k.device)
+    places = torch.arange(len(sequences), device=k.device) - first[sequences]
+    pages = table.long()[sequences, places // max(page_size, 1)]
+    index = pages * page_size + places % max(page_size, 1)
+    return k.flatten(0, 1)[index], v.flatten(0, 1)[index]
+
+
+def with_infinity(log_sum_exp: Tensor) -> Tensor:
+    """Infinite where there are no keys, and in float32: what flash-attn gives."""
+    return log_sum_exp.masked_fill(log_sum_exp == -math.inf, math.inf)
+
+
+def check_batch(name: str, argument: str, tensor: Tensor, batch: int) -> None:
+    if tensor.shape != (batch,) or tensor.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(
+            f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
+            f"or int64 of shape [{batch}], for the batch of q"
+        )
