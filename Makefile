@@ -151,12 +151,13 @@ $(INSTALLED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-native}" PKG_BUILD_CUDA=
 $(INSTALLED): $(BUILT_BY)
 	@echo 'Compiling the libraries that this machine runs; the first time takes minutes.'
 	$(install)
-	@touch $@
+	@touch $(COMPILED) $@
 
-# Without pip, which takes longer than most changes.
+# Without pip, which takes longer than most changes; and nothing where it was just installed.
 $(COMPILED): BUILT = PKG_CPU_LEVELS="$${PKG_CPU_LEVELS-$$(test -e $(INSTALLED_ALL) || echo native)}" PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"
 $(COMPILED): $(CPP_SOURCES) | $(INSTALLED)
-	$(BUILT) $(RUN) tools/show_build.py $(RUN) setup.py --quiet build_ext --inplace
+	@test -e $@ && test -z "$$(find $(CPP_SOURCES) -newer $@)" || \
+	    $(BUILT) $(RUN) tools/show_build.py $(RUN) setup.py --quiet build_ext --inplace
 	@touch $@
 
 $(INSTALLED_ALL): BUILT = PKG_CPU_LEVELS= PKG_BUILD_CUDA="$${PKG_BUILD_CUDA-native}"

@@ -1,0 +1,61 @@
+"""No function of the C++ and CUDA sources is longer than a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+lizard = pytest.importorskip("lizard", reason="lizard, of the extra dev, counts lines")
+
+pytestmark = pytest.mark.checkout
+
+ROOT = Path(__file__).resolve().parents[1]
+SUFFIXES = {".h", ".cpp", ".cuh", ".cu"}
+LONGEST = 60
+# Kernels that are longer yet: the shared memory and the registers of a block are local to one
+# function. They may become shorter, and are left out here once they fit.
+LONGER = {
+    "cuda/attention/decode.cuh: pkg::cuda::decode_attention_kernel": 223,
+    "cuda/attention/forward.cuh: pkg::cuda::attention_forward_kernel": 88,
+    "cuda/attention/grad_key_value.cuh: pkg::cuda::attention_grad_key_value_kernel": 72,
+    "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_kernel": 125,
+    "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_gradient_kernel": 104,
+    "cuda/int4/int4_linear.cuh: pkg::cuda::int4_linear_half_kernel": 63,
+    "cuda/int4/rowwise.cuh: pkg::cuda::rowwise_scaled_linear_kernel": 92,
+}
+
+
+def lengths(folder: Path) -> Iterator[tuple[str, int]]:
+    """Each function below a folder, and its lines."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in SUFFIXES:
+            # lizard goes by the name, and takes no CUDA sources.
+            found = lizard.analyze_file.analyze_source_code(
+                path.with_suffix(".cpp").name, path.read_text("utf-8")
+            )
+            for function in found.function_list:
+                where = path.relative_to(folder).as_posix()
+                yield f"{where}: {function.name}", function.length
+
+
+def test_functions_fit_a_screen() -> None:
+    found = list(lengths(ROOT / "csrc"))
+    assert len(found) > 1000, "lizard does not understand the sources"
+    long = {name: length for name, length in found if length > LONGEST}
+    too_long = {name: length for name, length in long.items() if length > LONGER.get(name, LONGEST)}
+    assert not too_long, f"longer than {LONGEST} lines: {too_long}; divide them"
+    assert LONGER.keys() == long.keys(), "a kernel fits a screen now: leave it out of LONGER"
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
+def test_a_long_function_is_found(tmp_path: Path, suffix: str) -> None:
+    body = "  f();\n" * (LONGEST - 1)
+    text = f"namespace pkg {{\ntemplate <class T>\nvoid fits() {{\n{body[7:]}}}\n"
+    text += f"inline auto long_one() -> int {{\n{body}}}\n}}\n"
+    (tmp_path / f"some{suffix}").write_text(text, "utf-8")
+    assert dict(lengths(tmp_path)) == {
+        f"some{suffix}: pkg::fits": LONGEST,
+        f"some{suffix}: pkg::long_one": LONGEST + 1,
+    }
