@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -118,14 +119,57 @@ def test_a_large_result_is_compared_in_parts_by_the_same_rule(
     # Accepted only with the rounding that the largest result allows, which is in another part.
     least = int(whole.exact.abs().argmin())
     factor = 3 if dtype == torch.float64 else 2
+    largest = max(whole.plain_error, *whole.nearby_errors())
     for error, right in ((0.8, True), (2.5, False)):
         off = whole.exact.clone()
-        off.view(-1)[least] += factor * whole.nearby_error() + error * floor
+        off.view(-1)[least] += factor * largest + error * floor
         if right:
             parts.compare(off.to(dtype), "output")
         else:
             with pytest.raises(AssertionError, match="1 of 1600 elements are not"):
                 parts.compare(off.to(dtype), "output")
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_neighbours_are_evaluated_until_the_result_passes(dtype: torch.dtype) -> None:
+    sample = Sample((normal(3, 40).to(dtype), normal(40, 2).to(dtype)))
+    evaluated = 0
+
+    def product(given: Sample) -> list[Tensor]:
+        nonlocal evaluated
+        evaluated += 1
+        return [given.args[0] @ given.args[1]]
+
+    (expected,) = expect(product, sample)
+    before = evaluated
+    expected.compare(expected.plain, "plain")
+    assert evaluated == before, "none where the sample itself is enough"
+    with pytest.raises(AssertionError, match="output must be within"):
+        expected.compare(expected.plain + 1, "output")
+    # Six elements each: the most inputs, the sample among them, and each plain and exact.
+    assert evaluated == before + 2 * 63
+    assert len(list(expected.nearby_errors())) == 63
+    assert evaluated == before + 2 * 63, "each once"
+
+
+def test_the_bound_grows_until_the_result_is_within() -> None:
+    asked: list[float] = []
+
+    def errors() -> Iterator[float]:
+        for error in (1.0, 0.5, 3.0, 8.0):
+            asked.append(error)
+            yield error
+
+    exact = torch.zeros(4, dtype=torch.float64)
+    for off, needed in ((1e-9, []), (1.9, [1.0]), (5.9, [1.0, 0.5, 3.0]), (15.9, None), (17, None)):
+        expected = Expected(exact, exact.float(), 1e-8, errors)
+        asked.clear()
+        if off > 16:
+            with pytest.raises(AssertionError, match="within 2 times the plain error 8 plus"):
+                expected.compare(exact.float() + off, "output")
+        else:
+            expected.compare(exact.float() + off, "output")
+        assert asked == ([1.0, 0.5, 3.0, 8.0] if needed is None else needed)
 
 
 def test_what_is_infinite_or_nan_must_be_so() -> None:

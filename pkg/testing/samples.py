@@ -70,7 +70,8 @@ class Sample:
 
     def map(self, function: Callable[[Any], Any]) -> Sample:
         """The same call with ``function`` applied to every argument, inside lists too."""
-        args, kwargs = pytree.tree_map(function, (self.args, dict(self.kwargs)))
+        args = _mapped(function, self.args)
+        kwargs = {name: _mapped(function, argument) for name, argument in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def converted(self, dtype: torch.dtype | None) -> Sample:
@@ -84,7 +85,9 @@ class Sample:
         return self.map_tensors(copy_of)
 
     def _leaves(self) -> list[Any]:
-        return pytree.tree_leaves((self.args, dict(self.kwargs)))
+        leaves: list[Any] = []
+        _mapped(leaves.append, (*self.args, *self.kwargs.values()))
+        return leaves
 
     def __str__(self) -> str:
         parts = [_describe(argument) for argument in self.args]
@@ -122,6 +125,20 @@ class ErrorSample:
 
     def __str__(self) -> str:
         return f"expected to fail: {Sample(self.args, self.kwargs, self.name)}"
+
+
+# What most arguments are: PyTorch's own way, which knows every container, takes ten times as long.
+_LEAVES = (Tensor, int, float, str, type(None))
+
+
+def _mapped(function: Callable[[Any], Any], argument: Any) -> Any:
+    """The argument with ``function`` applied to each leaf."""
+    if isinstance(argument, _LEAVES):
+        return function(argument)
+    kind = type(argument)
+    if kind is tuple or kind is list:
+        return kind([_mapped(function, each) for each in argument])
+    return pytree.tree_map(function, argument)
 
 
 def is_template(tensor: Tensor) -> bool:

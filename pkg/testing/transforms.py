@@ -13,6 +13,7 @@ from .choices import choices
 from .report import Recorder, require
 from .samples import Sample, same_bits
 from .subject import Subject, projection
+from .tolerance import Expected
 
 AUTOCAST_POLICIES = ("unchanged", "lower", "float32", "widest")
 """What autocast may do with float32, bfloat16 and float16 arguments; PyTorch's own names for these
@@ -42,15 +43,16 @@ def check_autocast(subject: Subject, recorder: Recorder) -> None:
 def check_vmap(subject: Subject, recorder: Recorder) -> None:
     """``torch.func.vmap`` over choices of batched tensors equals a loop over the slices."""
     for sample in subject.traced_samples:
+        expected = _ExpectedOfSlices(subject)
         for batched in _choices(subject, sample):
             in_dims = tuple(0 if chosen else None for chosen in batched)
             with recorder.running("vmap", sample, detail=f"in_dims {in_dims}"):
-                _check_vmap(subject, sample, in_dims)
+                _check_vmap(subject, sample, in_dims, expected)
         last = tuple(tensor.dim() for tensor in sample.tensors)
         with recorder.running("vmap", sample, detail=f"in_dims {last}"):
-            _check_vmap(subject, sample, last)
+            _check_vmap(subject, sample, last, expected)
         with recorder.running("vmap", sample, detail="nested"):
-            _check_nested_vmap(subject, sample)
+            _check_nested_vmap(subject, sample, expected)
 
 
 def check_func(subject: Subject, recorder: Recorder) -> None:
@@ -72,7 +74,8 @@ def check_func(subject: Subject, recorder: Recorder) -> None:
             per_sample = torch.func.vmap(gradients)(*_stacked(slices, (0,) * len(sample.tensors)))
             for index, part in enumerate(slices):
                 of_slice = [gradient[index] for gradient in per_sample]
-                subject.compare(of_slice, subject.expected_gradients(part), "gradient")
+                wanted = subject.expected_gradients(part) if index else expected
+                subject.compare(of_slice, wanted, "gradient")
 
 
 def _choices(subject: Subject, sample: Sample) -> Iterator[tuple[bool, ...]]:
@@ -173,7 +176,24 @@ def _stacked(slices: Sequence[Sample], in_dims: Sequence[int | None]) -> list[Te
     ]
 
 
-def _check_vmap(subject: Subject, sample: Sample, in_dims: Sequence[int | None]) -> None:
+class _ExpectedOfSlices:
+    """What the reference says of the slices of one sample, once for the choices that share one."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._known: dict[tuple[object, ...], list[Expected]] = {}
+
+    def of(self, part: Sample, index: int, in_dims: Sequence[int | None]) -> list[Expected]:
+        """Of the slice at an index; the first is the sample itself, whatever is batched."""
+        key = (index, *(dim is None for dim in in_dims)) if index else ()
+        if key not in self._known:
+            self._known[key] = self._subject.expected(part)
+        return self._known[key]
+
+
+def _check_vmap(
+    subject: Subject, sample: Sample, in_dims: Sequence[int | None], expected: _ExpectedOfSlices
+) -> None:
     impossible = _writes_many_into_one(subject, sample, in_dims)
     slices = _batched_slices(subject, sample, in_dims)
     randomness = "different" if sample.random else "error"
@@ -190,7 +210,7 @@ def _check_vmap(subject: Subject, sample: Sample, in_dims: Sequence[int | None])
             require(output.shape[1:] == single.shape, f"shape {list(output.shape)} under vmap")
         return
     for index, part in enumerate(slices):
-        subject.compare([output[index] for output in outputs], subject.expected(part))
+        subject.compare([output[index] for output in outputs], expected.of(part, index, in_dims))
 
 
 def _writes_many_into_one(subject: Subject, sample: Sample, in_dims: Sequence[int | None]) -> bool:
@@ -200,7 +220,7 @@ def _writes_many_into_one(subject: Subject, sample: Sample, in_dims: Sequence[in
     return len(kept) < len(names) and any(name in subject.mutates for name in kept)
 
 
-def _check_nested_vmap(subject: Subject, sample: Sample) -> None:
+def _check_nested_vmap(subject: Subject, sample: Sample, expected: _ExpectedOfSlices) -> None:
     slices = _slices(subject, sample)
     batch = _stacked(slices, (0,) * len(sample.tensors))
     outer = [torch.stack([tensor, tensor.flip(0)]) for tensor in batch]
@@ -214,9 +234,12 @@ def _check_nested_vmap(subject: Subject, sample: Sample) -> None:
         raise
     if sample.random:
         return
+    batched = (0,) * len(sample.tensors)
     for position in product(range(2), range(_BATCH)):
-        part = sample.with_tensors(tensor[position] for tensor in outer)
-        subject.compare([output[position] for output in outputs], subject.expected(part))
+        # The second batch is the first in reverse.
+        index = _BATCH - 1 - position[1] if position[0] else position[1]
+        wanted = expected.of(slices[index], index, batched)
+        subject.compare([output[position] for output in outputs], wanted)
 
 
 def _batched_slices(
