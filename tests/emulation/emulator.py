@@ -165,7 +165,9 @@ def build(changed: Mapping[str, Path] | None = None) -> Path:
             return compile_object(root, root / HERE / name, ["-O0"])
         return compile_object(ROOT, ROOT / HERE / name)
 
+    # The changed first: of a template that several instantiate the linker keeps the first.
     names = sorted(file.name for file in (ROOT / HERE).glob("*.cpp"))
+    names.sort(key=lambda name: name not in changed)
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
         return link(list(pool.map(compile_file, names)))
 

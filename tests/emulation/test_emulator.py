@@ -84,8 +84,8 @@ def plant(
 ) -> Emulator:
     """The program with one change in the text of a kernel's file.
 
-    ``program_files`` are all that include it: of a template that two of them instantiate the linker
-    keeps one.
+    ``program_files`` are those that run it: the linker takes what they instantiate, not the same of
+    others.
     """
     for part in (HERE, Path("csrc")):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
@@ -115,7 +115,7 @@ def run_pointwise(planted: Emulator) -> None:
     agree("mul", emulated_dense(planted, "mul", a, b), a, b)
 
 
-MATMUL = (("run_matmul.cpp", "run_linear.cpp"), run_matmul)
+MATMUL = (("run_matmul.cpp",), run_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
