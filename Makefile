@@ -28,7 +28,7 @@ BUILD_REQUIREMENTS := $(shell sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject
 
 # As many test processes as there are cores, which GPUs and memory limit too.
 PYTEST_ARGUMENTS ?= -n auto --maxprocesses 8 --dist worksteal
-# make test WHOLE=1: every sample of every operator, and what compiles for minutes too, as CI does.
+# make test WHOLE=1: every sample of every operator, and what takes long too, as CI does.
 WHOLE ?=
 PART := $(if $(WHOLE),,PKG_TEST_EVERY=$${PKG_TEST_EVERY-8})
 PYTEST_PART := $(if $(WHOLE),,-m 'not long')
@@ -52,7 +52,7 @@ MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
 help:
 	@echo 'make demo    train a small GPT with these operators beside PyTorch'"'"'s, and let it write'
 	@echo 'make test    run the tests with the CPU library of this processor, and CUDA where a GPU is:'
-	@echo '             of each check one of 8 samples. WHOLE=1: all of them, and what compiles for long'
+	@echo '             of each check one of 8 samples. WHOLE=1: all of them, and what takes long'
 	@echo 'make test-all   all of them, then the operators'"'"' on every CPU library that this processor runs'
 	@echo 'make bench   time the operators beside PyTorch'"'"'s (OPERATORS="matmul mul" for some)'
 	@echo 'make debug   describe this machine, its compilers, its PyTorch and what was built'

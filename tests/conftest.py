@@ -35,7 +35,7 @@ def pytest_report_header() -> list[str]:
 def pytest_configure(config: pytest.Config) -> None:
     """Name the marker for what need not run again for each instruction set."""
     config.addinivalue_line("markers", "checkout: of the sources, not of an installed package")
-    config.addinivalue_line("markers", "long: compiles for a minute; `make test WHOLE=1` runs it")
+    config.addinivalue_line("markers", "long: compiles or takes long; `make test WHOLE=1` runs it")
     config.addinivalue_line("markers", "tracing: traces or transforms; alike at every CPU level")
 
 

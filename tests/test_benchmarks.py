@@ -659,6 +659,7 @@ def with_threads(session: object, case: object, *numbers: int) -> Iterator[objec
         torch.set_num_threads(before)
 
 
+@pytest.mark.long
 def test_zentorch_is_timed_in_a_process_of_its_own(
     harness: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -723,6 +724,7 @@ def test_numpy_is_a_peer_where_it_has_a_blas(harness: ModuleType) -> None:
 
 
 @pytest.mark.tracing
+@pytest.mark.long
 def test_a_compiled_peer(harness: ModuleType) -> None:
     a = torch.rand(5)
     function = harness.compiled(lambda: a + 1)

@@ -149,6 +149,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+@pytest.mark.long
 def test_a_hundred_thousand_calls_do_not_grow_the_process() -> None:
     a, out = torch.ones(4), torch.ones(4)
     matrix = torch.ones(2, 2)

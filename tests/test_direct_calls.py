@@ -324,6 +324,7 @@ def test_graphs_hold_the_operator(operator: str) -> None:
         assert any(str(node.target).startswith(f"pkg.{operator}") for node in graph.graph.nodes)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_calls_do_not_grow_the_process() -> None:
     a, b = normal(4, 4).float(), normal(4, 4).float().requires_grad_()
     refused = direct_call("mul", lambda *_: None)

@@ -99,6 +99,7 @@ def test_import_brings_nothing_but_the_package() -> None:
     assert brought <= {*sys.stdlib_module_names, "_xxsubinterpreters", "_interpreters"}
 
 
+@pytest.mark.long
 def test_import_is_quick_beside_that_of_torch() -> None:
     # A fiftieth of it, or a twentieth where Python's files are compiled anew. Processor time: other
     # processes do not count in it.

@@ -184,6 +184,7 @@ class TestLinear(OperatorTests):
         assert input.grad is not None
         assert input.grad.tolist() == [[0.0], [torch.inf]]
 
+    @pytest.mark.long
     def test_more_than_two_billion_elements(
         self, device: torch.device, require_memory: Callable[[int], None]
     ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 import references
+import pytest
 import torch
 from lltm_samples import (
     EMPTY,
@@ -101,6 +102,7 @@ class TestLltm(OperatorTests):
         for ours, plain in zip(*results, strict=True):
             torch.testing.assert_close(ours, plain)
 
+    @pytest.mark.long
     def test_more_than_two_billion_elements(
         self, device: torch.device, require_memory: Callable[[int], None]
     ) -> None:

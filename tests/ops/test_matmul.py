@@ -186,6 +186,7 @@ class TestMatmul(OperatorTests):
         torch.testing.assert_close(pkg.ops.matmul(a, a), a @ a)
         torch.testing.assert_close(pkg.ops.matmul(a, a.mT), a @ a.mT)
 
+    @pytest.mark.long
     def test_more_than_two_billion_elements(
         self, device: torch.device, require_memory: Callable[[int], None]
     ) -> None:

@@ -41,6 +41,7 @@ class TestMul(OperatorTests):
         a, b = (normal(1000, seed=seed).to(device, dtype) for seed in (1, 2))
         assert same_bits(pkg.ops.mul(a, b), a * b)
 
+    @pytest.mark.long
     def test_more_than_two_billion_elements(
         self, device: torch.device, require_memory: Callable[[int], None]
     ) -> None:
