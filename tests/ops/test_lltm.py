@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-import references
 import pytest
+import references
 import torch
 from lltm_samples import (
     EMPTY,
