@@ -15,6 +15,7 @@
 #include "host/tensor.h"
 #include "python/pybind_headers.h"
 #include "python/tensor_bridge.h"
+#include "python/tensor_words.h"
 
 namespace pkg::python {
 
@@ -30,7 +31,7 @@ class BorrowedTensors {
     const py::object empty = py::module_::import("torch").attr("empty")(0);
     const Tensor tensor(TensorBridge::instance().handle_of(empty.ptr()));
     const void* implementation = *reinterpret_cast<void**>(tensor.get());
-    if (implementation != implementation_of(empty.ptr())) {
+    if (implementation != asked_implementation(empty.ptr())) {
       getter_ = nullptr;
     }
   }
@@ -38,26 +39,41 @@ class BorrowedTensors {
   // False where this PyTorch has another idea of handles.
   bool can_be_read() const { return getter_ != nullptr; }
 
-  // A tensor of the type torch.Tensor or Parameter that is dense on the CPU and
-  // of a dtype that kernels take; otherwise nothing.
-  std::optional<TensorView> read(PyObject* object) const {
-    void* implementation = implementation_of(object);
+  // Of a tensor of the type torch.Tensor or Parameter; null where there is
+  // none.
+  void* implementation_of(PyObject* tensor) const {
+    return words_.tells_implementation() ? words_.implementation_of(tensor)
+                                         : asked_implementation(tensor);
+  }
+
+  // Whether nothing is left to ask of where and how the tensor lies. Where this
+  // is not known it is asked as follows.
+  bool is_ordinary(const void* implementation) const {
+    return words_.is_ordinary(implementation);
+  }
+
+  bool is_dense_on_cpu(void* implementation) const {
     const auto tensor = reinterpret_cast<AtenTensorHandle>(&implementation);
     int32_t device = -1;
     int32_t layout = -1;
+    return aoti_torch_get_device_type(tensor, &device) == TORCH_SUCCESS &&
+           aoti_torch_get_layout(tensor, &layout) == TORCH_SUCCESS &&
+           device == cpu_ && layout == strided_;
+  }
+
+  // A tensor that is dense on the CPU, if it is of a dtype that kernels take
+  // and has memory; otherwise nothing.
+  std::optional<TensorView> read(void* implementation) const {
+    const auto tensor = reinterpret_cast<AtenTensorHandle>(&implementation);
     int32_t code = -1;
-    if (implementation == nullptr ||
-        aoti_torch_get_device_type(tensor, &device) != TORCH_SUCCESS ||
-        aoti_torch_get_layout(tensor, &layout) != TORCH_SUCCESS ||
-        aoti_torch_get_dtype(tensor, &code) != TORCH_SUCCESS ||
-        device != cpu_ || layout != strided_) {
-      return std::nullopt;
-    }
-    const ScalarType dtype = scalar_type_of_code(code);
     int64_t dims = 0;
     int64_t* sizes = nullptr;
     int64_t* strides = nullptr;
     const void* data = nullptr;
+    if (aoti_torch_get_dtype(tensor, &code) != TORCH_SUCCESS) {
+      return std::nullopt;
+    }
+    const ScalarType dtype = scalar_type_of_code(code);
     if (!(is_floating(dtype) || is_integral(dtype)) ||
         aoti_torch_get_dim(tensor, &dims) != TORCH_SUCCESS ||
         aoti_torch_get_sizes(tensor, &sizes) != TORCH_SUCCESS ||
@@ -93,7 +109,7 @@ class BorrowedTensors {
            bytes > 0;
   }
 
-  void* implementation_of(PyObject* object) const {
+  void* asked_implementation(PyObject* object) const {
     PyObject* address =
         getter_ != nullptr ? getter_->get(object, getter_->closure) : nullptr;
     void* result = address != nullptr ? PyLong_AsVoidPtr(address) : nullptr;
@@ -102,6 +118,7 @@ class BorrowedTensors {
     return result;
   }
 
+  TensorWords words_;
   const PyGetSetDef* getter_ = nullptr;
   int32_t cpu_ = aoti_torch_device_type_cpu();
   int32_t strided_ = aoti_torch_layout_strided();

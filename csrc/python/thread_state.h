@@ -150,8 +150,12 @@ class ThreadState {
 
   // A tensor that is nothing but dense memory on the CPU; otherwise nothing.
   std::optional<TensorView> memory_of(PyObject* tensor) const {
-    const std::optional<TensorView> view = tensors_.read(tensor);
-    return view && is_negated_.is_denied(tensor) ? view : std::nullopt;
+    void* implementation = tensors_.implementation_of(tensor);
+    const bool is_plain = implementation != nullptr &&
+                          (tensors_.is_ordinary(implementation) ||
+                           (tensors_.is_dense_on_cpu(implementation) &&
+                            is_negated_.is_denied(tensor)));
+    return is_plain ? tensors_.read(implementation) : std::nullopt;
   }
 
   // Of such a tensor, or null.
