@@ -1,5 +1,6 @@
 #include "python/operator_functions.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include "host/namespace.h"
 #include "library.h"
 #include "python/operator_call.h"
+#include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
 namespace pkg::python {
@@ -64,6 +66,45 @@ PyObject* call_by_position(PyObject* self, PyObject* const* values,
   return call(values);
 }
 
+bool is_tensor(PyObject* value) {
+  return TensorBridge::instance().is_tensor(value);
+}
+
+// What FunctionCtx.save_for_backward does with the tensors among the values.
+bool save_for_backward(PyObject* context, PyObject* const* values,
+                       Py_ssize_t count) {
+  static PyObject* const to_save = PyUnicode_InternFromString("to_save");
+  const Py_ssize_t tensors = std::count_if(values, values + count, is_tensor);
+  PyObject* saved = PyTuple_New(tensors);
+  if (saved == nullptr) {
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < tensors; ++values) {
+    if (is_tensor(*values)) {
+      PyTuple_SET_ITEM(saved, i++, Py_NewRef(*values));
+    }
+  }
+  const bool is_saved = PyObject_SetAttr(context, to_save, saved) == 0;
+  Py_DECREF(saved);
+  return is_saved;
+}
+
+// An autograd function's forward, which takes the context and then the
+// arguments of the function that it is made of.
+PyObject* call_and_save(PyObject* function, PyObject* const* values,
+                        Py_ssize_t count) {
+  if (count == 0) {
+    PyErr_SetString(PyExc_TypeError, "forward takes a context");
+    return nullptr;
+  }
+  PyObject* result = PyObject_Vectorcall(
+      function, values + 1, static_cast<size_t>(count - 1), nullptr);
+  if (result != nullptr && !save_for_backward(*values, values + 1, count - 1)) {
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
 template <class Function>
 PyMethodDef method(const char* name, Function* function, int convention,
                    const char* documentation) {
@@ -72,7 +113,7 @@ PyMethodDef method(const char* name, Function* function, int convention,
           convention, documentation};
 }
 
-py::object function_object(PyMethodDef& definition, const py::capsule& self) {
+py::object function_object(PyMethodDef& definition, const py::object& self) {
   return py::reinterpret_steal<py::object>(PyCFunction_NewEx(
       &definition, self.ptr(), py::str(PKG_NAMESPACE_TEXT "._C").ptr()));
 }
@@ -80,6 +121,8 @@ py::object function_object(PyMethodDef& definition, const py::capsule& self) {
 // By position alone, with all the arguments: what the public functions call.
 PyMethodDef positional_method =
     method("call", &call_by_position, METH_FASTCALL, nullptr);
+PyMethodDef saving_method =
+    method("forward", &call_and_save, METH_FASTCALL, nullptr);
 
 void define_function(py::module_& module, const py::object& operators,
                      const std::string& name) {
@@ -153,6 +196,10 @@ py::object inner_call(const std::string& name, py::object otherwise,
                          }));
 }
 
+py::object saving_forward(const py::object& function) {
+  return function_object(saving_method, function);
+}
+
 }  // namespace
 
 void define_operator_functions(py::module_& module) {
@@ -172,6 +219,8 @@ void define_operator_functions(py::module_& module) {
   module.def("_inner_call", &inner_call, py::arg("name"), py::arg("otherwise"),
              py::arg("record"), py::arg("is_observed"), py::arg("is_checked"),
              py::arg("has_autocast"), "See pkg/ops/_call.py.");
+  module.def("_saving_forward", &saving_forward, py::arg("function"),
+             "See pkg/ops/_registration.py.");
 }
 
 }  // namespace pkg::python

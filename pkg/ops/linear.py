@@ -131,9 +131,9 @@ def _autograd(
         return linear(input, weight, bias, activation)
 
 
-def _record(*arguments: Any) -> Tensor:
+def _record(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """The same with the dispatcher left out."""
-    output: Tensor = recording("linear_forward")(*arguments)[0]
+    output: Tensor = _record_forward(input, weight, bias, activation)[0]
     return output
 
 
@@ -295,6 +295,7 @@ def _vmap_activation_backward(
 
 library.impl("linear", _autograd, "Autograd")
 register_gradients("linear_forward", _backward, setup_context=_setup_context)
+_record_forward = recording("linear_forward")
 register_gradients(
     "linear_activation_backward",
     _activation_double_backward,

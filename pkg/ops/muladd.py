@@ -54,10 +54,6 @@ def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
     return fake_pointwise("muladd", a, b, dtype, then_number=True)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     a, b = ctx.saved_tensors
     return (
@@ -67,5 +63,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     )
 
 
-register_gradients("muladd", _backward, setup_context=_setup_context)
+register_gradients("muladd", _backward)
 register_pointwise_vmap("muladd")

@@ -144,7 +144,12 @@ def _record(
 ) -> Tensor:
     """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
     output: Tensor
-    if dropout_p != 0.0:
+    if dropout_p == 0.0:
+        output = _record_forward(
+            *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True),
+            *(alibi_slopes, window_left, window_right, softcap),
+        )[0]
+    else:
         output = torch.ops.pkg.scaled_dot_product_attention.default(
             *(query, key, value, attn_mask, dropout_p, is_causal),
             scale=scale,
@@ -154,11 +159,6 @@ def _record(
             softcap=softcap,
             alibi_slopes=alibi_slopes,
         )
-        return output
-    output, *_ = recording("scaled_dot_product_attention_forward")(
-        *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True),
-        *(alibi_slopes, window_left, window_right, softcap),
-    )
     return output
 
 
@@ -614,6 +614,7 @@ register_gradients(
     setup_context=_setup_context,
     keeps="keeps_residual",
 )
+_record_forward = recording("scaled_dot_product_attention_forward")
 register_gradients(
     "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
 )
