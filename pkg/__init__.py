@@ -3,7 +3,8 @@
 Importing the package loads its compiled libraries and registers the operators
 as ``torch.ops.pkg.*``. They are public functions of :mod:`pkg.ops`, and plain
 functions of the same names in ``pkg._C``. :mod:`pkg.nn` holds modules over them,
-:mod:`pkg.integrations` leads other packages to them, and :func:`accelerate` PyTorch's own operators.
+:mod:`pkg.integrations` leads other packages to them, and :func:`accelerate` leads
+PyTorch's own operators to them.
 
 Example:
     >>> import torch, pkg

@@ -56,6 +56,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def accelerate_measures_nothing() -> None:
+    """A table for ``pkg.accelerate()`` that leaves all to PyTorch; none is measured."""
+    import pkg
+
+    nothing = [0.0] * len(pkg._accelerate_routes.table())
+    pkg._accelerate_table.put({"format": pkg._accelerate_table.FORMAT, "ratios": nothing})
+
+
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device present; a test that takes it runs once on every one."""

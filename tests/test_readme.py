@@ -54,6 +54,7 @@ HERE = [
     "python examples/optical_flow.py",
     "python -m pkg bench muladd --seconds 0.1 --threads 1,2 --json muladd.json "
     "--picture muladd.png",
+    "python -m pkg doctor",
     "make debug",
     "python -m pkg env",
     "python -m pkg env --capabilities",

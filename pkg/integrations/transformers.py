@@ -9,8 +9,8 @@
 What a mask means, and when there is none, follows transformers' own ``sdpa``
 (``transformers/integrations/sdpa_attention.py`` and ``masking_utils.py``), so a model computes what
 it computes with that. Beyond it, scores may be soft-capped (Gemma 2) and attention may have sinks
-(gpt-oss), for which transformers otherwise has ``eager`` alone on a CPU; and keys are never repeated
-for the query heads that share them.
+(gpt-oss), for which transformers otherwise has ``eager`` alone on a CPU; and keys are never
+repeated for the query heads that share them.
 """
 
 from __future__ import annotations
