@@ -6,7 +6,7 @@ should give exactly; in a lower dtype, what plain PyTorch makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -15,18 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def gradients(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_output: Tensor
-) -> tuple[Tensor, ...]:
-    """What PyTorch's autograd makes of a gradient of the function's result."""
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() for each in inputs]
-        output = function(*leaves)
-        if not output.requires_grad:  # made of none of them
-            return tuple(torch.zeros_like(each) for each in inputs)
-        return torch.autograd.grad(output, leaves, grad_output, materialize_grads=True)
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:

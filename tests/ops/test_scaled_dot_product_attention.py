@@ -269,7 +269,7 @@ def backward_reference(
         )
 
     masks = (attn_mask,) if needs_mask_grad and attn_mask is not None else ()
-    gradients = references.gradients(forward, (query, key, value, *masks), grad_output)
+    gradients = torch.func.vjp(forward, query, key, value, *masks)[1](grad_output)
     return (*gradients, query.new_empty(0))[:4]
 
 
