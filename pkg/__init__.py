@@ -21,6 +21,7 @@ try:
     from .doctor import doctor
     from .packing import pack_weights_
     from .quantization import quantize_
+    from .replacing import replace_modules, restore_modules
 except BaseException as error:
     if isinstance(error, Exception) and _loader.describes_itself():
         from .environment import describe_failed_import
@@ -41,4 +42,6 @@ __all__ = [
     "ops",
     "pack_weights_",
     "quantize_",
+    "replace_modules",
+    "restore_modules",
 ]

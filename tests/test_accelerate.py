@@ -579,7 +579,8 @@ def test_nothing_happens_on_import_and_nothing_is_said() -> None:
 
 def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
     done = run("""
-                import torch
+        import warnings
+        import torch
         library = torch.library.Library("aten", "IMPL")
         called = []
         original = torch.library.get_kernel("aten::mm", "CPU").call_boxed

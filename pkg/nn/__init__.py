@@ -3,6 +3,7 @@
 from .int4_linear import Int4Linear
 from .linear import Linear
 from .lltm import LLTM
+from .multihead_attention import MultiheadAttention
 from .rowwise_scaled_linear import RowwiseScaledLinear
 from .spatial_correlation_sampler import FlattenedCorrelation, SpatialCorrelationSampler
 
@@ -11,6 +12,7 @@ __all__ = [
     "FlattenedCorrelation",
     "Int4Linear",
     "Linear",
+    "MultiheadAttention",
     "RowwiseScaledLinear",
     "SpatialCorrelationSampler",
 ]

@@ -119,6 +119,9 @@ def make(name: str, *kinds: str) -> list[torch.nn.Module]:
     package = importlib.import_module("transformers")
     source = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     made: list[torch.nn.Module] = []
+    arguments = dict(arguments)
+    if name == "gpt_oss":
+        arguments["experts_implementation"] = "eager"  # the other one refuses float64
     for kind in kinds:
         # A configuration of its own: it is where a model keeps its kind of attention.
         options = getattr(package, config)(**copy.deepcopy(arguments))

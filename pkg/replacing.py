@@ -1,0 +1,82 @@
+"""Putting our modules into whole models, and taking them out."""
+
+from __future__ import annotations
+
+import torch
+
+from .nn.linear import Linear
+from .nn.multihead_attention import MultiheadAttention
+from .ops._arguments import check_instance
+
+_OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.Linear: Linear,
+    torch.nn.MultiheadAttention: MultiheadAttention,
+}
+# Of a module that was replaced: what it was.
+_REPLACES = "_pkg_replaces"
+
+
+def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes PyTorch's modules in a model ours, in place, where there is one of ours.
+
+    :class:`torch.nn.Linear` becomes :class:`pkg.nn.Linear`, :class:`torch.nn.MultiheadAttention`
+    becomes :class:`pkg.nn.MultiheadAttention`. Each module stays the object that it is and only
+    changes its class: parameters, ties between them, buffers, hooks, mode, names and what an
+    optimiser holds are untouched, and ``state_dict`` is what it was. :func:`restore_modules` takes
+    ours out again.
+
+    Modules of a subclass, of which nobody knows what else it does, and parametrised ones stay as
+    they are. Code that asks for the exact type, ``type(module) is torch.nn.Linear``, sees the
+    change; ``isinstance`` does not. What PyTorch's fused inference path of
+    ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
+
+    Args:
+        model: Any module, itself one of these too.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: ``model`` is no module.
+
+    Example:
+        >>> import pkg
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+        >>> type(pkg.replace_modules(model)[0]) is pkg.nn.Linear
+        True
+        >>> type(pkg.restore_modules(model)[0]) is torch.nn.Linear
+        True
+    """
+    check_instance("replace_modules", "model", model, torch.nn.Module, "a torch.nn.Module")
+    for module in model.modules():
+        original = type(module)
+        if original in _OURS:
+            if original is torch.nn.Linear:
+                module.__dict__["activation"] = None  # before a call of ours could ask for it
+            module.__dict__[_REPLACES] = original
+            module.__class__ = _OURS[original]
+    return model
+
+
+def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
+    """Undoes :func:`replace_modules`, in place; modules that were ours before stay ours.
+
+    A packed weight is given up.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    check_instance("restore_modules", "model", model, torch.nn.Module, "a torch.nn.Module")
+    for module in model.modules():
+        original = module.__dict__.pop(_REPLACES, None)
+        if original is not None:
+            for ours in ("activation", "_packed") if original is torch.nn.Linear else ():
+                module.__dict__.pop(ours, None)
+            module.__class__ = original
+    return model

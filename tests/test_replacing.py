@@ -1,0 +1,96 @@
+"""pkg.replace_modules and pkg.restore_modules: ours in, ours out, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn.utils import parametrize
+
+import pkg
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 16)
+        self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        self.first = torch.nn.Linear(16, 24)
+        self.again = self.first
+        self.second = torch.nn.Linear(24, 16).eval()
+        self.ours = pkg.nn.Linear(16, 16, activation="relu")
+        self.head = torch.nn.Linear(16, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.ours(self.second(self.again(x).relu())))
+
+
+def test_in_and_out_again() -> None:
+    model = Tied()
+    tokens = torch.randint(11, (2, 5))
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    modules, parameters = list(model.modules()), list(model.parameters())
+    types, attributes = [type(each) for each in modules], [set(vars(each)) for each in modules]
+    seen: list[str] = []
+    model.first.register_forward_hook(lambda *_: seen.append("hook"))
+    expected = model(tokens)
+    (before,) = torch.autograd.grad(expected.sum(), model.embedding.weight)
+
+    assert pkg.replace_modules(model) is model
+    assert type(model.attention) is pkg.nn.MultiheadAttention
+    assert type(model.first) is type(model.head) is pkg.nn.Linear
+    assert model.again is model.first
+    assert model.head.weight is model.embedding.weight
+    assert not model.second.training
+    assert model.training
+    assert model.ours.activation == "relu"
+    assert list(model.modules()) == modules
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert list(model.state_dict()) == list(state)
+    torch.testing.assert_close(model(tokens), expected)
+    (after,) = torch.autograd.grad(model(tokens).sum(), model.embedding.weight)
+    torch.testing.assert_close(after, before)
+    assert seen == ["hook"] * 3
+    model.load_state_dict(state)
+    pkg.replace_modules(model)
+    model.first._forward_hooks.clear()
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(each(tokens), expected)
+        assert type(pkg.restore_modules(each).first) is torch.nn.Linear
+
+    model.first.eval().pack_weight()
+    assert pkg.restore_modules(model) is model
+    assert [type(each) for each in modules] == types
+    for each, names in zip(modules, attributes, strict=True):
+        assert set(vars(each)) == names or each is model.ours
+    assert torch.equal(model(tokens), expected)
+
+
+def test_one_module() -> None:
+    layer = torch.nn.Linear(3, 2)
+    assert pkg.replace_modules(layer) is layer
+    assert repr(layer) == "Linear(in_features=3, out_features=2, bias=True)"
+    assert type(layer) is pkg.nn.Linear
+    assert type(pkg.restore_modules(layer)) is torch.nn.Linear
+
+
+def test_what_else_a_module_may_be_stays() -> None:
+    class Other(torch.nn.Linear):
+        pass
+
+    parametrised = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3))
+    attention = torch.nn.MultiheadAttention(4, 2)
+    model = torch.nn.Sequential(Other(3, 3), parametrised, attention)
+    types = [type(each) for each in (model[0], model[1], attention.out_proj)]
+    pkg.replace_modules(model)
+    assert [type(each) for each in (model[0], model[1], attention.out_proj)] == types
+    assert parametrize.is_parametrized(model[1])
+    with pytest.raises(TypeError, match="replace_modules: model is of type int"):
+        pkg.replace_modules(3)
+    with pytest.raises(TypeError, match="restore_modules: model is None"):
+        pkg.restore_modules(None)
