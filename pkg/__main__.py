@@ -17,6 +17,8 @@ import pkg
 from . import environment, tune
 
 BENCHMARKS = "pkg._benchmarks"
+# Runs only where it is named: it takes minutes.
+WHOLE_MODELS = "models"
 
 
 def load_benchmarks(name: str = "harness") -> ModuleType:
@@ -73,7 +75,12 @@ def parser() -> argparse.ArgumentParser:
         help="only the CPU libraries that can be used here, one a line, the best first",
     )
     bench = commands.add_parser("bench", help="time operators beside PyTorch's")
-    bench.add_argument("operators", nargs="*", metavar="OPERATOR", help="all when none is named")
+    bench.add_argument(
+        "operators",
+        nargs="*",
+        metavar="OPERATOR",
+        help="all when none is named; models: pkg.accelerate() beside none",
+    )
     bench.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
     bench.add_argument(
         "--threads",
@@ -135,7 +142,7 @@ def bench(options: argparse.Namespace) -> int:
         picture=options.picture,
     )
     try:
-        right = harness.run(options.operators or known, run)
+        right = harness.run(options.operators or sorted({*known} - {WHOLE_MODELS}), run)
     except ImportError as error:
         problem = _missing(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"pkg bench: {problem}", file=sys.stderr)

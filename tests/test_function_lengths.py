@@ -17,9 +17,9 @@ LONGEST = 60
 # Kernels that are longer yet: the shared memory and the registers of a block are local to one
 # function. They may become shorter, and are left out here once they fit.
 LONGER = {
-    "cuda/attention/decode.cuh: pkg::cuda::decode_attention_kernel": 223,
+    "cuda/attention/decode.cuh: pkg::cuda::decode_attention_kernel": 231,
     "cuda/attention/forward.cuh: pkg::cuda::attention_forward_kernel": 88,
-    "cuda/attention/grad_key_value.cuh: pkg::cuda::attention_grad_key_value_kernel": 72,
+    "cuda/attention/grad_key_value.cuh: pkg::cuda::attention_grad_key_value_kernel": 73,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_kernel": 125,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_gradient_kernel": 104,
     "cuda/int4/int4_linear.cuh: pkg::cuda::int4_linear_half_kernel": 63,
