@@ -29,6 +29,8 @@ library = torch.library.Library("pkg", "IMPL")
 
 # By operator: what computes a result and records its gradient, with the dispatcher left out.
 _recording: dict[str, Callable[..., Any]] = {}
+# And what computes it within an autograd function's forward.
+_running: dict[str, Callable[..., Any]] = {}
 
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -92,6 +94,16 @@ def fake_pointwise(
     return torch.empty_like(torch.mul(*stand_ins), dtype=dtype)
 
 
+def one_level_function(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Records one node: ``apply`` of an autograd function that no transform looks into."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"pkg_{name}_", (_SingleLevelFunction,), members)
+    apply: Callable[..., Any] = function.apply
+    return apply
+
+
 def register_gradients(
     name: str,
     backward: Callable[..., Any],
@@ -152,14 +164,11 @@ def register_gradients(
             of_inputs = result if isinstance(result, tuple) else (result,)
             return of_inputs + (None,) * len(keywords)
 
-        members = {
-            "forward": staticmethod(forward_of(run)),
-            "backward": staticmethod(padded_backward if keywords else backward),
-        }
-        return type(f"pkg_{name}_", (_SingleLevelFunction,), members)
+        return one_level_function(name, forward_of(run), padded_backward if keywords else backward)
 
-    recorded = function(run_below).apply
-    _recording[name] = function(direct_call(name, run_below, is_checked=False)).apply
+    recorded = function(run_below)
+    _running[name] = direct_call(name, run_below, is_checked=False)
+    _recording[name] = function(_running[name])
     _C._set_short_way(name, record=_recording[name])
 
     def call_or_record(*values: Any) -> Any:
@@ -208,6 +217,11 @@ def register_recording(
 def recording(name: str) -> Callable[..., Any]:
     """What computes an operator's result and records its gradient, with the dispatcher left out."""
     return _recording[name]
+
+
+def running(name: str) -> Callable[..., Any]:
+    """What computes an operator's result in the forward of an autograd function."""
+    return _running[name]
 
 
 def register_lower_precision_autocast(name: str, *, keeps: Sequence[str] = ()) -> None:

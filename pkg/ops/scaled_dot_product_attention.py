@@ -13,12 +13,13 @@ from ._registration import (
     batch_to_front,
     check_one_device,
     library,
-    recording,
+    one_level_function,
     reduce_to,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
     register_recording,
+    running,
 )
 from .matmul import matmul
 
@@ -145,10 +146,10 @@ def _record(
     """The same with the dispatcher left out: without a seed to draw it is the forward operator."""
     output: Tensor
     if dropout_p == 0.0:
-        output = _record_forward(
-            *(query, key, value, attn_mask, None, dropout_p, is_causal, scale, enable_gqa, True),
+        output = _recorded(
+            *(query, key, value, attn_mask, is_causal, scale, enable_gqa),
             *(alibi_slopes, window_left, window_right, softcap),
-        )[0]
+        )
     else:
         output = torch.ops.pkg.scaled_dot_product_attention.default(
             *(query, key, value, attn_mask, dropout_p, is_causal),
@@ -291,6 +292,7 @@ def _refuse_gradient_of_slopes(is_needed: bool) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of query, key, value and the mask that are asked for."""
     *tensors, slopes = ctx.saved_tensors
     options = (*ctx.options, ctx.needs_input_grad[3], slopes, *ctx.extras)
     gradients = _attention_backward(grad, *tensors, *options)
@@ -299,6 +301,30 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None,
         *(g if need else None for g, need in zip(gradients, needed, strict=True)),
         *(None,) * (len(ctx.needs_input_grad) - 4),
     )
+
+
+def _forward_without_dropout(
+    ctx: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    alibi_slopes: Tensor | None,
+    *extras: float,
+) -> Tensor:
+    """Returns the output alone: two more outputs and their gradients of zero take a while."""
+    _refuse_gradient_of_slopes(ctx.needs_input_grad[7])
+    results: _Three = _run_forward(
+        *(query, key, value, attn_mask, None, 0.0, is_causal, scale, enable_gqa, True),
+        *(alibi_slopes, *extras),
+    )
+    ctx.save_for_backward(query, key, value, attn_mask, None, *results, alibi_slopes)
+    ctx.options = (0.0, is_causal, scale, enable_gqa)
+    ctx.extras = extras
+    return results[0]
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
@@ -614,7 +640,8 @@ register_gradients(
     setup_context=_setup_context,
     keeps="keeps_residual",
 )
-_record_forward = recording("scaled_dot_product_attention_forward")
+_run_forward = running("scaled_dot_product_attention_forward")
+_recorded = one_level_function("scaled_dot_product_attention", _forward_without_dropout, _backward)
 register_gradients(
     "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
 )
