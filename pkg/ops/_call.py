@@ -6,23 +6,26 @@ do nothing but enter the kernel, or record a gradient around it, and then do jus
 ``csrc/python/thread_state.h`` says what they ask. All else goes through ``torch.ops``, errors
 included: the kernel is then asked again and refuses in words.
 
-Measured at 8 x 8, float32, on a Zen 4 (3.7 GHz), one thread, PyTorch 2.13.0, 2026-11-20, before and
-after, with PyTorch's own nearest function beside it, in nanoseconds:
+Measured at 8 x 8, float32, on an Intel Xeon (Ice Lake, 2.8 GHz), one thread, PyTorch 2.13.0,
+2026-11-22, with PyTorch's own nearest function beside it, in nanoseconds (others were at work on
+the machine: the least of 320 batches of 2 to 30 calls):
 
-==============================  ==============  ================  ==================
-operator                        without grad    recording         and backward
-==============================  ==============  ================  ==================
-matmul (torch.mm)               6290 1980 1430  15750 5620 2460   91400 41060 29290
-mul (torch.mul)                 5500 1670 1240  12990 5230 2090   65090 35370 23320
-muladd (torch.addcmul)          6260 1660 1410  13970 5510 2300   67860 36520 33980
-d_sigmoid (torch.sigmoid)       5090 1460 1150  12090 4640 1910   50250 28400 19850
-scaled_dot_product_attention    13640 4740 6060 23960 10160 7330  101640 59780 50840
-==============================  ==============  ================  ==================
+====================================  =============  ============  =============
+operator                              without grad   recording     and backward
+====================================  =============  ============  =============
+matmul (torch.mm)                     2420  2060     7930  5100    62820  43480
+mul (torch.mul)                       1960  1570     7420  3060    54210  34450
+muladd (torch.addcmul)                2070  1970     8070  3490    54860  48790
+d_sigmoid (torch.sigmoid)             1890  1570     6760  2890    44600  32380
+scaled_dot_product_attention          4330  7330     12890 10030   81760  67060
+linear (torch.nn.functional.linear)   2510  3570     10690 5520    78960  50420
+====================================  =============  ============  =============
 
-Of matmul's 1.98 us the public function takes 0.13, the questions about the thread and the gradients
-0.33, that about autocast 0.13, reading two tensors in place (then by DLPack) 0.22, the
-result's memory and its Python object 0.47, telling observers 0.05, the product 0.4. The kernel's
-boxed entry, with the stable ABI's tensor handles, took 0.5 more.
+What the parts take there, alone and in a loop: the questions about the thread 150, that about
+autocast 90, whether a tensor requires grad 30, reading a tensor in place 15, letting go of the
+interpreter's lock 60, telling observers 65, the result's memory 270 and its Python object 300.
+Asking Python where a tensor lies and whether it is negated would take 125 a tensor more
+(``csrc/python/tensor_words.h``).
 """
 
 from __future__ import annotations
