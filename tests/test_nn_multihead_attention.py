@@ -202,9 +202,7 @@ def test_wrong_shapes_are_named() -> None:
     query, key = torch.zeros(ROWS, BATCH, EMBED), torch.zeros(COLUMNS, BATCH, EMBED)
     with pytest.raises(RuntimeError, match="have 3, 2 and 2 dimensions"):
         module(query, key[0], key[0])
-    with pytest.raises(
-        RuntimeError, match=r"key has 23 elements in its last dimension; .* have 24"
-    ):
+    with pytest.raises(RuntimeError, match=r"key has 23 elements in its last .* have 24"):
         module(query, key[..., 1:], key)
     with pytest.raises(RuntimeError, match="batches, and tokens of key and value, must be equal"):
         module(query, key[:, 1:], key[:, 1:])

@@ -137,16 +137,20 @@ def attention(
         position_bias = position_bias[..., :keys]
         attention_mask = _with_bias(position_bias, attention_mask, is_causal, queries, query.dtype)
         is_causal = False
-    arguments = (attention_mask, dropout, is_causal)
-    options = {
-        "scale": scaling,
-        "enable_gqa": key.shape[1] != query.shape[1],
-        "softcap": softcap or 0.0,
-    }
+    arguments = (query, key, value)
+    rules = (attention_mask, dropout, is_causal)
+    grouped = key.shape[1] != query.shape[1]
     if s_aux is None:
-        output = scaled_dot_product_attention(query, key, value, *arguments, **options)
+        output = scaled_dot_product_attention(
+            *arguments, *rules, scale=scaling, enable_gqa=grouped, softcap=softcap or 0.0
+        )
+    elif softcap:
+        raise ValueError(
+            "attn_implementation='pkg': s_aux and softcap are both given, which asks for sinks "
+            "beside capped scores; choose attn_implementation='eager'"
+        )
     else:
-        output = attention_with_sinks(query, key, value, s_aux, *arguments, **options)
+        output = attention_with_sinks(*arguments, s_aux, *rules, scale=scaling, enable_gqa=grouped)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -14,6 +14,7 @@ import sys
 import types
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -384,3 +385,14 @@ def test_a_compiled_model() -> None:
         torch.testing.assert_close(
             compiled(**arguments).logits[counts], model(**arguments).logits[counts]
         )
+
+
+@needs_transformers
+@pytest.mark.checkout
+def test_the_example_of_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    block = readme.partition("```python\nimport pkg\nfrom transformers")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec("import pkg\nfrom transformers" + block, names)
+    assert names["model"](torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 100)
+    assert names["config"]._attn_implementation == "pkg"

@@ -1,0 +1,83 @@
+"""Attention with sinks beside its definition: one more column of scores, without a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from samples import normal
+from torch import Tensor
+
+from pkg.integrations._sinks import attention_with_sinks
+from pkg.testing import Sample
+from pkg.testing.tolerance import expect
+
+
+def plain(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, mask: Tensor | None, causal: bool
+) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(group, 1) for each in (key, value))
+    scores = query @ key.mT * 0.3
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    column = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("rows", "columns", "kind"),
+    [(5, 9, "none"), (5, 9, "mask"), (12, 12, "causal"), (1, 40, "mask"), (40, 40, "causal")],
+)
+def test_values_and_gradients(rows: int, columns: int, kind: str, dtype: torch.dtype) -> None:
+    mask = None
+    if kind == "mask":
+        mask = torch.rand(2, 1, rows, columns) < 0.5
+        mask[0, :, 0] = False  # the sink alone
+    tensors = (
+        normal(2, 4, rows, 8),
+        normal(2, 2, columns, 8, seed=1),
+        normal(2, 2, columns, 12, seed=2),
+        normal(4, seed=3),
+    )
+    weights = normal(2, 4, rows, 12, seed=4)
+
+    def evaluate(function: Any, sample: Sample) -> list[Tensor]:
+        leaves = [each.detach().requires_grad_() for each in sample.args]
+        with torch.no_grad():
+            alone = function(*leaves)
+        output = function(*leaves)
+        loss = (output * weights.to(output.dtype)).sum()
+        return [alone, output.detach(), *torch.autograd.grad(loss, leaves)]
+
+    def ours(*leaves: Tensor) -> Tensor:
+        options = {"scale": 0.3, "enable_gqa": True}
+        return attention_with_sinks(*leaves, mask, 0.0, kind == "causal", **options)
+
+    sample = Sample(tensors).converted(dtype)
+    expected = expect(lambda s: evaluate(lambda *t: plain(*t, mask, kind == "causal"), s), sample)
+    names = ("alone", "output", "query", "key", "value", "sinks")
+    for name, each, value in zip(names, expected, evaluate(ours, sample), strict=True):
+        each.compare(value, name)
+
+
+def test_dropout_takes_no_sink() -> None:
+    zeros, ones = torch.zeros(1, 1, 1000, 4), torch.ones(1, 1, 1000, 1)
+    sinks = torch.full((1,), 1000.0).log()  # as much as all keys together
+    for recording in (False, True):
+        output = attention_with_sinks(
+            zeros, zeros, ones, sinks.clone().requires_grad_(recording), None, 0.5
+        )
+        # The mean of 500 ± 16 kept of 1000, each twice 1 / 2000, a thousand times.
+        assert abs(float(output.mean()) - 0.5) < 0.005
+        assert output.std() > 0.001
+
+
+def test_sinks_of_another_shape_are_refused() -> None:
+    query = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(RuntimeError, match=r"of shape \[3\]; they must be \[4\]"):
+        attention_with_sinks(query, query, query, torch.zeros(3))
