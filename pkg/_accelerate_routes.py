@@ -120,6 +120,7 @@ def _register_all(
 ) -> None:
     # In C++ what our kernels leave alone goes to PyTorch's own, past another package's.
     compiled = {"mm", "bmm", "mm.out", "bmm.out"}
+    _C._let_products_call_shim(not others)
     _loader.cpu_library.pkg_accelerate_register.restype = ctypes.c_bool
     if compiled & others.keys() or not _loader.cpu_library.pkg_accelerate_register():
         compiled = set()

@@ -29,7 +29,7 @@ COLUMNS = (16, 64, 256, 1024)
 LAYOUTS = ("plain", "right transposed", "left transposed")
 FAMILIES = ("product", "batch")
 BATCH = 8
-"""Products in a batch; its classes of 1024 and 512 have the ratio of a single product."""
+"""Products in a batch; its sizes of 1024 and 512 have the ratio of a single product."""
 PASSES = ("forward", "backward")
 HIDDEN = ("nothing", "causal", "mask")
 QUERIES = (1, 64, 256, 1024)
@@ -37,6 +37,8 @@ QUERIES = (1, 64, 256, 1024)
 KEYS = (64, 256, 1024)
 """And of its keys: ``kKeyClasses``."""
 HEADS, HEAD_SIZE = 4, 64
+LEAST_RATIO = 1.1
+"""From which on a call is taken over: ``kLeastRatio`` of csrc/cpu/accelerate/routes.h."""
 
 _ROUNDS = 7
 _SECONDS = 2e-4
@@ -253,7 +255,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
                 if case.source() == case:
                     by_group.setdefault(case.group, []).append(ratio)
         for group, values in by_group.items():
-            taken = sum(value >= 1.05 for value in values)
+            taken = sum(value >= LEAST_RATIO for value in values)
             yield (
                 f"  {group:27} ours in {taken:3} of {len(values):3} sizes; ratios "
                 f"{min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"

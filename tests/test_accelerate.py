@@ -485,25 +485,50 @@ def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
     assert found["addmm", "float32"] == (0, 1)
 
 
-def test_the_nearest_measured_size_decides() -> None:
-    """Every entry of the table answers for its own size and for its neighbourhood."""
+def test_the_measured_sizes_around_a_call_decide() -> None:
+    """A measured size for itself; one between two of them only where both say so."""
+    count = len(tune.products())
     flat = filled(0.0)["ratios"]
-    for index, case in enumerate(tune.products()):
-        if case.dtype != "float32" or case.rows == 1 or case.source() != case:
-            continue
-        if index % 7:
-            continue
-        flat[index] = flat[len(tune.products()) + index] = 9.0
+    places = {case: index for index, case in enumerate(tune.products())}
+
+    def taken(case: tune.Product) -> bool:
         _accelerate_table.put({"ratios": flat})
-        near = case._replace(rows=case.rows + 1, columns=case.columns + 3, inner=case.inner - 2)
-        far = case._replace(rows=1)
+        counts()
         with pkg.accelerate():
             case.call()()
-            near.call()()
-            far.call()()
-        operator = "mm" if case.family == "product" else "bmm"
-        assert counts()[operator, "float32"] == (2, 1), case
-        flat[index] = flat[len(tune.products()) + index] = 0.0
+        return counts()["mm" if case.family == "product" else "bmm", "float32"] == (1, 0)
+
+    def says(case: tune.Product, ratio: float) -> None:
+        for several in range(2):
+            flat[several * count + places[case]] = ratio
+
+    # A single row has no layout of its own.
+    wanted = (case for case in places if case.dtype == "float32" and case.rows > 1)
+    cases = [case for case in wanted if case.source() == case]
+    for case in cases[::5]:
+        says(case, 9.0)
+        assert taken(case), case
+        between = case._replace(rows=case.rows + 1)
+        larger = [rows for rows in tune.ROWS if rows > case.rows]
+        if case.family == "product":
+            assert taken(between) == (not larger), case
+        if case.family == "product" and larger:
+            says(case._replace(rows=larger[0]), 9.0)
+            assert taken(between), case
+            says(case._replace(rows=larger[0]), 0.0)
+        says(case, 0.0)
+        assert not taken(case), case
+
+
+def test_far_from_what_was_measured_more_is_asked() -> None:
+    a, b = torch.ones(4, 8), torch.ones(8, 2100)
+    for ratio, is_taken in ((1.2, False), (1.4, True)):
+        _accelerate_table.put(filled(ratio))
+        counts()
+        with pkg.accelerate():
+            torch.mm(a, b)
+            torch.mm(a, b[:, :2000])
+        assert counts()["mm", "float32"] == (1 + is_taken, 1 - is_taken)
 
 
 def test_threads_switch_while_others_compute() -> None:

@@ -1,9 +1,14 @@
 #include "python/accelerated_calls.h"
 
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 
 #include "accelerate.h"
+#include "host/symbol_lookup.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
@@ -91,6 +96,81 @@ bool read_call(PyObject* const* values, ReadTensors& tensors, AddmmCall& call,
   return output.view == nullptr || output.data != nullptr;
 }
 
+// PyTorch's kernels by its C shim, which takes a third of the time of its way
+// for calls from Python. Another package's kernel is not called by that; and
+// before 2.13 it would write what is refused to stderr.
+bool may_call_shim = false;
+
+using Shim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
+                                AtenTensorHandle, AtenTensorHandle, double,
+                                double);
+
+bool broadcasts(const TensorView& tensor, std::span<const int64_t> to) {
+  const auto sizes = tensor.sizes;
+  bool fits = sizes.size() <= to.size();
+  for (size_t i = 1; fits && i <= sizes.size(); ++i) {
+    const int64_t size = sizes[sizes.size() - i];
+    fits = size == 1 || size == to[to.size() - i];
+  }
+  return fits;
+}
+
+// The sizes of the result of a call that PyTorch is known not to refuse; none
+// of another one.
+std::span<const int64_t> sizes_of_result(const AddmmCall& call,
+                                         std::array<int64_t, 3>& sizes) {
+  const size_t dims = call.op == AtenOperator::Addmm     ? 2
+                      : call.op == AtenOperator::Baddbmm ? 3
+                                                         : 0;
+  const TensorView& a = *call.a;
+  const TensorView& b = *call.b;
+  if (dims == 0 || a.sizes.size() != dims || b.sizes.size() != dims ||
+      !is_floating(a.dtype) || b.dtype != a.dtype ||
+      call.input->dtype != a.dtype || a.sizes[dims - 1] != b.sizes[dims - 2] ||
+      a.sizes[0] != (dims == 3 ? b.sizes[0] : a.sizes[0])) {
+    return {};
+  }
+  std::copy_n(a.sizes.begin(), dims - 1, sizes.begin());
+  sizes[dims - 1] = b.sizes[dims - 1];
+  const std::span<const int64_t> result = std::span(sizes).first(dims);
+  return broadcasts(*call.input, result) ? result : std::span<const int64_t>{};
+}
+
+// A new result; nothing where PyTorch is to be called by Python.
+std::optional<Tensor> call_shim(PyObject* const* values,
+                                const AddmmCall& call) {
+  std::array<int64_t, 3> sizes{};
+  const auto result = sizes_of_result(call, sizes);
+  if (result.empty()) {
+    return std::nullopt;
+  }
+  const auto& state = ThreadState::instance();
+  void* const input = state.implementation_of(values[kInput]);
+  void* const a = state.implementation_of(values[kA]);
+  void* const b = state.implementation_of(values[kB]);
+  const auto handle = [](void* const& implementation) {
+    return reinterpret_cast<AtenTensorHandle>(
+        const_cast<void**>(&implementation));
+  };
+  const Shim shim = call.op == AtenOperator::Addmm
+                        ? &aoti_torch_cpu_addmm_out
+                        : &aoti_torch_cpu_baddbmm_out;
+  PyThreadState* thread = PyEval_SaveThread();
+  std::optional<Tensor> made;
+  try {
+    made = empty_contiguous(result, call.a->dtype,
+                            {aoti_torch_device_type_cpu(), -1});
+    if (shim(made->get(), handle(input), handle(a), handle(b), call.beta,
+             call.alpha) != TORCH_SUCCESS) {
+      made.reset();
+    }
+  } catch (const std::exception&) {
+    made.reset();  // such as memory running out, which PyTorch tells in words
+  }
+  PyEval_RestoreThread(thread);
+  return made;
+}
+
 // (operator, input or None, a, b, beta, alpha, activation, out or None): the
 // result, True where it was written to `out`, None where PyTorch's own kernel
 // is to be called.
@@ -105,9 +185,16 @@ PyObject* addmm(PyObject* /*module*/, PyObject* const* values,
   AddmmCall call{};
   AddmmOutput output;
   if (accelerated_addmm == nullptr ||
-      !read_call(values, tensors, call, output) ||
-      !run_without_lock(accelerated_addmm, call, output)) {
+      !read_call(values, tensors, call, output)) {
     Py_RETURN_NONE;
+  }
+  if (!run_without_lock(accelerated_addmm, call, output)) {
+    output.made = may_call_shim && output.view == nullptr
+                      ? call_shim(values, call)
+                      : std::nullopt;
+    if (!output.made) {
+      Py_RETURN_NONE;
+    }
   }
   if (output.view != nullptr) {
     Py_RETURN_TRUE;
@@ -180,6 +267,14 @@ void define_accelerate_functions(py::module_& module) {
   }
   module.def("_use_accelerated", &use_accelerated, py::arg("addmm"),
              py::arg("attention"), "Called by the loader.");
+  module.def(
+      "_let_products_call_shim",
+      [](bool may) {
+        may_call_shim =
+            may && find_torch_symbol<const char* (*)()>(
+                       "torch_exception_get_what_without_backtrace") != nullptr;
+      },
+      py::arg("may"), "See pkg/_accelerate_routes.py.");
 }
 
 }  // namespace pkg::python

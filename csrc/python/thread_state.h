@@ -158,6 +158,11 @@ class ThreadState {
     return is_plain ? tensors_.read(implementation) : std::nullopt;
   }
 
+  // What a handle of the stable ABI points to a copy of, or null.
+  void* implementation_of(PyObject* tensor) const {
+    return tensors_.implementation_of(tensor);
+  }
+
   // Of such a tensor, or null.
   void* memory_to_write(PyObject* tensor) const {
     return tensors_.memory_to_write(tensor);

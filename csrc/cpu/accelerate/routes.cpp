@@ -1,7 +1,6 @@
 #include "cpu/accelerate/routes.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cpu/runtime/parallel.h"
 #include "host/compiler.h"
@@ -10,17 +9,33 @@ namespace pkg::cpu::accelerate {
 
 namespace {
 
-// The nearest class: they are a factor of `step` apart.
-template <size_t kCount>
-size_t class_of(int64_t size, const std::array<int64_t, kCount>& classes) {
-  size_t nearest = 0;
-  // size^2 > c d: beyond the geometric mean of neighbouring classes.
-  while (nearest + 1 < kCount &&
-         static_cast<double>(size) * static_cast<double>(size) >
-             static_cast<double>(classes[nearest] * classes[nearest + 1])) {
-    ++nearest;
+// The measured sizes around a size: one where it is measured itself, or beyond
+// the first or last of them.
+struct Around {
+  size_t below;
+  size_t above;
+  bool is_far;  // more than twice the last one
+
+  template <size_t kCount>
+  Around(int64_t size, const std::array<int64_t, kCount>& measured)
+      : below(0), above(kCount - 1), is_far(size > 2 * measured.back()) {
+    while (above > 0 && measured[above - 1] >= size) {
+      --above;
+    }
+    below = above > 0 && size < measured[above] ? above - 1 : above;
   }
-  return nearest;
+
+  // The least of what `at` gives for these.
+  template <class At>
+  float least(const At& at) const {
+    return below == above ? at(below) : std::min(at(below), at(above));
+  }
+};
+
+// Far from all that was measured a call has to promise more.
+float cautious(float ratio, bool is_far) {
+  constexpr float kFarRatio = 1.3F;
+  return is_far && ratio < kFarRatio ? 0.0F : ratio;
 }
 
 int several_threads() { return num_threads() > 1 ? 1 : 0; }
@@ -50,17 +65,30 @@ int type_index(ScalarType type) {
 }
 
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
-  return state().ratios.products[several_threads()][static_cast<int>(family)]
-                                [type][static_cast<int>(layout)]
-                                [class_of(sizes.rows, kRowClasses)]
-                                [class_of(sizes.columns, kColumnClasses)]
-                                [class_of(sizes.inner, kColumnClasses)];
+  const auto& measured =
+      state().ratios.products[several_threads()][static_cast<int>(family)][type]
+                             [static_cast<int>(layout)];
+  const Around rows(sizes.rows, kRowClasses);
+  const Around columns(sizes.columns, kColumnClasses);
+  const Around inner(sizes.inner, kColumnClasses);
+  const float least = rows.least([&](size_t row) {
+    return columns.least([&](size_t column) {
+      return inner.least([&](size_t k) { return measured[row][column][k]; });
+    });
+  });
+  return cautious(least, rows.is_far || columns.is_far || inner.is_far);
 }
 
 float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
-  return state().ratios.attention[several_threads()][static_cast<int>(
-      pass)][type][static_cast<int>(hidden)][class_of(queries, kQueryClasses)]
-                                 [class_of(keys, kKeyClasses)];
+  const auto& measured =
+      state().ratios.attention[several_threads()][static_cast<int>(pass)][type]
+                              [static_cast<int>(hidden)];
+  const Around rows(queries, kQueryClasses);
+  const Around columns(keys, kKeyClasses);
+  const float least = rows.least([&](size_t row) {
+    return columns.least([&](size_t column) { return measured[row][column]; });
+  });
+  return cautious(least, rows.is_far || columns.is_far);
 }
 
 void count_left(AtenOperator op, ScalarType type) {

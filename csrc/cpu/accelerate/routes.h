@@ -74,7 +74,7 @@ inline bool is_on() {
 int type_index(ScalarType type);
 
 // A ratio from which on a call is taken over: what is nearer to 1 is noise.
-inline constexpr float kLeastRatio = 1.05F;
+inline constexpr float kLeastRatio = 1.1F;
 
 // PyTorch's time divided by ours, 0 where it was not measured.
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
