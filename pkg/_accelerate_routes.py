@@ -93,11 +93,7 @@ def take_counts() -> list[Counts]:
 
 
 def register() -> None:
-    """Registers the kernels, the first time.
-
-    Raises:
-        RuntimeError: it is called under ``torch.compile``.
-    """
+    """Registers the kernels, the first time; warns of another package's."""
     with _lock:
         if _libraries:
             return
