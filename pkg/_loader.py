@@ -203,9 +203,11 @@ def _choose_cpu_capability(module: ModuleType) -> str:
 def _use_kernels(module: ModuleType) -> None:
     """Tells the functions of ``pkg._C`` where the CPU library has its kernels."""
     module._use_kernels(_address_of("pkg_direct_kernel"))
-    module._use_accelerated(
-        _address_of("pkg_accelerated_addmm"), _address_of("pkg_accelerated_attention")
-    )
+    # pkg.jit may have compiled a part of the kernels alone.
+    if hasattr(cpu_library, "pkg_accelerated_addmm"):
+        module._use_accelerated(
+            _address_of("pkg_accelerated_addmm"), _address_of("pkg_accelerated_attention")
+        )
 
 
 def _address_of(name: str) -> int | None:
