@@ -3,8 +3,8 @@
 //
 // The table has, for each kind of product and of attention, the time that
 // PyTorch's kernel took divided by ours, measured at the sizes below
-// (pkg/tune.py); a call is decided by the nearest of them, on a logarithmic
-// scale. Python writes the table before it turns the switch, and reads the
+// (pkg/tune.py); a call is taken over where all of those around its own sizes
+// say so. Python writes the table before it turns the switch, and reads the
 // counters: see pkg/accelerate.py.
 #pragma once
 
