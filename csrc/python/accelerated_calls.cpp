@@ -8,7 +8,7 @@
 #include <span>
 
 #include "accelerate.h"
-#include "host/symbol_lookup.h"
+#include "host/dispatch.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
@@ -270,9 +270,7 @@ void define_accelerate_functions(py::module_& module) {
   module.def(
       "_let_products_call_shim",
       [](bool may) {
-        may_call_shim =
-            may && find_torch_symbol<const char* (*)()>(
-                       "torch_exception_get_what_without_backtrace") != nullptr;
+        may_call_shim = may && pkg::detail::last_error_function() != nullptr;
       },
       py::arg("may"), "See pkg/_accelerate_routes.py.");
 }

@@ -10,7 +10,7 @@
 #include "cpu/accelerate/addmm.h"
 #include "cpu/accelerate/routes.h"
 #include "host/compiler.h"
-#include "host/symbol_lookup.h"
+#include "host/dispatch.h"
 
 namespace pkg::cpu::accelerate {
 
@@ -18,19 +18,10 @@ namespace {
 
 using Original = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                     AtenTensorHandle);
-using Message = const char* (*)();
-
-// PyTorch's words for what its kernel refused; from 2.13 on.
-Message message() {
-  static const auto function =
-      find_torch_symbol<Message>("torch_exception_get_what_without_backtrace");
-  return function;
-}
-
 void call_original(Original original, const Tensor& out, const Tensor& a,
                    const Tensor& b) {
   if (original(out.get(), a.get(), b.get()) != TORCH_SUCCESS) {
-    throw std::runtime_error(message()());
+    throw std::runtime_error(pkg::detail::last_error_function()());
   }
 }
 
@@ -118,7 +109,7 @@ Tensor bmm_out(const Tensor& a, const Tensor& b, const Tensor& out) {
 // does not tell what its kernels refuse; Python registers these too then.
 extern "C" PKG_EXPORT bool pkg_accelerate_register() {
   using namespace pkg::cpu::accelerate;
-  if (message() == nullptr) {
+  if (pkg::detail::last_error_function() == nullptr) {
     return false;
   }
   try {
