@@ -9,6 +9,7 @@
 
 #include "accelerate.h"
 #include "host/dispatch.h"
+#include "python/numbers.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
@@ -18,22 +19,6 @@ namespace {
 // Of the CPU library; null before one is loaded.
 AcceleratedAddmm accelerated_addmm = nullptr;
 AcceleratedAttention accelerated_attention = nullptr;
-
-// A number as operators take them; nothing for what is none of Python's own.
-std::optional<double> number_of(PyObject* value) {
-  if (PyFloat_CheckExact(value)) {
-    return PyFloat_AS_DOUBLE(value);
-  }
-  if (!PyLong_CheckExact(value)) {
-    return std::nullopt;
-  }
-  const double number = PyLong_AsDouble(value);
-  if (number == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-  return number;
-}
 
 // Tensors of a call, read in place.
 class ReadTensors {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "python/numbers.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
@@ -75,14 +76,8 @@ bool convert(PyObject* value, const Parameter& parameter,
     case ValueType::Tensor:
       return assign(ThreadState::instance().memory_of(value));
     case ValueType::Float:
-      if (PyLong_CheckExact(value)) {
-        const double number = PyLong_AsDouble(value);
-        PyErr_Clear();  // too large: -1, and the dispatcher says so
-        argument = number;
-        return number != -1.0;
-      }
-      argument = PyFloat_AS_DOUBLE(value);
-      return true;
+      return assign(
+          number_of(value));  // the dispatcher tells what is too large
     case ValueType::Integer:
       return assign(integer_of(value));
     case ValueType::Boolean:
