@@ -32,6 +32,8 @@ ROOT = Path(__file__).parent.resolve()
 CSRC = ROOT / "csrc"
 # Not imported: the package itself needs what is built here.
 FLAGS = SimpleNamespace(**runpy.run_path(str(ROOT / "pkg" / "_build_flags.py")))
+# So few that headers are read seldom, so many that the cores of most machines are kept busy.
+MERGED_CUDA_SOURCES = 4
 VERSION = runpy.run_path(str(ROOT / "pkg" / "version.py"))["__version__"]
 
 
@@ -71,6 +73,14 @@ def link_flags() -> list[str]:
     return ["-Wl,-dead_strip"] if FLAGS.MACOS else ["-Wl,--as-needed", "-Wl,-s"]
 
 
+def write(path: Path, text: str) -> Path:
+    """Writes a file that a build makes, unless it says that already: then it is no newer."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return path
+
+
 def relative(paths: list[Path]) -> list[str]:
     """Paths as setuptools wants them, in an order that does not change."""
     return [path.relative_to(ROOT).as_posix() for path in sorted(paths)]
@@ -107,8 +117,12 @@ def cuda_architectures() -> str:
     return FLAGS.asked_cuda_architectures() or FLAGS.DEFAULT_CUDA_ARCHITECTURES
 
 
-def binding() -> Extension:
-    """pkg._C: the pybind11 module and the schemas."""
+def build_facts() -> str:
+    """The header that tells csrc/python/pybind.cpp of this build.
+
+    No macros of the command line, by which every source of pkg._C would be compiled again where
+    one more CPU library is built.
+    """
     facts = {
         "PKG_VERSION": VERSION,
         "PKG_COMPILE_FLAGS": " ".join(FLAGS.cxx_flags()),
@@ -116,12 +130,16 @@ def binding() -> Extension:
         "PKG_BUILT_CPU_LEVELS": " ".join(levels_to_build()),
         "PKG_CUDA_ARCHITECTURES": cuda_architectures() if CUDA_HOME else "",
     }
+    return "".join(f'#define {name} "{text}"\n' for name, text in facts.items())
+
+
+def binding() -> Extension:
+    """pkg._C: the pybind11 module and the schemas."""
     return CppExtension(
         "pkg._C",
         relative([*CSRC.glob("*.cpp"), *(CSRC / "python").glob("*.cpp")]),
         depends=[*relative(list(CSRC.glob("*.h"))), *headers(CSRC / "host", CSRC / "python")],
         include_dirs=[str(CSRC)],
-        define_macros=[(name, f'"{text}"') for name, text in facts.items()],
         extra_compile_args=[*cxx_flags(), *FLAGS.cpu_levels()["baseline"]],
         extra_link_args=link_flags(),
     )
@@ -220,8 +238,14 @@ class Build(BuildExtension):
         worker = copy.copy(self)
         # Not setuptools' build_temp, which for an editable install is a new folder each time.
         worker.build_temp = str(ROOT / "build" / f"objects-{sysconfig.get_platform()}" / ext.name)
-        if ext.name == "pkg._cuda":
+        if ext.name == "pkg._C":
+            header = write(Path(worker.build_temp, "facts", "build_facts.h"), build_facts())
+            ext.include_dirs.append(str(header.parent))
+            ext.depends.append(str(header))
+        elif ext.name == "pkg._cuda":
             ext.library_dirs.append(self.folder_of_torch_cuda(worker.build_temp))
+            if not (self.inplace or self.editable_mode):
+                ext.sources = self.merge_sources(ext, Path(worker.build_temp))
         elif ext.name.startswith("pkg._cpu_"):
             ext.extra_compile_args += self.precompile_headers(ext, Path(worker.build_temp))
         super(Build, worker).build_extension(ext)
@@ -282,6 +306,28 @@ class Build(BuildExtension):
             subprocess.run(command, check=True)
             stamp.write_text(made_of, "utf-8")
         return ["-include", str(used)]
+
+    def merge_sources(self, ext: Extension, folder: Path) -> list[str]:
+        """Writes a few sources that include those of the CUDA library; returns their paths.
+
+        nvcc reads PyTorch's headers and CUDA's own once for the host and once for each
+        architecture: 15 s of processor time before the first line of a kernel. A checkout that is
+        worked in compiles each file by itself, since one of them is changed at a time.
+        """
+        ext.depends = [*ext.depends, *ext.sources]
+        # CUTLASS is most of what its kernels compile; they stay by themselves.
+        alone = [name for name in ext.sources if "cutlass" in name]
+        merged = [name for name in ext.sources if name not in alone]
+        folder = folder.relative_to(ROOT) / "merged"
+        units = []
+        for number in range(MERGED_CUDA_SOURCES):
+            includes = [
+                Path(name).relative_to("csrc").as_posix()
+                for name in merged[number::MERGED_CUDA_SOURCES]
+            ]
+            text = "".join(f'#include "{name}"\n' for name in includes)
+            units.append(write(folder / f"{number}.cu", text).as_posix())
+        return [*units, *alone]
 
     def folder_of_torch_cuda(self, build_folder: str) -> str:
         """A folder with a libtorch_cuda to link against.

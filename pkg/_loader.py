@@ -50,16 +50,11 @@ def load() -> ModuleType:
     _check_name()
     _check_torch()
     if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
-        from . import jit
+        if _checkout() is None:
+            return _compile_installed_sources()
+        from . import _compile_on_import
 
-        cpu_capability = jit.best_capability()
-        cuda_loaded = jit.can_build_cuda()
-        module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
-        sys.modules["pkg._C"] = module
-        cpu_library = ctypes.CDLL(str(module.__file__))
-        module._set_cpu_capability(cpu_capability)
-        _use_kernels(module)
-        return module
+        _compile_on_import.compile_changes()
     module = _import_binding()
     cpu_capability = _choose_cpu_capability(module)
     cpu_library = _load_library(f"_cpu_{cpu_capability}")
@@ -68,6 +63,21 @@ def load() -> ModuleType:
     cuda_loaded = _load_cuda()
     if not cuda_loaded:
         _explain_missing_cuda_kernels()
+    return module
+
+
+def _compile_installed_sources() -> ModuleType:
+    """``PKG_JIT=1`` of an installed package: one library of the sources that it carries."""
+    global cpu_capability, cpu_library, cuda_loaded
+    from . import jit
+
+    cpu_capability = jit.best_capability()
+    cuda_loaded = jit.can_build_cuda()
+    module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
+    sys.modules["pkg._C"] = module
+    cpu_library = ctypes.CDLL(str(module.__file__))
+    module._set_cpu_capability(cpu_capability)
+    _use_kernels(module)
     return module
 
 

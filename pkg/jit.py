@@ -9,9 +9,10 @@ installing anything::
     torch.ops.pkg_jit.matmul(a, b)    # and in a namespace of their own
 
 The functions are the compiled kernels alone: gradients, ``vmap`` and the rest,
-which :mod:`pkg.ops` registers in Python, belong to the namespace ``pkg``. In a
-source checkout without an install, ``PKG_JIT=1`` makes ``import pkg`` itself
-compile and use the sources, gradients and all.
+which :mod:`pkg.ops` registers in Python, belong to the namespace ``pkg``. With
+``PKG_JIT=1`` it is ``import pkg`` itself that compiles and uses the sources,
+gradients and all: in a checkout where an editable install has its libraries, of
+an installed package into a folder of its own.
 """
 
 from __future__ import annotations
@@ -190,8 +191,8 @@ def load(
         f"-DPKG_NAMESPACE={namespace}",
         *extra_cuda_cflags,
     ]
-    fingerprint = _fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
-    if namespace in _loaded and _loaded[namespace][0] == fingerprint:
+    print_of_sources = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
+    if namespace in _loaded and _loaded[namespace][0] == print_of_sources:
         return _loaded[namespace][1]
     _refuse_taken_namespace(namespace)
 
@@ -202,7 +203,7 @@ def load(
     owner = directory / _OWNER_FILE
     owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
     try:
-        with _cuda_architectures(), _progress(directory, files, level):
+        with _cuda_architectures(), progress(directory, len(files), level):
             module: ModuleType = cpp_extension.load(
                 name=f"{namespace}_C",
                 sources=[str(path) for path in files],
@@ -216,25 +217,30 @@ def load(
             )
     finally:
         owner.unlink(missing_ok=True)
-    _loaded[namespace] = (fingerprint, module)
+    _loaded[namespace] = (print_of_sources, module)
     return module
 
 
 @contextlib.contextmanager
-def _progress(directory: Path, files: Sequence[Path], level: str) -> Iterator[None]:
+def progress(directory: Path, files: int, level: str) -> Iterator[None]:
     """Tells on standard error what is compiled and how far that is, unless it is done at once.
 
     PyTorch's build says nothing until it ends, which for all sources is minutes.
+
+    Args:
+        directory: Where the objects are written, in it or below.
+        files: How many sources there are.
+        level: The instruction set that they are compiled for.
     """
     started = time.time()
     ended = threading.Event()
 
     def compiled() -> int:
-        times = [path.stat().st_mtime for path in directory.glob("*.o")]
+        times = [path.stat().st_mtime for path in directory.rglob("*.o")]
         return sum(each >= started for each in times)
 
     def tell() -> None:
-        first = not any(directory.glob("*.o"))
+        first = not any(directory.rglob("*.o"))
         if not first and ended.wait(_QUICK_SECONDS):
             return
         print(f"pkg.jit: compiling for {level} in {directory}", file=sys.stderr, flush=True)
@@ -243,7 +249,7 @@ def _progress(directory: Path, files: Sequence[Path], level: str) -> Iterator[No
             if (done := compiled()) > last:
                 last = done
                 most = "" if first else "at most "
-                text = f"pkg.jit: {last} of {most}{len(files)} files compiled"
+                text = f"pkg.jit: {last} of {most}{files} files compiled"
                 print(f"{text}, {time.time() - started:.0f} s", file=sys.stderr, flush=True)
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -255,7 +261,8 @@ def _progress(directory: Path, files: Sequence[Path], level: str) -> Iterator[No
         teller.join()
 
 
-def _fingerprint(folder: Path, flags: Sequence[str]) -> str:
+def fingerprint(folder: Path, flags: Sequence[str]) -> str:
+    """A text that changes with the flags and with any file of a folder."""
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in sorted(folder.rglob("*.*")):
         if path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils import cpp_extension
-from tree_copies import variables_of
+from tree_copies import ROOT, variables_of
 
 import pkg
 
@@ -162,34 +163,109 @@ def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         assert "TORCH_CUDA_ARCH_LIST" not in os.environ, "PyTorch asks the GPU"
 
 
-def test_checkout_without_an_install_compiles_on_import(sources: Path, tmp_path: Path) -> None:
-    # The Python files as a checkout has them, the sources of few operators, and no library.
-    shutil.copytree(
-        Path(pkg.__file__).parent,
-        tmp_path / "pkg",
-        ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"),
-    )
-    shutil.copytree(sources, tmp_path / "csrc")
-    code = """
-        import pkg, torch
-        a = torch.ones(2, requires_grad=True)
-        pkg.ops.mul(a, a).sum().backward()
-        print(pkg.__file__, a.grad.tolist())
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+IMPORT = """
+    import pkg, torch
+    a = torch.ones(2, requires_grad=True)
+    pkg.ops.mul(a, a).sum().backward()
+    print(pkg.__file__, a.grad.tolist())
+"""
+
+
+def import_and_compile(tree: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(IMPORT)],
         env=os.environ
-        | variables_of(tmp_path)
+        | variables_of(tree)
         | {
-            "PYTHONPATH": str(tmp_path),
+            "PYTHONPATH": str(tree),
             "PKG_JIT": "1",
             "PKG_BUILD_CUDA": "0",  # the folder has no CUDA sources
-        },
+        }
+        | variables,
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=tree,
     )
+
+
+def copy_package(tree: Path, sources: Path) -> None:
+    """The Python files, the sources of few operators, and no library."""
+    ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(Path(pkg.__file__).parent, tree / "pkg", ignore=ignored)
+    shutil.copytree(sources, tree / "csrc")
+
+
+def test_an_installed_package_compiles_its_sources_on_import(sources: Path, tmp_path: Path) -> None:
+    copy_package(tmp_path, sources)
+    result = import_and_compile(tmp_path)
     assert result.stdout == f"{tmp_path / 'pkg' / '__init__.py'} [2.0, 2.0]\n", result.stderr
     assert any((tmp_path / "build").rglob("*.o"))
     assert "pkg.jit: compiling for " in result.stderr
+
+
+@pytest.fixture(scope="module")
+def checkout(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout without an install, compiled on import."""
+    tree = tmp_path_factory.mktemp("checkout")
+    copy_package(tree, sources)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    result = import_and_compile(tree)
+    assert result.stdout == f"{tree / 'pkg' / '__init__.py'} [2.0, 2.0]\n", result.stderr
+    assert "pkg.jit: compiling for " in result.stderr
+    return tree
+
+
+def objects_of(tree: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (tree / "build").rglob("*.o")}
+
+
+@pytest.mark.checkout
+def test_a_checkout_compiles_what_an_editable_install_does(checkout: Path) -> None:
+    before = objects_of(checkout)
+    assert before
+    # As `pip install -e .` does.
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    level = pkg.jit.best_capability()
+    variables = {**variables_of(checkout), "PKG_CPU_LEVELS": level, "PKG_BUILD_CUDA": "0"}
+    subprocess.run(command, env=os.environ | variables, cwd=checkout, check=True)
+    assert objects_of(checkout) == before
+
+
+@pytest.mark.checkout
+def test_a_checkout_compiles_what_has_changed(checkout: Path) -> None:
+    before = objects_of(checkout)
+    result = import_and_compile(checkout)
+    assert result.returncode == 0, result.stderr
+    assert "pkg.jit" not in result.stderr
+    assert objects_of(checkout) == before
+
+    changed = checkout / "csrc" / "cpu" / "mul.cpp"
+    text = changed.read_text("utf-8")
+    try:
+        changed.write_text(f"{text}\n#error this is the change\n", "utf-8")
+        result = import_and_compile(checkout)
+        assert result.returncode != 0
+        assert "ImportError: PKG_JIT=1: the sources in" in result.stderr
+        assert "this is the change" in result.stderr
+    finally:
+        changed.write_text(text, "utf-8")
+    # Several at once: one compiles.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        results = list(pool.map(import_and_compile, [checkout] * 2))
+    for result in results:
+        assert result.returncode == 0, result.stderr
+    after = objects_of(checkout)
+    assert {path.name for path in after if after[path] != before.get(path)} <= {"mul.o"}
+
+
+@pytest.mark.checkout
+def test_a_checkout_that_cannot_be_written_is_named(checkout: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(checkout, tree)
+    shutil.rmtree(tree / "build")
+    (tree / "build").write_text("a file where the folder should be")
+    result = import_and_compile(tree)
+    assert f"ImportError: PKG_JIT=1 compiles into {tree}, which failed: " in result.stderr
+    assert "Make the folder writable" in result.stderr

@@ -29,8 +29,8 @@ inline OptionalView view_of(const OptionalTensor& tensor) {
 }
 
 template <class Element>
-MatrixOf<Element> matrix_of(const OptionalTensor& tensor, int64_t step) {
-  return tensor ? pkg::cuda::matrix_of<Element>(TensorView(*tensor), step)
+MatrixOf<Element> matrix_or_none(const OptionalTensor& tensor, int64_t step) {
+  return tensor ? matrix_of<Element>(TensorView(*tensor), step)
                 : MatrixOf<Element>{};
 }
 
@@ -42,7 +42,7 @@ class Backward {
       : plan_(plan),
         saved_(saved),
         gradients_(gradients),
-        weights_(pkg::cuda::matrix_of<Element>(saved.weights)),
+        weights_(matrix_of<Element>(saved.weights)),
         grad_sums_(allocate({plan.rows(), plan.gates()}, plan.type)) {}
 
   void run(const LltmNeeds& needs) {
@@ -95,11 +95,11 @@ class Backward {
     step.carried_cell = static_cast<Number*>(carried_cell.mutable_data_ptr());
     step.bias_sums = static_cast<Number*>(bias_sums.mutable_data_ptr());
     for (int64_t t = plan_.steps; t-- > 0;) {
-      step.grad_hidden = matrix_of<Element>(saved_.grad_hidden, t);
-      step.grad_cells = matrix_of<Element>(saved_.grad_cells, t);
-      step.grad_gates = matrix_of<Element>(saved_.grad_gates, t);
-      step.gates = pkg::cuda::matrix_of<Element>(saved_.gates, t);
-      step.cells = pkg::cuda::matrix_of<Element>(saved_.cells, t);
+      step.grad_hidden = matrix_or_none<Element>(saved_.grad_hidden, t);
+      step.grad_cells = matrix_or_none<Element>(saved_.grad_cells, t);
+      step.grad_gates = matrix_or_none<Element>(saved_.grad_gates, t);
+      step.gates = matrix_of<Element>(saved_.gates, t);
+      step.cells = matrix_of<Element>(saved_.cells, t);
       step.grad_sums = sums() + t * plan_.batch * plan_.gates();
       if (t == 0) {
         step.grad_old_cell =
@@ -147,8 +147,8 @@ class Backward {
     product.c_row_stride = plan_.inner();
     product.c = to;
     product.a[0] = columns(0, first);
-    product.b[0] = columns_as_panels(
-        pkg::cuda::matrix_of<Element>(saved_.old_h), plan_.hidden, first);
+    product.b[0] = columns_as_panels(matrix_of<Element>(saved_.old_h),
+                                     plan_.hidden, first);
     product.a[1] = columns(first, plan_.rows() - first);
     product.b[1] = columns_as_panels(all_rows_of<Element>(plan_, hidden),
                                      plan_.hidden, plan_.rows() - first);

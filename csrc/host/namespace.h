@@ -14,12 +14,17 @@
 
 // Registers a source file's kernels for a dispatch key: PKG_IMPLEMENT(CPU,
 // library) { library.impl<&function>("name"); }
-#define PKG_IMPLEMENT(key, library)                                   \
-  void implement_operators(::pkg::KernelLibrary& library);            \
+#define PKG_IMPLEMENT(key, library) \
+  PKG_IMPLEMENT_NUMBERED(key, library, __COUNTER__)
+#define PKG_IMPLEMENT_NUMBERED(key, library, number) \
+  PKG_IMPLEMENT_BY(key, library, PKG_JOIN(implement_operators_, number))
+#define PKG_IMPLEMENT_BY(key, library, implement)                     \
+  void implement(::pkg::KernelLibrary& library);                      \
   PKG_IMPLEMENT_IN(PKG_NAMESPACE, key, stable_library) {              \
     ::pkg::KernelLibrary kernels(stable_library, PKG_STRINGIZE(key)); \
-    implement_operators(kernels);                                     \
+    implement(kernels);                                               \
   }                                                                   \
-  void implement_operators(::pkg::KernelLibrary& library)
+  void implement(::pkg::KernelLibrary& library)
+#define PKG_JOIN(a, b) a##b
 #define PKG_IMPLEMENT_IN(name, key, library) \
   STABLE_TORCH_LIBRARY_IMPL(name, key, library)

@@ -16,19 +16,14 @@
 #include "python/pybind_headers.h"
 #include "python/tensor_bridge.h"
 
-#ifndef PKG_VERSION
+// What setup.py knows of its build; pkg.jit writes none.
+#if __has_include("build_facts.h")
+#include "build_facts.h"
+#else
 #define PKG_VERSION "unknown"
-#endif
-#ifndef PKG_COMPILE_FLAGS
 #define PKG_COMPILE_FLAGS ""
-#endif
-#ifndef PKG_CUDA_TOOLKIT
 #define PKG_CUDA_TOOLKIT ""
-#endif
-#ifndef PKG_BUILT_CPU_LEVELS
 #define PKG_BUILT_CPU_LEVELS ""
-#endif
-#ifndef PKG_CUDA_ARCHITECTURES
 #define PKG_CUDA_ARCHITECTURES ""
 #endif
 

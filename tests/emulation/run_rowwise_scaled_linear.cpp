@@ -37,7 +37,7 @@ void run_linear(const Request& request) {
   problem.rows = count_of(request.integers("rows_of"));
   problem.columns = request.integer("columns");
   problem.bytes = request.integer("bytes");
-  launch_blocks(request, problem.tile_count(), cuda::kInt4Threads,
+  launch_blocks(request, problem.tile_count(), cuda::kRowwiseThreads,
                 cuda::rowwise_scaled_linear_kernel<kPacked>, problem);
 }
 

@@ -26,15 +26,15 @@
 
 namespace pkg::cuda {
 
-constexpr int kInt4Tile = 128;
-constexpr int kInt4Threads = 256;
+constexpr int kRowwiseTile = 128;
+constexpr int kRowwiseThreads = 256;
 // Bytes of packed values, and words of unpacked ones, that a thread loads at a
 // time; two threads load a line of the panel.
-constexpr int kInt4Bytes = 8;
-constexpr int kInt4Words = 4;
-constexpr int kInt4PanelWords = 2 * kInt4Words;
-constexpr int kInt4Depth = 2 * 2 * kInt4Bytes;
-constexpr int kInt4Padding = 4;
+constexpr int kRowwiseBytes = 8;
+constexpr int kRowwiseWords = 4;
+constexpr int kRowwisePanelWords = 2 * kRowwiseWords;
+constexpr int kRowwiseDepth = 2 * 2 * kRowwiseBytes;
+constexpr int kRowwisePadding = 4;
 
 // A tensor of any floating type.
 struct FloatingValues {
@@ -66,10 +66,10 @@ struct RowwiseScaledProblem {
   int64_t bytes;  // of packed values in a column
 
   __host__ __device__ int64_t column_tiles() const {
-    return tiles_of(columns, kInt4Tile);
+    return tiles_of(columns, kRowwiseTile);
   }
   __host__ __device__ int64_t tile_count() const {
-    return tiles_of(rows, kInt4Tile) * column_tiles();
+    return tiles_of(rows, kRowwiseTile) * column_tiles();
   }
 };
 
@@ -142,7 +142,7 @@ __device__ __forceinline__ void load_bytes(const int8_t* line, int64_t stride,
 // turn. Null lines are those beyond the operand.
 __device__ __forceinline__ void load_int4(const int8_t* line, int64_t stride,
                                           int64_t bytes, int64_t at,
-                                          uint32_t (&words)[kInt4Words]) {
+                                          uint32_t (&words)[kRowwiseWords]) {
   uint32_t packed[2] = {0, 0};
   if (line != nullptr) {
     load_bytes(line, stride, bytes, at, packed);
@@ -157,7 +157,7 @@ __device__ __forceinline__ void load_int4(const int8_t* line, int64_t stride,
 // The same of a line of int8.
 __device__ __forceinline__ void load_int8(const int8_t* line, int64_t stride,
                                           int64_t bytes, int64_t at,
-                                          uint32_t (&words)[kInt4Words]) {
+                                          uint32_t (&words)[kRowwiseWords]) {
   uint32_t plain[4] = {0, 0, 0, 0};
   if (line != nullptr) {
     load_bytes(line, stride, bytes, at, plain);
@@ -272,21 +272,23 @@ __device__ __forceinline__ void store_scaled_in(const Problem& problem,
 }
 
 template <bool kPacked>
-__global__ void __launch_bounds__(kInt4Threads) rowwise_scaled_linear_kernel(
+__global__ void __launch_bounds__(kRowwiseThreads) rowwise_scaled_linear_kernel(
     const __grid_constant__ RowwiseScaledProblem<kPacked> problem) {
-  PKG_SHARED(uint32_t,
-             left_panels, [2][kInt4PanelWords][kInt4Tile + kInt4Padding]);
-  PKG_SHARED(uint32_t,
-             right_panels, [2][kInt4PanelWords][kInt4Tile + kInt4Padding]);
+  PKG_SHARED(
+      uint32_t,
+      left_panels, [2][kRowwisePanelWords][kRowwiseTile + kRowwisePadding]);
+  PKG_SHARED(
+      uint32_t,
+      right_panels, [2][kRowwisePanelWords][kRowwiseTile + kRowwisePadding]);
   const int line = static_cast<int>(threadIdx.x) / 2;
   const int half = static_cast<int>(threadIdx.x) % 2;
   const TileThread thread;
-  const int64_t steps = tiles_of(2 * problem.bytes, kInt4Depth);
+  const int64_t steps = tiles_of(2 * problem.bytes, kRowwiseDepth);
 
   for (int64_t index = blockIdx.x; index < problem.tile_count();
        index += gridDim.x) {
-    const int64_t row_begin = index / problem.column_tiles() * kInt4Tile;
-    const int64_t column_begin = index % problem.column_tiles() * kInt4Tile;
+    const int64_t row_begin = index / problem.column_tiles() * kRowwiseTile;
+    const int64_t column_begin = index % problem.column_tiles() * kRowwiseTile;
     const int8_t* left =
         row_begin + line < problem.rows
             ? problem.input + batch_offset(problem.rows_of,
@@ -298,10 +300,10 @@ __global__ void __launch_bounds__(kInt4Threads) rowwise_scaled_linear_kernel(
             ? problem.weight +
                   (column_begin + line) * problem.weight_column_stride
             : nullptr;
-    uint32_t left_words[kInt4Words];
-    uint32_t right_words[kInt4Words];
+    uint32_t left_words[kRowwiseWords];
+    uint32_t right_words[kRowwiseWords];
     const auto load = [&](int64_t step) {
-      const int64_t at = step * 2 * kInt4Bytes + half * kInt4Bytes;
+      const int64_t at = step * 2 * kRowwiseBytes + half * kRowwiseBytes;
       if constexpr (kPacked) {
         load_int4(left, problem.input_stride, problem.bytes, at, left_words);
       } else {
@@ -312,16 +314,17 @@ __global__ void __launch_bounds__(kInt4Threads) rowwise_scaled_linear_kernel(
     };
     const auto store = [&](int buffer) {
       PKG_UNROLL
-      for (int i = 0; i < kInt4Words; ++i) {
-        left_panels[buffer][half * kInt4Words + i][line] = left_words[i];
-        right_panels[buffer][half * kInt4Words + i][line] = right_words[i];
+      for (int i = 0; i < kRowwiseWords; ++i) {
+        left_panels[buffer][half * kRowwiseWords + i][line] = left_words[i];
+        right_panels[buffer][half * kRowwiseWords + i][line] = right_words[i];
       }
     };
 
-    Tile<int32_t, kInt4Tile, kInt4Tile> tile(0);
-    constexpr int kRows = Tile<int32_t, kInt4Tile, kInt4Tile>::kThreadRows;
+    Tile<int32_t, kRowwiseTile, kRowwiseTile> tile(0);
+    constexpr int kRows =
+        Tile<int32_t, kRowwiseTile, kRowwiseTile>::kThreadRows;
     constexpr int kColumns =
-        Tile<int32_t, kInt4Tile, kInt4Tile>::kThreadColumns;
+        Tile<int32_t, kRowwiseTile, kRowwiseTile>::kThreadColumns;
     if (steps > 0) {
       load(0);
       store(0);
@@ -333,7 +336,7 @@ __global__ void __launch_bounds__(kInt4Threads) rowwise_scaled_linear_kernel(
         load(step + 1);
       }
       PKG_UNROLL
-      for (int word = 0; word < kInt4PanelWords; ++word) {
+      for (int word = 0; word < kRowwisePanelWords; ++word) {
         uint32_t a[kRows];
         uint32_t b[kColumns];
         PKG_UNROLL

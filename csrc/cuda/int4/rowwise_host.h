@@ -60,7 +60,7 @@ Tensor rowwise_scaled_linear(const char* op, const Tensor& input_tensor,
   const cudaStream_t stream = current_stream(output);
   if (!launch_cutlass(problem, stream)) {
     launch(rowwise_scaled_linear_kernel<kPacked>, problem.tile_count(),
-           kInt4Threads, stream, problem);
+           kRowwiseThreads, stream, problem);
   }
   return output;
 }
