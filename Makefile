@@ -40,6 +40,8 @@ export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2> /dev/null),3
 # What `make wheel` tests in the environment that it installs the wheel into.
 WHEEL_TESTS ?= tests
 WHEEL_TORCH ?= $(or $(TORCH),torch)
+# Or WHEEL_ENVIRONMENT="--python PATH": that of an environment that is there.
+WHEEL_ENVIRONMENT ?= --torch $(WHEEL_TORCH)
 # WHEEL_ARGUMENTS="--every 7": then the lesser CPU libraries too, with one of so many samples.
 WHEEL_ARGUMENTS ?=
 # CHECK_WHEEL_ARGUMENTS=--needs-cuda where nvcc must have been found.
@@ -100,7 +102,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 
 wheel: dist/wheel
-	$(RUN) tools/test_wheel.py dist/*.whl --torch $(WHEEL_TORCH) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)' $(WHEEL_ARGUMENTS)
+	$(RUN) tools/test_wheel.py dist/*.whl $(WHEEL_ENVIRONMENT) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)' $(WHEEL_ARGUMENTS)
 
 test-matrix: dist/wheel
 	$(RUN) tools/test_wheel.py dist/*.whl --torch $(MATRIX) --tests $(WHEEL_TESTS) --pytest='-q $(PYTEST_ARGUMENTS)'

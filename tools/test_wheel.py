@@ -1,7 +1,10 @@
 """Runs the tests on an installed wheel, in a fresh environment for each PyTorch.
 
     python tools/test_wheel.py WHEEL --torch torch==2.10.0 torch [--tests tests/test_import.py …]
+    python tools/test_wheel.py WHEEL --python ENVIRONMENT/bin/python
 
+The second way puts the wheel into an environment that is there, with its PyTorch, in the place of
+the package that it may have.
 Nothing of the checkout but its tests and examples is in reach: they are copied elsewhere. Tests
 that are marked as the checkout's own are left out. With --every N the operators' tests follow on
 each CPU library that the processor runs but the best, with one of N samples.
@@ -26,15 +29,26 @@ LIBRARY_TESTS = ("tests/ops", "tests/test_c_functions.py")
 FILES = ("README.md", "pyproject.toml", "Makefile", "CHANGELOG.md", "LICENSE", "MANIFEST.in")
 
 
-def environment(folder: Path, wheel: Path, torch: str) -> Path:
-    """The Python of a new environment with this PyTorch and the wheel."""
+def new_environment(folder: Path, torch: str) -> Path:
+    """The Python of a new environment with this PyTorch."""
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, torch], check=True)
-    subprocess.run([*install, f"{wheel.resolve()}[test,bench,examples]"], check=True)
-    subprocess.run([python, "-m", "pip", "check"], check=True)
+    subprocess.run([*install_command(python), torch], check=True)
     return python
+
+
+def install_command(python: Path) -> list[Path | str]:
+    """``pip install`` into the environment of a Python."""
+    return [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+
+
+def install(python: Path, wheel: Path) -> None:
+    """Puts the wheel, and what its tests need, into the environment of a Python."""
+    uninstall = [python, "-m", "pip", "uninstall", "--quiet", "--yes", "pkg-kernels"]
+    subprocess.run(uninstall, check=True)
+    command = [*install_command(python), f"{wheel.resolve()}[test,bench,examples]"]
+    subprocess.run(command, check=True)
+    subprocess.run([python, "-m", "pip", "check"], check=True)
 
 
 def run_tests(python: Path, folder: Path, tests: list[str], arguments: list[str]) -> int:
@@ -84,16 +98,23 @@ def main() -> None:
     """One environment after another; fails when the tests of any fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", nargs="+", required=True, help="as pip names them")
+    environments = parser.add_mutually_exclusive_group(required=True)
+    environments.add_argument("--torch", nargs="+", help="a new environment of each, as pip names")
+    environments.add_argument("--python", type=Path, help="that of an environment which is there")
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--pytest", default="-q", help="further arguments of pytest, in one word")
     parser.add_argument("--every", type=int, help="test the lesser CPU libraries: one sample of N")
     given = parser.parse_args()
     failed = []
-    for torch in given.torch:
+    for torch in given.torch or [f"the PyTorch of {given.python}"]:
         with tempfile.TemporaryDirectory(prefix="pkg-wheel-") as temporary:
             print(f"== {given.wheel.name} with {torch}", flush=True)
-            python = environment(Path(temporary, "venv"), given.wheel, torch)
+            python = (
+                given.python.absolute()
+                if given.python
+                else new_environment(Path(temporary, "venv"), torch)
+            )
+            install(python, given.wheel)
             rc = run_tests(python, Path(temporary, "tests"), given.tests, given.pytest.split())
             failed += [torch] if rc else []
             if given.every:

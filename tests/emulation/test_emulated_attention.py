@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import philox
 import pytest
@@ -19,6 +21,16 @@ SEED = torch.tensor([-(2**62) + 12345])
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def some_of_each_dtype(dtypes: Sequence[torch.dtype], names: Iterable[str]) -> list[Any]:
+    """Parameters: every name with the first dtype, and a third of them with each other one."""
+    return [
+        pytest.param(dtype, name, id=f"{name_of(dtype)}-{name}")
+        for position, dtype in enumerate(dtypes)
+        for number, name in enumerate(names)
+        if position == 0 or (number + position) % 3 == 0
+    ]
 
 
 @dataclass(frozen=True)
@@ -362,11 +374,14 @@ def test_capped_scores(cuda_emulator: Emulator, dtype: torch.dtype, softcap: flo
 def test_slopes(cuda_emulator: Emulator, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     for slopes in (torch.rand(shape), torch.rand(shape).to(dtype)):
         check(cuda_emulator, make(2, 6, rows=9, columns=70, dtype=dtype, slopes=slopes))
-    if shape[-1] == 6:
-        options = {"enable_gqa": True, "softcap": 2.0, "window": (30, 0), "dropout": 0.3}
-        slopes = torch.rand(shape)
-        call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, slopes=slopes, **options)
-        check(cuda_emulator, call)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 6)])
+def test_slopes_of_grouped_heads(cuda_emulator: Emulator, shape: tuple[int, ...]) -> None:
+    options = {"enable_gqa": True, "softcap": 2.0, "window": (30, 0), "dropout": 0.3}
+    slopes = torch.rand(shape)
+    call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, slopes=slopes, **options)
+    check(cuda_emulator, call)
 
 
 MASKS = {

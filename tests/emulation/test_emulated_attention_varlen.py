@@ -12,7 +12,7 @@ import references
 import test_emulated_attention as attention
 import torch
 from emulator import Argument, Emulator
-from test_emulated_attention import DTYPES, SEED, Call, name_of
+from test_emulated_attention import DTYPES, SEED, Call, name_of, some_of_each_dtype
 from torch import Tensor
 
 import pkg
@@ -306,8 +306,7 @@ def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
     return [*outputs[:2], *gradients]
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(("dtype", "name"), some_of_each_dtype(DTYPES, CALLS))
 def test_the_operator_is_that_of_the_kernels(
     cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
 ) -> None:

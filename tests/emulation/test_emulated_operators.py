@@ -14,7 +14,7 @@ import test_emulated_attention as attention
 import torch
 from emulator import Emulator
 from pointwise_samples import binary_samples, mixed_samples
-from test_emulated_attention import Call, name_of
+from test_emulated_attention import Call, name_of, some_of_each_dtype
 from test_emulated_linear import assert_linear
 from test_emulated_matmul import assert_product
 from torch import Tensor
@@ -306,8 +306,7 @@ def converted(call: Call, dtype: torch.dtype) -> Call:
     return replace(call, **{each: convert(getattr(call, each)) for each in names})
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize(("dtype", "name"), some_of_each_dtype(FLOATS, CALLS))
 def test_attention_is_that_of_the_kernels(
     cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
 ) -> None:

@@ -75,6 +75,7 @@ class TestDecodeAttention(OperatorTests):
     reference = staticmethod(references.decode_attention)
     function = staticmethod(decode_attention)
     options = MappingProxyType({"autocast": "lower", "without": {"gradients"}})
+    one_of = MappingProxyType({"layouts": 3, "fake": 3})
 
     def samples(self) -> list[Sample]:
         samples = [

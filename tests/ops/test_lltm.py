@@ -165,6 +165,10 @@ def backward_call(
 class TestLltmBackward(OperatorTests):
     op = torch.ops.pkg.lltm_backward.default
     reference = staticmethod(references.lltm_backward)
+    # Half of the samples are sizes around the tiles of the product, whose values are compared.
+    one_of = MappingProxyType(
+        dict.fromkeys(("gradients", "layouts", "vmap", "compile", "fake", "registration"), 3)
+    )
 
     def samples(self) -> list[Sample]:
         tiles = [
