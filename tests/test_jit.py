@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,22 @@ def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("jit_build")
 
 
+# The last such flag counts.
+QUICK = ["-O1"]
+
+
 @pytest.fixture(scope="module")
 def module(sources: Path, build_folder: Path):
+    return load(sources, build_folder)
+
+
+def load(sources: Path, build_folder: Path, flags: Sequence[str] = QUICK):
     return pkg.jit.load(
-        namespace="pkg_jit_test", sources=sources, build_directory=build_folder, with_cuda=False
+        namespace="pkg_jit_test",
+        sources=sources,
+        build_directory=build_folder,
+        with_cuda=False,
+        extra_cflags=flags,
     )
 
 
@@ -51,21 +64,12 @@ def test_loads_beside_the_installed_package(module) -> None:
 
 
 def test_second_load_is_the_same_module(module, sources: Path, build_folder: Path) -> None:
-    again = pkg.jit.load(
-        namespace="pkg_jit_test", sources=sources, build_directory=build_folder, with_cuda=False
-    )
-    assert again is module
+    assert load(sources, build_folder) is module
 
 
 def test_changed_sources_need_another_namespace(module, sources: Path, build_folder: Path) -> None:
     with pytest.raises(RuntimeError, match=r"already registered.*have changed.*'pkg_jit_test2'"):
-        pkg.jit.load(
-            namespace="pkg_jit_test",
-            sources=sources,
-            build_directory=build_folder,
-            with_cuda=False,
-            extra_cflags=["-DPKG_ANOTHER_FLAG"],
-        )
+        load(sources, build_folder, ["-DPKG_ANOTHER_FLAG"])
 
 
 def test_namespace_of_the_installed_package_is_refused(sources: Path) -> None:
@@ -79,7 +83,8 @@ def test_new_process_compiles_nothing(module, sources: Path, build_folder: Path)
     code = f"""
         import pkg, torch
         module = pkg.jit.load(namespace="pkg_jit_test", sources={str(sources)!r},
-                              build_directory={str(build_folder)!r}, with_cuda=False)
+                              build_directory={str(build_folder)!r}, with_cuda=False,
+                              extra_cflags={QUICK})
         print(module.mul(torch.ones(2), torch.ones(2)).tolist())
     """
     result = subprocess.run(
