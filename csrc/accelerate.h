@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "host/tensor.h"
 #include "linear.h"
@@ -22,8 +24,17 @@ enum class AtenOperator : int32_t {
   IntMm,
   Attention,
   AttentionBackward,
+  VarlenAttention,
+  VarlenAttentionBackward,
 };
-inline constexpr int kAtenOperators = 8;
+inline constexpr int kAtenOperators = 10;
+
+// What becomes of a call. Where it is not taken nothing was written.
+enum class Answer : int32_t {
+  Refused,  // PyTorch's own kernel alone knows what to do, or what is wrong
+  Left,     // ours is off, or not the faster one; PyTorch's does not refuse it
+  Taken,
+};
 
 // activation(beta * input + alpha * a @ b): two matrices, or two batches of as
 // many. What the operator does not have is null, 1, or None.
@@ -42,11 +53,16 @@ struct AddmmOutput {
   const TensorView* view = nullptr;
   void* data = nullptr;
   std::optional<Tensor> made;
+  // The result's, of a call that is not refused.
+  std::array<int64_t, 3> sizes{};
+  size_t dims = 0;
+
+  std::span<const int64_t> result_sizes() const {
+    return std::span(sizes).first(dims);
+  }
 };
 
-// False, with nothing written, where PyTorch's own kernel is to be called: it
-// is the faster one, or the call is one that ours does not take.
-using AcceleratedAddmm = bool (*)(const AddmmCall&, AddmmOutput&);
+using AcceleratedAddmm = Answer (*)(const AddmmCall&, AddmmOutput&);
 
 // _scaled_dot_product_flash_attention_for_cpu, and with `grad_output` its
 // backward operator, which has the forward one's results too.
@@ -65,7 +81,8 @@ struct AttentionCall {
 // Output and log-sum-exp, or the gradients of query, key and value.
 using AttentionResults = std::array<std::optional<Tensor>, 3>;
 
-// As AcceleratedAddmm.
+// False, with nothing written, where PyTorch's own kernel is to be called: it
+// is the faster one, or the call is one that ours does not take.
 using AcceleratedAttention = bool (*)(const AttentionCall&, AttentionResults&);
 
 }  // namespace pkg

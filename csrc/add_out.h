@@ -41,9 +41,7 @@ inline void check_overlap_of_input(const char* name, const Tensor& input,
   if (are_same_elements(input, out)) {
     return;
   }
-  const Overlap overlap =
-      overlap_between(input, static_cast<int64_t>(input.element_size()), out,
-                      static_cast<int64_t>(out.element_size()));
+  const Overlap overlap = overlap_between(input, out);
   PKG_CHECK(overlap != Overlap::kYes, "add_out: ", name,
             " and out share memory without being the same elements; pass ",
             name, ".clone() instead");

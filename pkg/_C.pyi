@@ -35,17 +35,10 @@ def _accelerated_attention(
     /,
     *of_backward: Tensor,
 ) -> tuple[Tensor, ...] | None: ...
-def _accelerated_addmm(
-    operator: int,
-    input: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    beta: complex,
-    alpha: complex,
-    activation: int,
-    out: Tensor | None,
-    /,
-) -> Tensor | bool | None: ...
+def _product_kernel(
+    operator: int, original: Callable[..., Any], keys: object
+) -> Callable[..., Any]: ...
+def _finds_tensor_words() -> bool: ...
 def _set_short_way(
     name: str,
     *,

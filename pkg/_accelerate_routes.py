@@ -33,18 +33,25 @@ OPERATORS = (
     "_int_mm",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_flash_attention_forward",
+    "_flash_attention_backward",
 )
 """Of ``aten``, in the order of ``AtenOperator`` in csrc/accelerate.h."""
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 """In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp."""
 
-_MM, _BMM, _ADDMM, _BADDBMM, _ADDMM_ACTIVATION, _INT_MM = range(6)
-_ATTENTION, _ATTENTION_BACKWARD = OPERATORS[6:]
-_RELU, _GELU = 1, 2
+PRODUCTS = OPERATORS[:6]
+_ATTENTION = OPERATORS[6]
+
+ATTENTION_OFF, ATTENTION_BY_TABLE, ATTENTION_ALWAYS = range(3)
+"""Which calls of attention are taken: ``AttentionMode`` of csrc/cpu/accelerate/routes.h."""
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+"""What the dispatcher gives a CPU kernel of PyTorch's, which makes nothing of it."""
 
 _Kernel = Callable[..., Any]
 _lock = threading.Lock()
 _libraries: list[torch.library.Library] = []
+_attention_mode = ATTENTION_OFF
 
 
 class Counts:
@@ -68,9 +75,44 @@ class Counts:
         self.saved = saved * 1e-9
 
 
-def switch(is_on: bool, takes_time: bool) -> None:
-    """Turns the kernels on or off, and the clock that a report needs."""
-    _loader.cpu_library.pkg_accelerate_switch(int(is_on), int(takes_time))
+def switch(is_on: bool, takes_time: bool, attention: int | None = None) -> None:
+    """Turns the kernels on or off, attention's perhaps otherwise, and the clock of a report."""
+    global _attention_mode
+    if attention is None:
+        attention = ATTENTION_BY_TABLE if is_on else ATTENTION_OFF
+    _attention_mode = attention
+    _loader.cpu_library.pkg_accelerate_switch(int(is_on), attention, int(takes_time))
+
+
+def attention_is_on() -> bool:
+    """Whether attention's kernels are on, for some calls at the least."""
+    return _attention_mode != ATTENTION_OFF
+
+
+def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
+    """Counts a call that ran in an operator of this package, for which PyTorch has no kernel."""
+    place = OPERATORS.index(operator), DTYPES.index(str(dtype).removeprefix("torch."))
+    _loader.cpu_library.pkg_accelerate_count_taken(*place, ctypes.c_int64(nanoseconds))
+
+
+def measured_sizes() -> list[tuple[int, ...]]:
+    """The sizes that the table has: rows, columns, queries, keys."""
+    function = _loader.cpu_library.pkg_accelerate_sizes
+    function.restype = ctypes.c_int64
+    sizes = ctypes.POINTER(ctypes.c_int64)()
+    found = []
+    for which in range(4):
+        count = function(which, ctypes.byref(sizes))
+        found.append(tuple(sizes[:count]))
+    return found
+
+
+def least_ratio() -> float:
+    """From which on a call is taken over."""
+    function = _loader.cpu_library.pkg_accelerate_least_ratio
+    function.restype = ctypes.c_float
+    ratio: float = function()
+    return round(ratio, 6)  # of a float32
 
 
 def table() -> ctypes.Array[ctypes.c_float]:
@@ -122,10 +164,10 @@ def _register_all(
         compiled = set()
     for name, kernel in kernels.items():
         if name not in compiled:
-            library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+            library.impl(name, kernel, "CPU", allow_override=True)
 
 
-def _original(name: str) -> _Kernel | None:
+def original(name: str) -> _Kernel | None:
     """PyTorch's CPU kernel, which takes a key set before the arguments; None where it has none."""
     try:
         kernel: _Kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
@@ -136,87 +178,25 @@ def _original(name: str) -> _Kernel | None:
 
 def _kernels() -> Iterator[tuple[str, _Kernel]]:
     """By operator a kernel that calls ours, or else PyTorch's."""
-    makers = {
-        "mm": lambda original: _product(_MM, original),
-        "bmm": lambda original: _product(_BMM, original),
-        "_int_mm": lambda original: _product(_INT_MM, original),
-        "addmm": lambda original: _sum(_ADDMM, original),
-        "baddbmm": lambda original: _sum(_BADDBMM, original),
-        "_addmm_activation": _activation,
-        _ATTENTION: _attention,
-        _ATTENTION_BACKWARD: _attention_backward,
-    }
-    for name, make in makers.items():
+    for operator, name in enumerate(OPERATORS[:8]):
         for overload in (name, f"{name}.out"):
-            original = _original(overload)
-            if original is not None:
-                yield overload, make(original)
+            theirs = original(overload)
+            if theirs is None:
+                continue
+            if name in PRODUCTS:
+                yield overload, _C._product_kernel(operator, theirs, CPU_KEYS)
+            else:
+                make = _attention_kernel if name == _ATTENTION else _backward_kernel
+                yield overload, make(theirs)
+    from . import _accelerate_varlen
+
+    yield from _accelerate_varlen.kernels()
 
 
-def _product(operator: int, original: _Kernel) -> _Kernel:
-    ours = _C._accelerated_addmm
-
-    def kernel(keys: Any, a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Any:
-        result = ours(operator, None, a, b, 1.0, 1.0, 0, out)
-        if result is None:
-            return original(keys, a, b) if out is None else original(keys, a, b, out=out)
-        return result if out is None else out
-
-    return kernel
-
-
-def _sum(operator: int, original: _Kernel) -> _Kernel:
-    ours = _C._accelerated_addmm
-
-    def kernel(
-        keys: Any,
-        addend: Tensor,
-        a: Tensor,
-        b: Tensor,
-        *,
-        beta: complex = 1,
-        alpha: complex = 1,
-        out: Tensor | None = None,
-    ) -> Any:
-        result = ours(operator, addend, a, b, beta, alpha, 0, out)
-        if result is None:
-            if out is None:
-                return original(keys, addend, a, b, beta=beta, alpha=alpha)
-            return original(keys, addend, a, b, beta=beta, alpha=alpha, out=out)
-        return result if out is None else out
-
-    return kernel
-
-
-def _activation(original: _Kernel) -> _Kernel:
-    ours = _C._accelerated_addmm
-
-    def kernel(
-        keys: Any,
-        addend: Tensor,
-        a: Tensor,
-        b: Tensor,
-        *,
-        beta: complex = 1,
-        alpha: complex = 1,
-        use_gelu: bool = False,
-        out: Tensor | None = None,
-    ) -> Any:
-        activation = _GELU if use_gelu else _RELU
-        result = ours(_ADDMM_ACTIVATION, addend, a, b, beta, alpha, activation, out)
-        if result is None:
-            more = {} if out is None else {"out": out}
-            return original(keys, addend, a, b, beta=beta, alpha=alpha, use_gelu=use_gelu, **more)
-        return result if out is None else out
-
-    return kernel
-
-
-def _attention(original: _Kernel) -> _Kernel:
+def _attention_kernel(theirs: _Kernel) -> _Kernel:
     ours = _C._accelerated_attention
 
     def kernel(
-        keys: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -230,18 +210,17 @@ def _attention(original: _Kernel) -> _Kernel:
             results = ours(query, key, value, attn_mask, is_causal, scale)
             if results is not None:
                 return results
-        return original(
-            keys, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        return theirs(
+            CPU_KEYS, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
         )
 
     return kernel
 
 
-def _attention_backward(original: _Kernel) -> _Kernel:
+def _backward_kernel(theirs: _Kernel) -> _Kernel:
     ours = _C._accelerated_attention
 
     def kernel(
-        keys: Any,
         grad_out: Tensor,
         query: Tensor,
         key: Tensor,
@@ -259,8 +238,8 @@ def _attention_backward(original: _Kernel) -> _Kernel:
             results = ours(query, key, value, attn_mask, is_causal, scale, *of_backward)
             if results is not None:
                 return results
-        return original(
-            *(keys, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal),
+        return theirs(
+            *(CPU_KEYS, grad_out, query, key, value, out, logsumexp, dropout_p, is_causal),
             attn_mask=attn_mask,
             scale=scale,
         )

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
+import torch.nn.attention
 
 from . import _accelerate_routes, _accelerate_table
 from ._accelerate_routes import Counts
@@ -30,6 +31,8 @@ class _Switch(NamedTuple):
 _lock = threading.RLock()
 _base = _Switch()
 _open: list[Acceleration] = []
+# What torch.nn.attention keeps of this package's attention while it is the one in use.
+_active: AttentionHandle | None = None
 # Whose report is printed when the process ends, or acceleration does.
 _last_words: Acceleration | None = None
 _counts: dict[tuple[str, str], Counts] = {}
@@ -136,6 +139,12 @@ def accelerate(on: Any = True, *, report: bool = False) -> Any:
     processor; every other goes to PyTorch's kernel untouched, with its errors. Nothing is changed
     on import. Results differ as those of two kernels do: in rounding.
 
+    ``torch.nn.attention.varlen.varlen_attn``, for which PyTorch has no kernel on the CPU, runs here
+    always, with everything that it takes; keys in pages (``block_table``) are copied out of them.
+    Attention alone can be had by ``torch.nn.attention.activate_flash_attention_impl("pkg")``, which
+    asks no table, until ``restore_flash_attention_impl()``. The two do not touch one another:
+    attention runs here while either says so.
+
     Where there is no table for this processor it is measured, once, which takes a minute, and kept
     (``python -m pkg tune``; :mod:`pkg.tune`).
 
@@ -192,7 +201,39 @@ def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _open[-1]._switch if _open else _base
     is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
-    _accelerate_routes.switch(newest.is_on, is_timed)
+    attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
+    _accelerate_routes.switch(newest.is_on, is_timed, attention)
+
+
+class AttentionHandle:
+    """What PyTorch keeps while this package's attention is the active one."""
+
+    def remove(self) -> None:
+        """As it was: attention runs where :func:`accelerate` says."""
+        global _active
+        with _lock:
+            if _active is self:
+                _active = None
+                settle()
+
+
+def _activate_attention() -> AttentionHandle:
+    """What ``torch.nn.attention.activate_flash_attention_impl("pkg")`` calls.
+
+    Attention on the CPU, dense and ``varlen_attn``'s, runs in this package's kernels wherever
+    these can take it, whatever :func:`accelerate` says and without a table.
+    """
+    global _active
+    with _lock:
+        _accelerate_routes.register()
+        _active = AttentionHandle()
+        settle()
+        return _active
+
+
+# A name in a dictionary of a part of PyTorch's that may still change.
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    torch.nn.attention.register_flash_attention_impl("pkg", register_fn=_activate_attention)
 
 
 @atexit.register

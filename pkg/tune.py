@@ -22,23 +22,18 @@ from torch import Tensor
 from . import _accelerate_routes, _accelerate_table, _loader
 from .environment import processor_name
 
-ROWS = (1, 8, 64, 512)
-"""The rows of a product that are measured: ``kRowClasses`` of csrc/cpu/accelerate/routes.h."""
-COLUMNS = (16, 64, 256, 1024)
-"""Its columns, and the dimension that is summed over: ``kColumnClasses`` there."""
+ROWS, COLUMNS, QUERIES, KEYS = _accelerate_routes.measured_sizes()
+"""What is measured, as csrc/cpu/accelerate/routes.h says it: rows of a product, its columns and the
+dimension that is summed over, queries and keys of attention."""
 LAYOUTS = ("plain", "right transposed", "left transposed")
 FAMILIES = ("product", "batch")
 BATCH = 8
 """Products in a batch; its sizes of 1024 and 512 have the ratio of a single product."""
 PASSES = ("forward", "backward")
 HIDDEN = ("nothing", "causal", "mask")
-QUERIES = (1, 64, 256, 1024)
-"""The lengths of attention's queries: ``kQueryClasses`` there."""
-KEYS = (64, 256, 1024)
-"""And of its keys: ``kKeyClasses``."""
 HEADS, HEAD_SIZE = 4, 64
-LEAST_RATIO = 1.1
-"""From which on a call is taken over: ``kLeastRatio`` of csrc/cpu/accelerate/routes.h."""
+LEAST_RATIO = _accelerate_routes.least_ratio()
+"""From which on a call is taken over: the CPU library's too."""
 
 _ROUNDS = 7
 _SECONDS = 2e-4

@@ -145,18 +145,17 @@ def test_int8(layout: str) -> None:
 
 def test_what_python_registers_for_an_older_pytorch() -> None:
     """Before 2.13 mm and bmm are not the library's: the same functions, called by hand."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     kernels = dict(_accelerate_routes._kernels())
     a, b = operand(2, 5, 6, dtype=torch.float32), operand(2, 6, 7, dtype=torch.float32)
     with pkg.accelerate():
         for name, left, right in (("mm", a[0], b[0]), ("bmm", a, b)):
             expected = left @ right
             out = torch.empty_like(expected)
-            torch.testing.assert_close(kernels[name](keys, left, right), expected)
-            assert kernels[f"{name}.out"](keys, left, right, out=out) is out
+            torch.testing.assert_close(kernels[name](left, right), expected)
+            assert kernels[f"{name}.out"](left, right, out=out) is out
             torch.testing.assert_close(out, expected)
             with pytest.raises(RuntimeError, match=r"must be|shapes|size"):
-                kernels[name](keys, left, left)
+                kernels[name](left, left)
 
 
 def heads(length: int, dtype: torch.dtype, layout: str, count: int = 4) -> Tensor:
@@ -529,6 +528,11 @@ def test_far_from_what_was_measured_more_is_asked() -> None:
             torch.mm(a, b)
             torch.mm(a, b[:, :2000])
         assert counts()["mm", "float32"] == (1 + is_taken, 1 - is_taken)
+
+
+def test_pytorch_s_words_are_found() -> None:
+    """Where they are not, every small call takes longer, and nothing else tells of it."""
+    assert pkg._C._finds_tensor_words()
 
 
 def test_threads_switch_while_others_compute() -> None:

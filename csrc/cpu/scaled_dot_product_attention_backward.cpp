@@ -17,6 +17,7 @@
 #include "cpu/attention/row_statistics.h"
 #include "cpu/attention/rows.h"
 #include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/element_types.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
@@ -157,16 +158,9 @@ namespace attention {
 
 void run_backward(const BackwardArguments& arguments,
                   const Gradients& gradients, bool needs_mask_grad) {
-  switch (arguments.shape.type) {
-    case ScalarType::Double:
-      return backward_of<double>(arguments, gradients, needs_mask_grad);
-    case ScalarType::Float:
-      return backward_of<float>(arguments, gradients, needs_mask_grad);
-    case ScalarType::Half:
-      return backward_of<Half>(arguments, gradients, needs_mask_grad);
-    default:
-      return backward_of<BFloat16>(arguments, gradients, needs_mask_grad);
-  }
+  with_floating_type(arguments.shape.type, [&](auto example) {
+    backward_of<decltype(example)>(arguments, gradients, needs_mask_grad);
+  });
 }
 
 }  // namespace attention

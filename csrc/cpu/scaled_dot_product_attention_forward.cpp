@@ -46,6 +46,7 @@
 #include "cpu/attention/passes.h"
 #include "cpu/attention/problem.h"
 #include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/element_types.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
 #include "scaled_dot_product_attention.h"
@@ -102,16 +103,9 @@ namespace attention {
 
 void run_forward(const ForwardArguments& arguments,
                  const ForwardResults& results) {
-  switch (arguments.shape.type) {
-    case ScalarType::Double:
-      return forward_of<double>(arguments, results);
-    case ScalarType::Float:
-      return forward_of<float>(arguments, results);
-    case ScalarType::Half:
-      return forward_of<Half>(arguments, results);
-    default:
-      return forward_of<BFloat16>(arguments, results);
-  }
+  with_floating_type(arguments.shape.type, [&](auto example) {
+    forward_of<decltype(example)>(arguments, results);
+  });
 }
 
 }  // namespace attention

@@ -17,6 +17,7 @@
 #include "cpu/attention/varlen_problem.h"
 #include "cpu/attention/varlen_schedule.h"
 #include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/element_types.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
 #include "scaled_dot_product_attention.h"
@@ -135,19 +136,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   const PackedInputs forward{shape, query, key, value, dropout_seed, options};
   const BackwardInputs inputs{forward, grad_output, output, log_sum_exp,
                               output_residual};
-  switch (shape.type) {
-    case ScalarType::Double:
-      run_backward<double>(inputs, schedule, gradients);
-      break;
-    case ScalarType::Float:
-      run_backward<float>(inputs, schedule, gradients);
-      break;
-    case ScalarType::Half:
-      run_backward<Half>(inputs, schedule, gradients);
-      break;
-    default:
-      run_backward<BFloat16>(inputs, schedule, gradients);
-  }
+  with_floating_type(shape.type, [&](auto example) {
+    run_backward<decltype(example)>(inputs, schedule, gradients);
+  });
   return {gradients.query, gradients.key, gradients.value};
 }
 

@@ -16,6 +16,7 @@
 #include "cpu/attention/varlen_problem.h"
 #include "cpu/attention/varlen_schedule.h"
 #include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/element_types.h"
 #include "cpu/simd/simd.h"
 #include "host/namespace.h"
 #include "scaled_dot_product_attention.h"
@@ -83,22 +84,10 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
     return {output, log_sum_exp, output_residual};
   }
   const PackedInputs inputs{shape, query, key, value, dropout_seed, options};
-  switch (shape.type) {
-    case ScalarType::Double:
-      run_forward<double>(inputs, schedule, output, output_residual,
-                          log_sum_exp);
-      break;
-    case ScalarType::Float:
-      run_forward<float>(inputs, schedule, output, output_residual,
-                         log_sum_exp);
-      break;
-    case ScalarType::Half:
-      run_forward<Half>(inputs, schedule, output, output_residual, log_sum_exp);
-      break;
-    default:
-      run_forward<BFloat16>(inputs, schedule, output, output_residual,
-                            log_sum_exp);
-  }
+  with_floating_type(shape.type, [&](auto example) {
+    run_forward<decltype(example)>(inputs, schedule, output, output_residual,
+                                   log_sum_exp);
+  });
   return {output, log_sum_exp, output_residual};
 }
 

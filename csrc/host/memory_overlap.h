@@ -186,11 +186,12 @@ inline Overlap overlap_in_itself(const TensorView& tensor) {
 }
 
 // Whether two tensors share a byte of memory.
-inline Overlap overlap_between(const TensorView& a, int64_t a_element_size,
-                               const TensorView& b, int64_t b_element_size) {
+inline Overlap overlap_between(const TensorView& a, const TensorView& b) {
   if (product(a.sizes) == 0 || product(b.sizes) == 0) {
     return Overlap::kNo;
   }
+  const int64_t a_element_size = element_size(a.dtype);
+  const int64_t b_element_size = element_size(b.dtype);
   const int64_t distance = static_cast<const char*>(b.const_data_ptr()) -
                            static_cast<const char*>(a.const_data_ptr());
   detail::StridedDims a_dims;

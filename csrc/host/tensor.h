@@ -57,10 +57,14 @@ inline ScalarType scalar_type_of_code(int32_t code) {
              : ScalarType::Undefined;
 }
 
-inline ScalarType dtype_of(const Tensor& tensor) {
+inline ScalarType dtype_of(AtenTensorHandle tensor) {
   int32_t code = -1;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &code));
   return scalar_type_of_code(code);
+}
+
+inline ScalarType dtype_of(const Tensor& tensor) {
+  return dtype_of(tensor.get());
 }
 
 inline int32_t code_of_scalar_type(ScalarType type) {
@@ -118,6 +122,12 @@ inline const char* dtype_name(ScalarType type) {
   }
 }
 
+// Bytes; of a dtype that has a name above.
+inline int64_t element_size(ScalarType type) {
+  return static_cast<int64_t>(
+      aoti_torch_dtype_element_size(code_of_scalar_type(type)));
+}
+
 inline bool is_floating(ScalarType type) {
   return type == ScalarType::Double || type == ScalarType::Float ||
          type == ScalarType::Half || type == ScalarType::BFloat16;
@@ -133,12 +143,16 @@ inline bool is_integral(ScalarType type) {
          type == ScalarType::Int || type == ScalarType::Long;
 }
 
-inline std::span<const int64_t> sizes_of(const Tensor& tensor) {
+inline std::span<const int64_t> sizes_of(AtenTensorHandle tensor) {
   int64_t* sizes = nullptr;
   int64_t dim = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor.get(), &sizes));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor.get(), &dim));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim));
   return {sizes, static_cast<size_t>(dim)};
+}
+
+inline std::span<const int64_t> sizes_of(const Tensor& tensor) {
+  return sizes_of(tensor.get());
 }
 
 inline std::span<const int64_t> strides_of(const Tensor& tensor) {
@@ -174,20 +188,28 @@ struct DeviceId {
   bool operator==(const DeviceId&) const = default;
 };
 
-inline DeviceId device_of(const Tensor& tensor) {
+inline DeviceId device_of(AtenTensorHandle tensor) {
   DeviceId device{};
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_device_type(tensor.get(), &device.type));
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_device_index(tensor.get(), &device.index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &device.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &device.index));
   return device;
 }
 
-inline bool has_strided_layout(const Tensor& tensor) {
+inline DeviceId device_of(const Tensor& tensor) {
+  return device_of(tensor.get());
+}
+
+inline bool has_strided_layout(AtenTensorHandle tensor) {
   static const int32_t strided = aoti_torch_layout_strided();
   int32_t layout = strided;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor, &layout));
   return layout == strided;
+}
+
+inline bool is_defined_tensor(AtenTensorHandle tensor) {
+  bool is_defined = true;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_is_defined(tensor, &is_defined));
+  return is_defined;
 }
 
 // An operand as a kernel sees it, each property read once. It borrows from the
@@ -197,8 +219,10 @@ class TensorView {
   // An undefined tensor, which is what None in a tensor's place becomes, has
   // no property: check_strided() refuses it.
   // NOLINTNEXTLINE(google-explicit-constructor): a tensor may always be viewed.
-  TensorView(const Tensor& tensor)
-      : is_defined(tensor.defined()), tensor_(tensor.get()) {
+  TensorView(const Tensor& tensor) : TensorView(tensor.get()) {}
+
+  explicit TensorView(AtenTensorHandle tensor)
+      : is_defined(is_defined_tensor(tensor)), tensor_(tensor) {
     if (!is_defined) {
       return;
     }
@@ -208,7 +232,7 @@ class TensorView {
     is_strided = has_strided_layout(tensor);
     if (is_strided) {
       int64_t* data = nullptr;
-      TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor.get(), &data));
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &data));
       strides = {data, sizes.size()};
     }
   }

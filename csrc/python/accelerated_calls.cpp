@@ -2,10 +2,11 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
-#include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
-#include <span>
+#include <utility>
+#include <vector>
 
 #include "accelerate.h"
 #include "host/dispatch.h"
@@ -45,12 +46,12 @@ class ReadTensors {
 };
 
 // Calls a kernel with Python's lock released; false where it declines.
-template <class Function, class Call, class Result>
-bool run_without_lock(Function function, const Call& call, Result& result) {
+template <class Function>
+bool run_without_lock(const Function& function) {
   PyThreadState* thread = PyEval_SaveThread();
   bool is_done = false;
   try {
-    is_done = function(call, result);
+    is_done = function();
   } catch (const std::exception&) {
     // PyTorch's kernel then says what is wrong, such as memory running out.
   }
@@ -58,25 +59,89 @@ bool run_without_lock(Function function, const Call& call, Result& result) {
   return is_done;
 }
 
-enum Position { kOperator, kInput, kA, kB, kBeta, kAlpha, kActivation, kOut };
-constexpr Py_ssize_t kPositions = 8;
+// What the dispatcher enters for one of PyTorch's products: a function written
+// in C and without a key set, which spares a frame of Python's and an object a
+// call. What is not taken goes to PyTorch's kernel, `original`, which takes the
+// key set of the CPU before the arguments.
+struct ProductKernel {
+  AtenOperator op;
+  py::object original;
+  py::object keys;
 
-bool read_call(PyObject* const* values, ReadTensors& tensors, AddmmCall& call,
-               AddmmOutput& output) {
-  const auto beta = number_of(values[kBeta]);
-  const auto alpha = number_of(values[kAlpha]);
-  if (!beta || !alpha || !tensors.read(values[kA], false, call.a) ||
-      !tensors.read(values[kB], false, call.b) ||
-      !tensors.read(values[kInput], true, call.input) ||
-      !tensors.read(values[kOut], true, output.view)) {
+  bool has_input() const {
+    return op == AtenOperator::Addmm || op == AtenOperator::Baddbmm ||
+           op == AtenOperator::AddmmActivation;
+  }
+};
+
+// Of a call; None and null are what was not given.
+struct ProductArguments {
+  PyObject* input = Py_None;
+  PyObject* a = Py_None;
+  PyObject* b = Py_None;
+  PyObject* out = Py_None;
+  PyObject* beta = nullptr;
+  PyObject* alpha = nullptr;
+  PyObject* use_gelu = nullptr;
+
+  // False for names or numbers of arguments that are not the operator's.
+  bool read(const ProductKernel& kernel, PyObject* const* values,
+            Py_ssize_t count, PyObject* names) {
+    if (count != (kernel.has_input() ? 3 : 2)) {
+      return false;
+    }
+    input = kernel.has_input() ? values[0] : Py_None;
+    a = values[count - 2];
+    b = values[count - 1];
+    const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject** const place = named_place(PyTuple_GET_ITEM(names, i));
+      if (place == nullptr) {
+        return false;
+      }
+      *place = values[count + i];
+    }
+    return true;
+  }
+
+ private:
+  PyObject** named_place(PyObject* name) {
+    const auto is = [&](const char* text) {
+      return PyUnicode_CompareWithASCIIString(name, text) == 0;
+    };
+    return is("out")        ? &out
+           : is("beta")     ? &beta
+           : is("alpha")    ? &alpha
+           : is("use_gelu") ? &use_gelu
+                            : nullptr;
+  }
+};
+
+bool read_factor(PyObject* value, double& factor) {
+  const auto number = value != nullptr ? number_of(value) : std::optional(1.0);
+  factor = number.value_or(0.0);
+  return number.has_value();
+}
+
+Activation activation_of(AtenOperator op, const ProductArguments& arguments) {
+  return op != AtenOperator::AddmmActivation ? Activation::None
+         : arguments.use_gelu == Py_True     ? Activation::Gelu
+                                             : Activation::Relu;
+}
+
+bool read_call(const ProductArguments& arguments, ReadTensors& tensors,
+               AddmmCall& call, AddmmOutput& output) {
+  if (!tensors.read(arguments.a, false, call.a) ||
+      !tensors.read(arguments.b, false, call.b) ||
+      !tensors.read(arguments.input, true, call.input) ||
+      !tensors.read(arguments.out, true, output.view) ||
+      !read_factor(arguments.beta, call.beta) ||
+      !read_factor(arguments.alpha, call.alpha)) {
     return false;
   }
-  call.op = static_cast<AtenOperator>(PyLong_AsLong(values[kOperator]));
-  call.beta = *beta;
-  call.alpha = *alpha;
-  call.activation = static_cast<Activation>(PyLong_AsLong(values[kActivation]));
+  call.activation = activation_of(call.op, arguments);
   if (output.view != nullptr) {
-    output.data = ThreadState::instance().memory_to_write(values[kOut]);
+    output.data = ThreadState::instance().memory_to_write(arguments.out);
   }
   return output.view == nullptr || output.data != nullptr;
 }
@@ -90,99 +155,71 @@ using Shim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                 AtenTensorHandle, AtenTensorHandle, double,
                                 double);
 
-bool broadcasts(const TensorView& tensor, std::span<const int64_t> to) {
-  const auto sizes = tensor.sizes;
-  bool fits = sizes.size() <= to.size();
-  for (size_t i = 1; fits && i <= sizes.size(); ++i) {
-    const int64_t size = sizes[sizes.size() - i];
-    fits = size == 1 || size == to[to.size() - i];
-  }
-  return fits;
-}
-
-// The sizes of the result of a call that PyTorch is known not to refuse; none
-// of another one.
-std::span<const int64_t> sizes_of_result(const AddmmCall& call,
-                                         std::array<int64_t, 3>& sizes) {
-  const size_t dims = call.op == AtenOperator::Addmm     ? 2
-                      : call.op == AtenOperator::Baddbmm ? 3
-                                                         : 0;
-  const TensorView& a = *call.a;
-  const TensorView& b = *call.b;
-  if (dims == 0 || a.sizes.size() != dims || b.sizes.size() != dims ||
-      !is_floating(a.dtype) || b.dtype != a.dtype ||
-      call.input->dtype != a.dtype || a.sizes[dims - 1] != b.sizes[dims - 2] ||
-      a.sizes[0] != (dims == 3 ? b.sizes[0] : a.sizes[0])) {
-    return {};
-  }
-  std::copy_n(a.sizes.begin(), dims - 1, sizes.begin());
-  sizes[dims - 1] = b.sizes[dims - 1];
-  const std::span<const int64_t> result = std::span(sizes).first(dims);
-  return broadcasts(*call.input, result) ? result : std::span<const int64_t>{};
-}
-
-// A new result; nothing where PyTorch is to be called by Python.
-std::optional<Tensor> call_shim(PyObject* const* values,
-                                const AddmmCall& call) {
-  std::array<int64_t, 3> sizes{};
-  const auto result = sizes_of_result(call, sizes);
-  if (result.empty()) {
-    return std::nullopt;
+// False where PyTorch is to be called by Python.
+bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
+               AddmmOutput& output) {
+  const Shim shim = call.op == AtenOperator::Addmm ? &aoti_torch_cpu_addmm_out
+                    : call.op == AtenOperator::Baddbmm
+                        ? &aoti_torch_cpu_baddbmm_out
+                        : nullptr;
+  if (!may_call_shim || shim == nullptr) {
+    return false;
   }
   const auto& state = ThreadState::instance();
-  void* const input = state.implementation_of(values[kInput]);
-  void* const a = state.implementation_of(values[kA]);
-  void* const b = state.implementation_of(values[kB]);
-  const auto handle = [](void* const& implementation) {
-    return reinterpret_cast<AtenTensorHandle>(
-        const_cast<void**>(&implementation));
+  std::array<void*, 4> implementations{state.implementation_of(arguments.input),
+                                       state.implementation_of(arguments.a),
+                                       state.implementation_of(arguments.b),
+                                       nullptr};
+  const auto handle = [&](size_t i) {
+    return reinterpret_cast<AtenTensorHandle>(&implementations[i]);
   };
-  const Shim shim = call.op == AtenOperator::Addmm
-                        ? &aoti_torch_cpu_addmm_out
-                        : &aoti_torch_cpu_baddbmm_out;
-  PyThreadState* thread = PyEval_SaveThread();
-  std::optional<Tensor> made;
-  try {
-    made = empty_contiguous(result, call.a->dtype,
-                            {aoti_torch_device_type_cpu(), -1});
-    if (shim(made->get(), handle(input), handle(a), handle(b), call.beta,
-             call.alpha) != TORCH_SUCCESS) {
-      made.reset();
-    }
-  } catch (const std::exception&) {
-    made.reset();  // such as memory running out, which PyTorch tells in words
+  if (output.view == nullptr) {
+    output.made = empty_contiguous(output.result_sizes(), call.a->dtype,
+                                   {aoti_torch_device_type_cpu(), -1});
+  } else {
+    implementations[3] = state.implementation_of(arguments.out);
   }
-  PyEval_RestoreThread(thread);
-  return made;
+  const AtenTensorHandle to = output.made ? output.made->get() : handle(3);
+  return shim(to, handle(0), handle(1), handle(2), call.beta, call.alpha) ==
+         TORCH_SUCCESS;
 }
 
-// (operator, input or None, a, b, beta, alpha, activation, out or None): the
-// result, True where it was written to `out`, None where PyTorch's own kernel
-// is to be called.
-PyObject* addmm(PyObject* /*module*/, PyObject* const* values,
-                Py_ssize_t count) {
-  if (count != kPositions) {
-    PyErr_SetString(PyExc_TypeError,
-                    "_accelerated_addmm takes eight arguments");
-    return nullptr;
-  }
+// Without Python's lock. False where PyTorch is to be called by Python.
+bool run_product(const ProductArguments& arguments, const AddmmCall& call,
+                 AddmmOutput& output) {
+  const Answer answer = accelerated_addmm(call, output);
+  return answer == Answer::Taken ||
+         (answer == Answer::Left && call_shim(arguments, call, output));
+}
+
+PyObject* call_original(const ProductKernel& kernel, PyObject* const* values,
+                        Py_ssize_t count, PyObject* names) {
+  const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
+  std::vector<PyObject*> all(values, values + count + named);
+  all.insert(all.begin(), kernel.keys.ptr());
+  return PyObject_Vectorcall(kernel.original.ptr(), all.data(),
+                             static_cast<size_t>(count) + 1, names);
+}
+
+constexpr const char* kKernelCapsule = "pkg.ProductKernel";
+
+PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
+                  PyObject* names) {
+  const auto& kernel = *static_cast<const ProductKernel*>(
+      PyCapsule_GetPointer(self, kKernelCapsule));
+  ProductArguments arguments;
   ReadTensors tensors;
   AddmmCall call{};
+  call.op = kernel.op;
   AddmmOutput output;
   if (accelerated_addmm == nullptr ||
-      !read_call(values, tensors, call, output)) {
-    Py_RETURN_NONE;
-  }
-  if (!run_without_lock(accelerated_addmm, call, output)) {
-    output.made = may_call_shim && output.view == nullptr
-                      ? call_shim(values, call)
-                      : std::nullopt;
-    if (!output.made) {
-      Py_RETURN_NONE;
-    }
+      !arguments.read(kernel, values, count, names) ||
+      !read_call(arguments, tensors, call, output) ||
+      !run_without_lock([&] { return run_product(arguments, call, output); })) {
+    return call_original(kernel, values, count, names);
   }
   if (output.view != nullptr) {
-    Py_RETURN_TRUE;
+    return Py_NewRef(arguments.out);
   }
   return TensorBridge::instance().object_of(output.made->get());
 }
@@ -216,7 +253,7 @@ PyObject* attention(PyObject* /*module*/, PyObject* const* values,
       (is_backward && !(tensors.read(values[6], false, call.grad_output) &&
                         tensors.read(values[7], false, call.output) &&
                         tensors.read(values[8], false, call.log_sum_exp))) ||
-      !run_without_lock(accelerated_attention, call, results)) {
+      !run_without_lock([&] { return accelerated_attention(call, results); })) {
     Py_RETURN_NONE;
   }
   py::tuple made(is_backward ? 3 : 2);
@@ -227,14 +264,27 @@ PyObject* attention(PyObject* /*module*/, PyObject* const* values,
 }
 
 template <class Function>
-PyMethodDef method(const char* name, Function* function) {
+PyMethodDef method(const char* name, Function* function, int flags) {
   return {name,
           reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
-          METH_FASTCALL, "See pkg/_accelerate_routes.py."};
+          flags, "See pkg/_accelerate_routes.py."};
 }
 
-PyMethodDef addmm_method = method("_accelerated_addmm", &addmm);
-PyMethodDef attention_method = method("_accelerated_attention", &attention);
+PyMethodDef product_method =
+    method("product", &product, METH_FASTCALL | METH_KEYWORDS);
+PyMethodDef attention_method =
+    method("_accelerated_attention", &attention, METH_FASTCALL);
+
+py::object product_kernel(int32_t op, py::object original, py::object keys) {
+  auto kernel = std::make_unique<ProductKernel>(ProductKernel{
+      static_cast<AtenOperator>(op), std::move(original), std::move(keys)});
+  const py::capsule owner(kernel.get(), kKernelCapsule, [](void* pointer) {
+    delete static_cast<ProductKernel*>(pointer);
+  });
+  static_cast<void>(kernel.release());
+  return py::reinterpret_steal<py::object>(
+      PyCFunction_NewEx(&product_method, owner.ptr(), nullptr));
+}
 
 void use_accelerated(uintptr_t addmm, uintptr_t attention) {
   if (ThreadState::instance().can_read_tensors()) {
@@ -246,10 +296,16 @@ void use_accelerated(uintptr_t addmm, uintptr_t attention) {
 }  // namespace
 
 void define_accelerate_functions(py::module_& module) {
-  for (PyMethodDef* definition : {&addmm_method, &attention_method}) {
-    module.attr(definition->ml_name) = py::reinterpret_steal<py::object>(
-        PyCFunction_NewEx(definition, nullptr, nullptr));
-  }
+  module.attr(attention_method.ml_name) = py::reinterpret_steal<py::object>(
+      PyCFunction_NewEx(&attention_method, nullptr, nullptr));
+  module.def("_product_kernel", &product_kernel, py::arg("operator"),
+             py::arg("original"), py::arg("keys"),
+             "See pkg/_accelerate_routes.py.");
+  module.def(
+      "_finds_tensor_words",
+      [] { return ThreadState::instance().finds_tensor_words(); },
+      "Whether csrc/python/tensor_words.h has found both words of PyTorch's "
+      "tensors: without them calls take longer.");
   module.def("_use_accelerated", &use_accelerated, py::arg("addmm"),
              py::arg("attention"), "Called by the loader.");
   module.def(

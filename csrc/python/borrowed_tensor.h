@@ -39,6 +39,8 @@ class BorrowedTensors {
   // False where this PyTorch has another idea of handles.
   bool can_be_read() const { return getter_ != nullptr; }
 
+  bool finds_words() const { return words_.are_found(); }
+
   // Of a tensor of the type torch.Tensor or Parameter; null where there is
   // none.
   void* implementation_of(PyObject* tensor) const {

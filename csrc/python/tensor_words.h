@@ -34,6 +34,8 @@ class TensorWords {
 
   bool tells_implementation() const { return implementation_at_ != 0; }
 
+  bool are_found() const { return implementation_at_ != 0 && keys_at_ != 0; }
+
   // Of a tensor of the type torch.Tensor or Parameter.
   void* implementation_of(PyObject* tensor) const {
     return reinterpret_cast<void*>(word(tensor, implementation_at_));

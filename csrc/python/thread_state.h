@@ -170,6 +170,8 @@ class ThreadState {
 
   bool can_read_tensors() const { return tensors_.can_be_read(); }
 
+  bool finds_tensor_words() const { return tensors_.finds_words(); }
+
  private:
   // Whether this is the answer for a key of the dispatcher.
   bool is_excluded(const py::object& key, PyObject* expected) const {

@@ -1,5 +1,7 @@
 #include "cpu/accelerate/addmm.h"
 
+#include <algorithm>
+#include <array>
 #include <type_traits>
 #include <utility>
 
@@ -7,6 +9,7 @@
 #include "cpu/gemm/activation.h"
 #include "cpu/gemm/batch.h"
 #include "cpu/gemm/matrix_product.h"
+#include "cpu/runtime/element_types.h"
 #include "host/compiler.h"
 #include "host/memory_overlap.h"
 
@@ -98,50 +101,17 @@ Layout layout_of(const AddmmPlan& plan) {
              : Layout::Plain;
 }
 
-std::array<int64_t, 3> result_sizes(const AddmmPlan& plan) {
-  return {plan.batch, plan.sizes.rows, plan.sizes.columns};
-}
-
-std::span<const int64_t> result_sizes(const AddmmCall& call,
-                                      const std::array<int64_t, 3>& sizes) {
-  return std::span(sizes).subspan(3 - call.a->sizes.size());
-}
-
 ScalarType result_type(const AddmmPlan& plan) {
   return plan.dtype == ScalarType::Char ? ScalarType::Int : plan.dtype;
 }
 
-int64_t bytes_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Double:
-      return 8;
-    case ScalarType::Char:
-      return 1;
-    case ScalarType::Half:
-    case ScalarType::BFloat16:
-      return 2;
-    default:
-      return 4;
-  }
-}
-
-// Whether the result may be written to memory that the caller has: of the right
-// shape, contiguous in a row or a column, and apart from what is read.
+// Whether the result may be written to memory that the caller has: contiguous
+// in a row or a column, and apart from what is read.
 bool plan_given_output(const AddmmCall& call, const AddmmOutput& output,
                        AddmmPlan& plan) {
   const TensorView& to = *output.view;
-  const auto sizes = result_sizes(plan);
-  const auto expected = result_sizes(call, sizes);
-  if (to.dtype != result_type(plan) || !is_plain(to) ||
-      !std::equal(to.sizes.begin(), to.sizes.end(), expected.begin(),
-                  expected.end())) {
-    return false;
-  }
-  const int64_t bytes = bytes_of(to.dtype);
   const auto is_apart = [&](const TensorView* from) {
-    return from == nullptr ||
-           overlap_between(to, bytes, *from, bytes_of(from->dtype)) ==
-               Overlap::kNo;
+    return from == nullptr || overlap_between(to, *from) == Overlap::kNo;
   };
   plan.output = matrices_of(to);
   if (plan.sizes.columns == 1) {
@@ -255,69 +225,73 @@ void run(const AddmmCall& call, const AddmmPlan& plan, Output* output) {
 }
 
 void run(const AddmmCall& call, const AddmmPlan& plan, void* output) {
-  switch (plan.dtype) {
-    case ScalarType::Double:
-      return run<double>(call, plan, static_cast<double*>(output));
-    case ScalarType::Float:
-      return run<float>(call, plan, static_cast<float*>(output));
-    case ScalarType::Half:
-      return run<Half>(call, plan, static_cast<Half*>(output));
-    case ScalarType::BFloat16:
-      return run<BFloat16>(call, plan, static_cast<BFloat16*>(output));
-    default:
-      return run<int8_t>(call, plan, static_cast<int32_t*>(output));
+  if (plan.dtype == ScalarType::Char) {
+    return run<int8_t>(call, plan, static_cast<int32_t*>(output));
   }
+  with_floating_type(plan.dtype, [&](auto example) {
+    run<decltype(example)>(call, plan, static_cast<decltype(example)*>(output));
+  });
 }
 
-// What plan_operands() did not need to know.
-bool plan_rest(const AddmmCall& call, const AddmmOutput& output,
-               AddmmPlan& plan) {
-  const auto sizes = result_sizes(plan);
+// Sizes of the result, and whether the addend and memory for it fit them.
+bool plan_result(const AddmmCall& call, AddmmOutput& output, AddmmPlan& plan) {
+  const ProductSizes& sizes = plan.sizes;
+  output.dims = call.a->sizes.size();
+  output.sizes = {plan.batch, sizes.rows, sizes.columns};
+  if (output.dims == 2) {
+    output.sizes = {sizes.rows, sizes.columns};
+  }
   return (call.input == nullptr ||
           (call.input->dtype == plan.dtype && is_plain(*call.input) &&
-           plan_input(*call.input, result_sizes(call, sizes), plan.input))) &&
-         (output.view == nullptr || plan_given_output(call, output, plan));
+           plan_input(*call.input, output.result_sizes(), plan.input))) &&
+         (output.view == nullptr ||
+          (output.view->dtype == result_type(plan) && is_plain(*output.view) &&
+           std::ranges::equal(output.view->sizes, output.result_sizes())));
 }
 
 // The table's ratio where the call is to be taken over, else 0.
-float plan_addmm(const AddmmCall& call, const AddmmOutput& output,
-                 AddmmPlan& plan) {
-  if (!plan_operands(call, plan)) {
-    return 0;
-  }
+float gain_of(const AddmmCall& call, const AddmmOutput& output,
+              AddmmPlan& plan) {
   const float gain = ratio(plan.batch > 1 ? Family::Batch : Family::Product,
                            plan.type, layout_of(plan), plan.sizes);
-  return gain >= kLeastRatio && plan_rest(call, output, plan) ? gain : 0;
+  return gain >= kLeastRatio && (output.view == nullptr ||
+                                 plan_given_output(call, output, plan))
+             ? gain
+             : 0;
 }
 
-}  // namespace
-
-bool addmm(const AddmmCall& call, AddmmOutput& output) {
-  if (!is_on()) {
-    return false;
-  }
-  AddmmPlan plan{};
-  const float gain = plan_addmm(call, output, plan);
-  if (gain == 0) {
-    count_left(call.op, call.a->dtype);
-    return false;
-  }
-  const TakenCall taken(call.op, plan.type, gain);
+void run_taken(const AddmmCall& call, AddmmPlan& plan, AddmmOutput& output) {
   if (output.view == nullptr) {
-    const auto sizes = result_sizes(plan);
-    output.made = empty_contiguous(result_sizes(call, sizes), result_type(plan),
+    output.made = empty_contiguous(output.result_sizes(), result_type(plan),
                                    device_of(*call.a));
     output.data = output.made->mutable_data_ptr();
     plan.output = {plan.sizes.rows * plan.sizes.columns, plan.sizes.columns, 1};
   }
   run(call, plan, output.data);
-  return true;
+}
+
+}  // namespace
+
+Answer addmm(const AddmmCall& call, AddmmOutput& output) {
+  AddmmPlan plan{};
+  const bool is_well_formed =
+      plan_operands(call, plan) && plan_result(call, output, plan);
+  if (is_on()) {
+    const float gain = is_well_formed ? gain_of(call, output, plan) : 0;
+    if (gain > 0) {
+      const TakenCall taken(call.op, plan.type, gain);
+      run_taken(call, plan, output);
+      return Answer::Taken;
+    }
+    count_left(call.op, call.a->dtype);
+  }
+  return is_well_formed ? Answer::Left : Answer::Refused;
 }
 
 }  // namespace pkg::cpu::accelerate
 
 // For pkg._C.
-extern "C" PKG_EXPORT bool pkg_accelerated_addmm(const pkg::AddmmCall& call,
-                                                 pkg::AddmmOutput& output) {
+extern "C" PKG_EXPORT pkg::Answer pkg_accelerated_addmm(
+    const pkg::AddmmCall& call, pkg::AddmmOutput& output) {
   return pkg::cpu::accelerate::addmm(call, output);
 }

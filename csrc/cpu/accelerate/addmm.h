@@ -11,6 +11,6 @@
 namespace pkg::cpu::accelerate {
 
 // See AcceleratedAddmm in accelerate.h.
-bool addmm(const AddmmCall& call, AddmmOutput& output);
+Answer addmm(const AddmmCall& call, AddmmOutput& output);
 
 }  // namespace pkg::cpu::accelerate

@@ -7,6 +7,11 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
 #include "cpu/accelerate/addmm.h"
 #include "cpu/accelerate/routes.h"
 #include "host/compiler.h"
@@ -18,8 +23,33 @@ namespace {
 
 using Original = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                     AtenTensorHandle);
-void call_original(Original original, const Tensor& out, const Tensor& a,
-                   const Tensor& b) {
+
+// A handle that PyTorch handed over, or is about to get.
+class OwnedHandle {
+ public:
+  explicit OwnedHandle(StableIValue value)
+      : handle_(torch::stable::detail::to<AtenTensorHandle>(value)) {}
+  explicit OwnedHandle(AtenTensorHandle handle) : handle_(handle) {}
+  ~OwnedHandle() {
+    if (handle_ != nullptr) {
+      aoti_torch_delete_tensor_object(handle_);
+    }
+  }
+  OwnedHandle(const OwnedHandle&) = delete;
+  OwnedHandle& operator=(const OwnedHandle&) = delete;
+
+  AtenTensorHandle get() const { return handle_; }
+
+  StableIValue hand_over() {
+    return torch::stable::detail::from(std::exchange(handle_, nullptr));
+  }
+
+ private:
+  AtenTensorHandle handle_;
+};
+
+void call_original(Original original, const OwnedHandle& out,
+                   const OwnedHandle& a, const OwnedHandle& b) {
   if (original(out.get(), a.get(), b.get()) != TORCH_SUCCESS) {
     throw std::runtime_error(pkg::detail::last_error_function()());
   }
@@ -27,9 +57,10 @@ void call_original(Original original, const Tensor& out, const Tensor& a,
 
 // What PyTorch's kernel writes its result to: of that size, or of one that it
 // never gets to, since it refuses operands of other dimensions.
-Tensor empty_result(const Tensor& a, const Tensor& b, size_t dims) {
-  const auto a_sizes = sizes_of(a);
-  const auto b_sizes = sizes_of(b);
+AtenTensorHandle empty_result(const OwnedHandle& a, const OwnedHandle& b,
+                              size_t dims) {
+  const auto a_sizes = sizes_of(a.get());
+  const auto b_sizes = sizes_of(b.get());
   std::array<int64_t, 3> sizes{};
   size_t count = 1;
   if (a_sizes.size() == dims && b_sizes.size() == dims) {
@@ -49,55 +80,52 @@ Tensor empty_result(const Tensor& a, const Tensor& b, size_t dims) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(count), sizes.data(), strides.data(), dtype,
       aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
+  return handle;
 }
 
-bool take(AtenOperator op, const Tensor& a, const Tensor& b,
+bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
           AddmmOutput& output) {
-  const TensorView a_view(a);
-  const TensorView b_view(b);
-  return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None}, output);
+  const TensorView a_view(a.get());
+  const TensorView b_view(b.get());
+  return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None},
+               output) == Answer::Taken;
 }
 
-bool take(AtenOperator op, const Tensor& a, const Tensor& b,
-          const Tensor& out) {
-  const TensorView view(out);
-  AddmmOutput output{&view, out.mutable_data_ptr(), std::nullopt};
-  return take(op, a, b, output);
-}
-
-Tensor mm(const Tensor& a, const Tensor& b) {
+// mm or bmm as the dispatcher calls it, and its form with `out`. Of a call that
+// is left alone no torch::stable::Tensor is made: each would allocate.
+template <AtenOperator op, Original original>
+void product(StableIValue* stack, uint64_t /*arguments*/,
+             uint64_t /*results*/) {
+  const OwnedHandle a(stack[0]);
+  const OwnedHandle b(stack[1]);
   AddmmOutput output;
-  if (is_on() && take(AtenOperator::Mm, a, b, output)) {
-    return *std::move(output.made);
+  if (is_on() && take(op, a, b, output)) {
+    stack[0] = torch::stable::detail::from(*output.made);
+    return;
   }
-  Tensor result = empty_result(a, b, 2);
-  call_original(&aoti_torch_cpu_mm_out, result, a, b);
-  return result;
+  OwnedHandle result(empty_result(a, b, op == AtenOperator::Mm ? 2 : 3));
+  call_original(original, result, a, b);
+  stack[0] = result.hand_over();
 }
 
-Tensor bmm(const Tensor& a, const Tensor& b) {
-  AddmmOutput output;
-  if (is_on() && take(AtenOperator::Bmm, a, b, output)) {
-    return *std::move(output.made);
+template <AtenOperator op, Original original>
+void product_out(StableIValue* stack, uint64_t /*arguments*/,
+                 uint64_t /*results*/) {
+  const OwnedHandle a(stack[0]);
+  const OwnedHandle b(stack[1]);
+  OwnedHandle out(stack[2]);
+  bool is_taken = false;
+  if (is_on()) {
+    const TensorView view(out.get());
+    AddmmOutput output;
+    output.view = &view;
+    TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(out.get(), &output.data));
+    is_taken = take(op, a, b, output);
   }
-  Tensor result = empty_result(a, b, 3);
-  call_original(&aoti_torch_cpu_bmm_out, result, a, b);
-  return result;
-}
-
-Tensor mm_out(const Tensor& a, const Tensor& b, const Tensor& out) {
-  if (!is_on() || !take(AtenOperator::Mm, a, b, out)) {
-    call_original(&aoti_torch_cpu_mm_out, out, a, b);
+  if (!is_taken) {
+    call_original(original, out, a, b);
   }
-  return out;
-}
-
-Tensor bmm_out(const Tensor& a, const Tensor& b, const Tensor& out) {
-  if (!is_on() || !take(AtenOperator::Bmm, a, b, out)) {
-    call_original(&aoti_torch_cpu_bmm_out, out, a, b);
-  }
-  return out;
+  stack[0] = out.hand_over();
 }
 
 }  // namespace
@@ -109,6 +137,7 @@ Tensor bmm_out(const Tensor& a, const Tensor& b, const Tensor& out) {
 // does not tell what its kernels refuse; Python registers these too then.
 extern "C" PKG_EXPORT bool pkg_accelerate_register() {
   using namespace pkg::cpu::accelerate;
+  using pkg::AtenOperator;
   if (pkg::detail::last_error_function() == nullptr) {
     return false;
   }
@@ -116,10 +145,12 @@ extern "C" PKG_EXPORT bool pkg_accelerate_register() {
     auto* library = new torch::stable::detail::StableLibrary(
         torch::stable::detail::StableLibrary::Kind::IMPL, "aten", "CPU",
         __FILE__, __LINE__);
-    library->impl("mm", TORCH_BOX(&mm));
-    library->impl("bmm", TORCH_BOX(&bmm));
-    library->impl("mm.out", TORCH_BOX(&mm_out));
-    library->impl("bmm.out", TORCH_BOX(&bmm_out));
+    library->impl("mm", &product<AtenOperator::Mm, &aoti_torch_cpu_mm_out>);
+    library->impl("bmm", &product<AtenOperator::Bmm, &aoti_torch_cpu_bmm_out>);
+    library->impl("mm.out",
+                  &product_out<AtenOperator::Mm, &aoti_torch_cpu_mm_out>);
+    library->impl("bmm.out",
+                  &product_out<AtenOperator::Bmm, &aoti_torch_cpu_bmm_out>);
   } catch (const std::exception&) {
     return false;
   }

@@ -209,7 +209,7 @@ void run_backward(const AttentionCall& call, AttentionResults& results) {
 }
 
 // The table's ratio where the call is to be taken over, else 0.
-float gain_of(const AttentionCall& call) {
+float gain_of(const AttentionCall& call, AttentionMode mode) {
   const bool is_backward = call.grad_output != nullptr;
   if (!is_taken(call) ||
       (is_backward ? !has_forward_results(call)
@@ -220,19 +220,23 @@ float gain_of(const AttentionCall& call) {
       ratio(is_backward ? Pass::Backward : Pass::Forward,
             type_index(call.query->dtype), hidden_of(call),
             call.query->sizes[kLength], call.key->sizes[kLength]);
+  if (mode == AttentionMode::Always) {
+    return gain > 0 ? gain : 1;  // 1 where it was not measured
+  }
   return gain >= kLeastRatio ? gain : 0;
 }
 
 }  // namespace
 
 bool attention(const AttentionCall& call, AttentionResults& results) {
-  if (!is_on()) {
+  const auto mode = state().attention.load(std::memory_order_relaxed);
+  if (mode == AttentionMode::Off) {
     return false;
   }
   const bool is_backward = call.grad_output != nullptr;
   const AtenOperator op =
       is_backward ? AtenOperator::AttentionBackward : AtenOperator::Attention;
-  const float gain = gain_of(call);
+  const float gain = gain_of(call, mode);
   if (gain == 0) {
     count_left(op, call.query->dtype);
     return false;

@@ -1,6 +1,7 @@
 #include "cpu/accelerate/routes.h"
 
 #include <algorithm>
+#include <span>
 
 #include "cpu/runtime/parallel.h"
 #include "host/compiler.h"
@@ -108,9 +109,35 @@ using pkg::cpu::accelerate::state;
 }  // namespace
 
 // For pkg/accelerate.py, by ctypes.
-extern "C" PKG_EXPORT void pkg_accelerate_switch(int is_on, int takes_time) {
+extern "C" PKG_EXPORT void pkg_accelerate_switch(int is_on, int attention,
+                                                 int takes_time) {
   state().takes_time.store(takes_time);
+  state().attention.store(
+      static_cast<pkg::cpu::accelerate::AttentionMode>(attention));
   state().is_on.store(is_on);
+}
+
+// A call that ran in one of pkg's operators, for which PyTorch has no kernel.
+extern "C" PKG_EXPORT void pkg_accelerate_count_taken(int op, int type,
+                                                      int64_t nanoseconds) {
+  auto& counters = state().counters[op][type];
+  ++counters.taken;
+  counters.nanoseconds += nanoseconds;
+}
+
+// The sizes that are measured, for pkg/tune.py: a pointer to the classes of
+// rows, of columns, queries or keys, and how many there are.
+extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
+                                                   const int64_t** sizes) {
+  using namespace pkg::cpu::accelerate;
+  const std::span<const int64_t> classes[] = {kRowClasses, kColumnClasses,
+                                              kQueryClasses, kKeyClasses};
+  *sizes = classes[which].data();
+  return static_cast<int64_t>(classes[which].size());
+}
+
+extern "C" PKG_EXPORT float pkg_accelerate_least_ratio() {
+  return pkg::cpu::accelerate::kLeastRatio;
 }
 
 extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {

@@ -56,8 +56,14 @@ struct Counters {
   std::atomic<int64_t> saved;        // by the table's ratio, likewise
 };
 
+// Which calls of attention are taken over: those that the table says are
+// faster here, or all that these kernels can take, as PyTorch's
+// activate_flash_attention_impl asks for.
+enum class AttentionMode : int32_t { Off, ByTable, Always };
+
 struct State {
-  std::atomic<int32_t> is_on;
+  std::atomic<int32_t> is_on;  // for products
+  std::atomic<AttentionMode> attention;
   std::atomic<int32_t> takes_time;
   // Written while no call is taken over. It holds nothing but floats.
   Ratios ratios;
