@@ -484,6 +484,39 @@ def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
     assert found["addmm", "float32"] == (0, 1)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_left_alone_is_pytorch_s_to_the_bit(name: str) -> None:
+    """With the switch on, and off again, when PyTorch's kernels are called by way of ours."""
+    _accelerate_table.put(filled(0.0))
+    operator, call = CALLS[name]
+    a = operand(BATCH, ROWS, INNER, dtype=torch.float32, layout="steps")
+    b = operand(BATCH, INNER, COLUMNS, dtype=torch.float32, layout="columns")
+    c = operand(BATCH, ROWS, COLUMNS, dtype=torch.float32)
+    theirs = call(c, a, b)
+    counts()
+    with pkg.accelerate():
+        left = call(c, a, b)
+    assert counts()[operator, "float32"] == (0, 1)
+    for ours in (left, call(c, a, b)):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert not counts()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1e9])
+def test_an_output_of_another_size_is_resized(ratio: float) -> None:
+    _accelerate_table.put(filled(ratio))
+    a, c = torch.randn(4, 4), torch.randn(4)
+    with pkg.accelerate():
+        for call in (torch.addmm, torch._addmm_activation):
+            out = torch.empty(0)
+            assert call(c, a, a, out=out) is out
+            torch.testing.assert_close(out, call(c, a, a))
+        wrong = torch.empty(4, 4, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="type"):
+            torch.addmm(c, a, a, out=wrong)
+
+
 def test_the_measured_sizes_around_a_call_decide() -> None:
     """A measured size for itself; one between two of them only where both say so."""
     count = len(tune.products())
