@@ -5,6 +5,6 @@
 imports nothing but PyTorch.
 """
 
-from . import flash_attn, transformers
+from . import distributed, flash_attn, transformers
 
-__all__ = ["flash_attn", "transformers"]
+__all__ = ["distributed", "flash_attn", "transformers"]

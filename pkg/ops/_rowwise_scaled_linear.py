@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
+from ._sharding import Description, register_sharding
 
 
 def register(name: str, values_of_byte: int) -> None:
@@ -41,6 +42,21 @@ def register(name: str, values_of_byte: int) -> None:
     register_fake(name)(fake)
     torch.library.register_vmap(f"pkg::{name}", _vmap_of(name))
     register_inference_only(name, "detach what requires it")
+    register_sharding(name, _sharding_of(values_of_byte))
+
+
+def _sharding_of(values_of_byte: int) -> Callable[..., str]:
+    """A layout in which ``i`` counts values, of which the weight has two in a byte."""
+
+    def layout(weight_scale: Description, **_: Any) -> str:
+        shape = weight_scale.shape
+        scale = "o" if len(shape) == 1 else "_ o" if shape[0] == 1 else "o _"
+        return (
+            f"input ... i/{values_of_byte}, input_scale ..., weight o i/2, weight_scale {scale}, "
+            "+ bias o -> ... o"
+        )
+
+    return layout
 
 
 def _vmap_of(name: str) -> Callable[..., tuple[Tensor, int]]:

@@ -16,6 +16,7 @@ from ._registration import (
     promoted_for_vmap,
     register_fake,
 )
+from ._sharding import register_sharding
 
 TABLE = ("writes `a + b` into `out`", "floating, integers, bool", "no")
 """What README's table says of it: what it computes, dtypes, gradients."""
@@ -90,3 +91,4 @@ def _vmap(
 library.impl("add_out", _refuse_gradients, "Autograd")
 library.impl("add_out", _count_write, "ADInplaceOrView")
 torch.library.register_vmap("pkg::add_out", _vmap)
+register_sharding("add_out", "a ..., b ..., out ... ->")

@@ -16,6 +16,7 @@ from ._registration import (
     register_gradients,
     register_pointwise_vmap,
 )
+from ._sharding import register_sharding
 from .mul import mul
 
 TABLE = (
@@ -92,3 +93,5 @@ register_gradients("d_sigmoid", _backward)
 register_gradients("d_sigmoid_backward", _double_backward)
 register_pointwise_vmap("d_sigmoid")
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)
+register_sharding("d_sigmoid", "z ... -> ...")
+register_sharding("d_sigmoid_backward", "grad ..., z ... -> ...")

@@ -15,6 +15,7 @@ from ._registration import (
     register_fake,
     register_lower_precision_autocast,
 )
+from ._sharding import Description, register_sharding
 from .scaled_dot_product_attention import _each_slice, _new_output
 
 TABLE = (
@@ -165,8 +166,27 @@ def _vmap(
     return output.unflatten(0, (size, len(query) // size)), 0
 
 
+def _sharding(
+    query: Description,
+    key_cache: Description,
+    block_table: Description | None,
+    alibi_slopes: Description | None,
+    **_: Any,
+) -> str:
+    # A cache may hold more sequences than there are queries; those are not split then.
+    is_split = block_table is not None or key_cache.shape[0] == query.shape[0]
+    batch = "b" if is_split else "_"
+    cached = "_" if block_table is not None else batch
+    slopes = "h" if alibi_slopes and len(alibi_slopes.shape) == 1 else f"{batch} h"
+    return (
+        f"query {batch} h _ _, key_cache {cached} ?h _ _, value_cache {cached} ?h _ _, "
+        f"cache_lengths {batch}, block_table {batch} _, alibi_slopes {slopes} -> {batch} h _ _"
+    )
+
+
 register_inference_only(
     "decode_attention", "call pkg.ops.scaled_dot_product_attention where one is needed"
 )
 torch.library.register_vmap("pkg::decode_attention", _vmap)
 register_lower_precision_autocast("decode_attention", keeps=("alibi_slopes",))
+register_sharding("decode_attention", _sharding)

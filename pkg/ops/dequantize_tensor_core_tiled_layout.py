@@ -11,6 +11,7 @@ from torch import Tensor
 from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
+from ._sharding import register_sharding
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 
 TABLE = (
@@ -87,5 +88,10 @@ def _vmap(
     return torch.stack(slices), 0
 
 
+def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:
+    return f"packed_w o/8 i/{16 * inner_k_tiles} _ _, scales_and_zeros i/{group_size} o _ -> o i"
+
+
 register_inference_only("dequantize_tensor_core_tiled_layout", "pass scales_and_zeros.detach()")
 torch.library.register_vmap("pkg::dequantize_tensor_core_tiled_layout", _vmap)
+register_sharding("dequantize_tensor_core_tiled_layout", _sharding)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import check_one_device, register_fake, register_gradients
+from ._sharding import register_sharding
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 from .linear import result_shape
 from .matmul import matmul
@@ -166,5 +167,13 @@ def _vmap(
     return torch.stack(slices), 0
 
 
+def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:
+    return (
+        f"input ... i, packed_w o/8 i/{16 * inner_k_tiles} _ _, "
+        f"scales_and_zeros i/{group_size} o _, + bias o -> ... o"
+    )
+
+
 register_gradients("int4_linear", _backward, setup_context=_setup_context)
 torch.library.register_vmap("pkg::int4_linear", _vmap)
+register_sharding("int4_linear", _sharding)

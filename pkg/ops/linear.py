@@ -23,6 +23,7 @@ from ._registration import (
     register_lower_precision_autocast,
     register_recording,
 )
+from ._sharding import Description, register_sharding
 from .matmul import matmul
 
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
@@ -293,6 +294,24 @@ def _vmap_activation_backward(
     return _activation_backward(grad, saved, activation), 0
 
 
+def _sharding(
+    input: Description, weight: Description, bias: Description | None, activation: str | None
+) -> str:
+    # Only of the sum itself may there be summands.
+    inner = "_" if activation else "i"
+    if len(weight.shape) == 1:
+        return f"input ... {inner}, weight {inner}, + bias ... -> ..."
+    return f"input ... {inner}, weight o {inner}, + bias o -> ... o"
+
+
+def _sharding_forward(
+    input: Description, weight: Description, bias: Description | None, activation: str | None
+) -> str:
+    line = _sharding(input, weight, bias, activation)
+    kept = line.partition("->")[2] if _keeps_pre_activation(activation) else "0"
+    return f"{line}, {kept}"
+
+
 library.impl("linear", _autograd, "Autograd")
 register_gradients("linear_forward", _backward, setup_context=_setup_context)
 _record_forward = recording("linear_forward")
@@ -306,3 +325,6 @@ torch.library.register_vmap("pkg::linear_forward", _vmap_forward)
 torch.library.register_vmap("pkg::linear_activation_backward", _vmap_activation_backward)
 register_lower_precision_autocast("linear")
 register_recording("linear", _record)
+register_sharding("linear", _sharding)
+register_sharding("linear_forward", _sharding_forward)
+register_sharding("linear_activation_backward", "grad ..., saved ... -> ...")

@@ -19,6 +19,7 @@ from ._registration import (
     register_lower_precision_autocast,
     register_recording,
 )
+from ._sharding import Description, register_sharding
 
 _Two = tuple[Tensor, Tensor]
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -336,6 +337,28 @@ def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def _sharding_forward(input: Description, **_: Any) -> str:
+    states = "b _" if len(input.shape) == 2 else "_ b _"
+    return f"input {states}, old_h b _, old_cell b _ -> {states}, {states}, {states}"
+
+
+def _sharding_backward(
+    input: Description, needs_input: bool, needs_weights: bool, needs_old_h: bool, **_: Any
+) -> str:
+    states = "b _" if len(input.shape) == 2 else "_ b _"
+    of_states = ("grad_hidden", "grad_cells", "grad_gates", "gates", "hidden", "cells", "input")
+    results = (
+        "= input" if needs_input else "0",
+        "= weights" if needs_weights else "0",
+        "_",  # of the bias
+        "b _" if needs_old_h else "0",
+        "b _",
+    )
+    return (
+        f"{', '.join(f'{name} {states}' for name in of_states)}, old_h b _ -> {', '.join(results)}"
+    )
+
+
 library.impl("lltm", autograd_through("lltm"), "Autograd")
 register_gradients("lltm_forward", _backward, setup_context=_setup_context)
 register_gradients("lltm_backward", _double_backward, setup_context=_setup_backward_context)
@@ -344,3 +367,6 @@ torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_fo
 torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))
 register_lower_precision_autocast("lltm")
 register_recording("lltm", record_states)
+register_sharding("lltm", "input b _, old_h b _, old_cell b _ -> b _, b _")
+register_sharding("lltm_forward", _sharding_forward)
+register_sharding("lltm_backward", _sharding_backward)

@@ -12,6 +12,7 @@ from ._registration import (
     register_lower_precision_autocast,
     register_recording,
 )
+from ._sharding import register_sharding
 from .lltm import _Two, autograd_through, fake_states, record_states, vmap_rule
 
 TABLE = (
@@ -67,3 +68,4 @@ library.impl("lltm_sequence", autograd_through("lltm_sequence"), "Autograd")
 torch.library.register_vmap("pkg::lltm_sequence", vmap_rule(torch.ops.pkg.lltm_sequence.default))
 register_lower_precision_autocast("lltm_sequence")
 register_recording("lltm_sequence", record_states)
+register_sharding("lltm_sequence", "input _ b _, old_h b _, old_cell b _ -> _ b _, _ b _")

@@ -17,6 +17,7 @@ from ._registration import (
     register_gradients,
     register_lower_precision_autocast,
 )
+from ._sharding import Description, register_sharding
 
 TABLE = (
     "`torch.matmul`, any strides, half precision accumulated in float32",
@@ -144,6 +145,15 @@ def _vmap(
     return product, 0
 
 
+def _sharding(a: Description, b: Description, out_dtype: torch.dtype | None) -> str:
+    rows, columns = len(a.shape) > 1, len(b.shape) > 1
+    return (
+        f"a {'... m k' if rows else 'k'}, b {'... k n' if columns else 'k'} -> "
+        f"...{' m' if rows else ''}{' n' if columns else ''}"
+    )
+
+
 register_gradients("matmul", _backward)
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")
+register_sharding("matmul", _sharding)

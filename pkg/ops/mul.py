@@ -15,6 +15,7 @@ from ._registration import (
     register_gradients,
     register_pointwise_vmap,
 )
+from ._sharding import register_sharding
 
 TABLE = ("`a * b`", "floating, integers, bool", "yes")
 """What README's table says of it: what it computes, dtypes, gradients."""
@@ -59,3 +60,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 register_gradients("mul", _backward)
 register_pointwise_vmap("mul")
+register_sharding("mul", "a ..., b ... -> ...")

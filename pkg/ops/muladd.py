@@ -15,6 +15,7 @@ from ._registration import (
     register_gradients,
     register_pointwise_vmap,
 )
+from ._sharding import register_sharding
 from .mul import mul
 
 TABLE = ("`a * b + c` in one pass, `c` a number", "floating; integers become floating", "yes")
@@ -65,3 +66,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 register_gradients("muladd", _backward)
 register_pointwise_vmap("muladd")
+register_sharding("muladd", "a ..., b ... -> ...")

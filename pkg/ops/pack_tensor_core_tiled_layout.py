@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import register_fake
+from ._sharding import Description, register_sharding
 from ._tensor_core_tiled_layout import INNER_K_TILES
 
 TABLE = (
@@ -84,4 +85,10 @@ def _vmap(
     return packed.unflatten(0, (rows.shape[0], rows.shape[1] // 8)), 0
 
 
+def _sharding(w: Description, inner_k_tiles: int) -> str:
+    values_of_element = 2 if w.dtype == torch.uint8 else 1
+    return f"w o i/{values_of_element} -> o/8 i/{16 * inner_k_tiles} _ _"
+
+
 torch.library.register_vmap("pkg::pack_tensor_core_tiled_layout", _vmap)
+register_sharding("pack_tensor_core_tiled_layout", _sharding)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
+from ._sharding import register_sharding
 from .linear import result_shape
 from .pack_linear_weight import packed_shape
 
@@ -102,3 +103,4 @@ def _vmap(
 
 register_inference_only("packed_linear", "call pkg.ops.linear with the weight itself")
 torch.library.register_vmap("pkg::packed_linear", _vmap)
+register_sharding("packed_linear", "input ... _ -> ... _")

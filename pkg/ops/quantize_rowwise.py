@@ -11,6 +11,7 @@ from torch import Tensor
 from ._call import operator
 from ._inference import register_inference_only
 from ._registration import register_fake
+from ._sharding import register_sharding
 
 TABLE = (
     "each row as integers of 8 or 4 bits and a scale of its own",
@@ -79,3 +80,4 @@ def _vmap(
 
 register_inference_only("quantize_rowwise", "detach what requires it")
 torch.library.register_vmap("pkg::quantize_rowwise", _vmap)
+register_sharding("quantize_rowwise", "input ... _ -> ... _, ...")

@@ -21,6 +21,7 @@ from ._registration import (
     register_recording,
     running,
 )
+from ._sharding import Description, register_sharding
 from .matmul import matmul
 
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -191,7 +192,7 @@ def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
     return query.new_empty((*lead, rows, value_size))
 
 
-def _has_residual(query: Tensor, keeps_residual: bool) -> bool:
+def _has_residual(query: Tensor | Description, keeps_residual: bool) -> bool:
     """Whether the forward operator returns what rounding took off its output."""
     return keeps_residual and query.dtype in (torch.float16, torch.bfloat16)
 
@@ -634,6 +635,35 @@ def _vmap_dropout_mask(
     return torch.stack(_each_slice(operator, info.batch_size, in_dims, arguments)), 0
 
 
+_SHARDED_INPUTS = ", ".join(f"{name} ... _ _" for name in ("query", "key", "value", "attn_mask"))
+
+
+def _sharding(
+    query: Description, dropout_seed: Description | None, keeps_residual: bool, **_: Any
+) -> str:
+    if dropout_seed is not None:
+        return ""  # what is dropped depends on the place in the whole
+    residual = "... _ _" if _has_residual(query, keeps_residual) else "0"
+    return f"{_SHARDED_INPUTS}, alibi_slopes ... -> ... _ _, ... _, {residual}"
+
+
+def _sharding_backward(
+    attn_mask: Description | None,
+    dropout_seed: Description | None,
+    output_residual: Description,
+    needs_mask_grad: bool,
+    **_: Any,
+) -> str:
+    if dropout_seed is not None:
+        return ""
+    residual = "output_residual ... _ _, " if len(output_residual.shape) > 1 else ""
+    mask = "= attn_mask" if needs_mask_grad and attn_mask is not None else "0"
+    return (
+        f"grad_output ... _ _, {_SHARDED_INPUTS}, output ... _ _, log_sum_exp ... _, {residual}"
+        f"alibi_slopes ... -> = query, = key, = value, {mask}"
+    )
+
+
 register_gradients(
     "scaled_dot_product_attention_forward",
     _backward,
@@ -653,3 +683,5 @@ register_lower_precision_autocast("scaled_dot_product_attention", keeps=("alibi_
 register_recording(
     "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"
 )
+register_sharding("scaled_dot_product_attention_forward", _sharding)
+register_sharding("scaled_dot_product_attention_backward", _sharding_backward)

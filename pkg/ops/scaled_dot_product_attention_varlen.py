@@ -19,6 +19,7 @@ from ._registration import (
     register_lower_precision_autocast,
     register_recording,
 )
+from ._sharding import Description, register_sharding
 from .scaled_dot_product_attention import _double_backward as _dense_double_backward
 from .scaled_dot_product_attention import (
     _each_slice,
@@ -414,6 +415,42 @@ def _vmap_backward(
     return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0, 0)
 
 
+# Of one sequence each process would have to have all tokens: heads alone are split.
+_SHARDED_INPUTS = "query _ h _, key _ ?h _, value _ ?h _"
+
+
+def _slopes(alibi_slopes: Description | None) -> str:
+    return f"alibi_slopes {'h' if alibi_slopes and len(alibi_slopes.shape) == 1 else '_ h'}"
+
+
+def _sharding(
+    query: Description,
+    dropout_seed: Description | None,
+    keeps_residual: bool,
+    alibi_slopes: Description | None,
+    **_: Any,
+) -> str:
+    if dropout_seed is not None:
+        return ""  # what is dropped depends on the place in the whole
+    residual = "_ h _" if _has_residual(query, keeps_residual) else "0"
+    return f"{_SHARDED_INPUTS}, {_slopes(alibi_slopes)} -> _ h _, h _, {residual}"
+
+
+def _sharding_backward(
+    dropout_seed: Description | None,
+    output_residual: Description,
+    alibi_slopes: Description | None,
+    **_: Any,
+) -> str:
+    if dropout_seed is not None:
+        return ""
+    residual = "output_residual _ h _, " if len(output_residual.shape) > 1 else ""
+    return (
+        f"grad_output _ h _, {_SHARDED_INPUTS}, output _ h _, log_sum_exp h _, {residual}"
+        f"{_slopes(alibi_slopes)} -> = query, = key, = value"
+    )
+
+
 register_gradients(
     "scaled_dot_product_attention_varlen_forward",
     _backward,
@@ -435,3 +472,5 @@ register_recording(
     _record,
     observed_as="scaled_dot_product_attention_varlen_forward",
 )
+register_sharding("scaled_dot_product_attention_varlen_forward", _sharding)
+register_sharding("scaled_dot_product_attention_varlen_backward", _sharding_backward)

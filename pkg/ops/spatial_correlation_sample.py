@@ -15,6 +15,7 @@ from ._registration import (
     register_gradients,
     register_lower_precision_autocast,
 )
+from ._sharding import register_sharding
 
 TABLE = (
     "the correlation layer of FlowNet, a cost volume, with the parameters of "
@@ -204,3 +205,5 @@ register_gradients(
 torch.library.register_vmap("pkg::spatial_correlation_sample", _vmap)
 torch.library.register_vmap("pkg::spatial_correlation_sample_backward", _vmap_backward)
 register_lower_precision_autocast("spatial_correlation_sample")
+register_sharding("spatial_correlation_sample", "input1 b c _ _, input2 b c _ _ -> b _ _ _ _")
+register_sharding("spatial_correlation_sample_backward", "grad b _ _ _ _, other b c _ _ -> b c _ _")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import register_fake
+from ._sharding import Description, register_sharding
 from ._tensor_core_tiled_layout import weight_shape
 
 TABLE = ("its inverse", "int32", "no")
@@ -57,4 +58,9 @@ def _vmap(
     return rows.unflatten(0, (tiles.shape[0], 8 * tiles.shape[1])), 0
 
 
+def _sharding(packed_w: Description, inner_k_tiles: int) -> str:
+    return f"packed_w o/8 i/{16 * inner_k_tiles} _ _ -> o i"
+
+
 torch.library.register_vmap("pkg::unpack_tensor_core_tiled_layout", _vmap)
+register_sharding("unpack_tensor_core_tiled_layout", _sharding)
