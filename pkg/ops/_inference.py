@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._registration import library
+from ._registration import in_words, library
 
 
 def register_inference_only(name: str, instead: str) -> None:
@@ -30,7 +30,10 @@ def register_inference_only(name: str, instead: str) -> None:
                 f"{name}: an argument requires grad, and this operator is for inference alone; "
                 f"{instead}"
             )
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args, **kwargs)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*args, **kwargs)
+        except RuntimeError as error:
+            raise in_words(name, error, values) from error.__cause__
 
     library.impl(name, kernel, "Autograd")

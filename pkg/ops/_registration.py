@@ -6,7 +6,8 @@ registered here for the life of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -94,6 +95,31 @@ def fake_pointwise(
     return torch.empty_like(torch.mul(*stand_ins), dtype=dtype)
 
 
+def in_words(name: str, error: RuntimeError, values: Iterable[Any]) -> RuntimeError:
+    """What to raise for a call that failed below autograd: DTensor's refusals say what to do.
+
+    Args:
+        name: The operator.
+        error: What was raised.
+        values: The operator's arguments.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if distributed is None or not any(isinstance(each, distributed.DTensor) for each in tensors):
+        return error
+    if isinstance(error, NotImplementedError):
+        return RuntimeError(
+            f"{name}: an argument is a DTensor, and DTensor was not told how this operator may "
+            "be split; call pkg.integrations.distributed.register() first"
+        )
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return error
+    return RuntimeError(
+        f"{name}: some tensors are DTensors and some are not; make all of them DTensors, or none, "
+        "by to_local()"
+    )
+
+
 def one_level_function(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -138,8 +164,11 @@ def register_gradients(
 
     def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled.
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            return dispatched(*values)
+        try:
+            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+                return dispatched(*values)
+        except RuntimeError as error:
+            raise in_words(name, error, values) from error.__cause__
 
     def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(ctx: Any, *values: Any) -> Any:
@@ -177,8 +206,11 @@ def register_gradients(
         )
         # In forward mode too: without a formula for it, apply() refuses.
         if not recording and forward_ad._current_level < 0:
-            with torch._C._AutoDispatchBelowAutograd():
-                return dispatched(*values)
+            try:
+                with torch._C._AutoDispatchBelowAutograd():
+                    return dispatched(*values)
+            except RuntimeError as error:
+                raise in_words(name, error, values) from error.__cause__
         if not torch._C._are_functorch_transforms_active():
             return recorded(*values)
         with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]

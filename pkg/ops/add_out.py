@@ -12,6 +12,7 @@ from ._call import operator
 from ._registration import (
     batch_to_front,
     check_one_device,
+    in_words,
     library,
     promoted_for_vmap,
     register_fake,
@@ -69,8 +70,11 @@ def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _count_write(a: Tensor, b: Tensor, out: Tensor) -> None:
     # Autograd must notice where a tensor that it saved is overwritten.
     torch.autograd.graph.increment_version(out)
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        add_out(a, b, out)
+    try:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            add_out(a, b, out)
+    except RuntimeError as error:
+        raise in_words("add_out", error, (a, b, out)) from error.__cause__
 
 
 def _vmap(

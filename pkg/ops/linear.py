@@ -16,6 +16,7 @@ from ._registration import (
     batch_to_front,
     check_one_device,
     fake_pointwise,
+    in_words,
     library,
     recording,
     register_fake,
@@ -128,8 +129,11 @@ def _autograd(
         forward = torch.ops.pkg.linear_forward.default
         output: Tensor = forward(input, weight, bias, activation)[0]
         return output
-    with torch._C._AutoDispatchBelowAutograd():
-        return linear(input, weight, bias, activation)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return linear(input, weight, bias, activation)
+    except RuntimeError as error:
+        raise in_words("linear", error, (input, weight, bias)) from error.__cause__
 
 
 def _record(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

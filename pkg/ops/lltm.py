@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ._call import operator, part
 from ._registration import (
     check_one_device,
+    in_words,
     library,
     recording,
     register_fake,
@@ -265,8 +266,11 @@ def autograd_through(name: str) -> Callable[..., _Two]:
         if recording or torch.autograd.forward_ad._current_level >= 0:
             hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
             return hidden, cells
-        with torch._C._AutoDispatchBelowAutograd():
-            result: _Two = operator(*tensors)
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                result: _Two = operator(*tensors)
+        except RuntimeError as error:
+            raise in_words(name, error, tensors) from error.__cause__
         return result
 
     return kernel

@@ -638,11 +638,19 @@ def _vmap_dropout_mask(
 _SHARDED_INPUTS = ", ".join(f"{name} ... _ _" for name in ("query", "key", "value", "attn_mask"))
 
 
+def refuse_distributed_dropout(dropout_seed: Description | None) -> None:
+    """What is dropped depends on a seed, of which each process has drawn its own."""
+    if dropout_seed is not None:
+        raise RuntimeError(
+            "scaled_dot_product_attention: dropout_p is not 0 and query is a DTensor; take the "
+            "tensors' to_local(), of which each process drops its own, or a dropout_p of 0"
+        )
+
+
 def _sharding(
     query: Description, dropout_seed: Description | None, keeps_residual: bool, **_: Any
 ) -> str:
-    if dropout_seed is not None:
-        return ""  # what is dropped depends on the place in the whole
+    refuse_distributed_dropout(dropout_seed)
     residual = "... _ _" if _has_residual(query, keeps_residual) else "0"
     return f"{_SHARDED_INPUTS}, alibi_slopes ... -> ... _ _, ... _, {residual}"
 
@@ -654,8 +662,7 @@ def _sharding_backward(
     needs_mask_grad: bool,
     **_: Any,
 ) -> str:
-    if dropout_seed is not None:
-        return ""
+    refuse_distributed_dropout(dropout_seed)
     residual = "output_residual ... _ _, " if len(output_residual.shape) > 1 else ""
     mask = "= attn_mask" if needs_mask_grad and attn_mask is not None else "0"
     return (

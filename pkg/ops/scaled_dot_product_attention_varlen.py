@@ -26,6 +26,7 @@ from .scaled_dot_product_attention import (
     _has_residual,
     _refuse_gradient_of_slopes,
     _stacked,
+    refuse_distributed_dropout,
 )
 
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -430,8 +431,7 @@ def _sharding(
     alibi_slopes: Description | None,
     **_: Any,
 ) -> str:
-    if dropout_seed is not None:
-        return ""  # what is dropped depends on the place in the whole
+    refuse_distributed_dropout(dropout_seed)
     residual = "_ h _" if _has_residual(query, keeps_residual) else "0"
     return f"{_SHARDED_INPUTS}, {_slopes(alibi_slopes)} -> _ h _, h _, {residual}"
 
@@ -442,8 +442,7 @@ def _sharding_backward(
     alibi_slopes: Description | None,
     **_: Any,
 ) -> str:
-    if dropout_seed is not None:
-        return ""
+    refuse_distributed_dropout(dropout_seed)
     residual = "output_residual _ h _, " if len(output_residual.shape) > 1 else ""
     return (
         f"grad_output _ h _, {_SHARDED_INPUTS}, output _ h _, log_sum_exp h _, {residual}"
