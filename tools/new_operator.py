@@ -54,7 +54,7 @@ typedef typeid typename union unsigned using virtual void volatile wchar_t xor x
 # What the files say already.
 TAKEN_IN_FILES = """
 annotations pkg math torch ctx grad slope inputs output operator reference staticmethod tuple list
-fake_pointwise reduce_to register_fake register_gradients register_pointwise_vmap
+fake_pointwise reduce_to register_fake register_gradients register_pointwise_vmap register_sharding
 unary_errors unary_samples binary_errors binary_samples
 """
 
@@ -427,6 +427,7 @@ def python_source(operator: Operator) -> str:
     computes = f"`{' * '.join(operator.terms)}`"
     if len(computes) > 60:
         computes = "the product of its arguments"
+    layout = [f"{each} ..." for each in tensors]
     register = [f'"{name}"', "_backward"]
     register += ["setup_context=_setup_context"] if numbers else []
     lines = [
@@ -443,6 +444,7 @@ def python_source(operator: Operator) -> str:
         "from ._registration import (",
         *(f"    {each}," for each in helpers),
         ")",
+        "from ._sharding import register_sharding",
         "",
         f'TABLE = ("{computes}", "floating", "yes")',
         '"""What README\'s table says of it: what it computes, dtypes, gradients."""',
@@ -460,6 +462,7 @@ def python_source(operator: Operator) -> str:
         *("", ""),
         call("register_gradients", register),
         f'register_pointwise_vmap("{name}")',
+        call("register_sharding", [f'"{name}"', f'"{", ".join(layout)} -> ..."']),
         "",
     ]
     return "\n".join(lines)

@@ -61,7 +61,7 @@ def register_sharding(name: str, layout: Layout) -> None:
     Args:
         name: The operator's name, without its namespace.
         layout: The line, or a function of the operator's arguments by name that gives it; tensors
-            among them come as a :class:`Description`. An empty line: nothing can be split.
+            among them come as a :class:`Description`.
     """
     _layouts[name] = layout
 
@@ -83,8 +83,6 @@ def possible_splits(
     if layout is None:
         return [whole]
     line = layout if isinstance(layout, str) else layout(**arguments)
-    if not line:
-        return [whole]
     parsed = _parse(line, tensors)
     counts = {
         math.prod(chosen)

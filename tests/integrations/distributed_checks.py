@@ -83,6 +83,8 @@ def samples_of(tested: type) -> Iterator[Sample]:
     for sample in tested().samples():
         if sample.random or sum(each.numel() for each in sample.tensors) > MOST_ELEMENTS:
             continue
+        if drops(tested.op, sample):
+            continue
         # What attention keeps for its gradient in half precision is empty otherwise.
         empty = [each for each in sample.tensors if each.numel() == 0 and each.shape != (0,)]
         if empty or sample.tensors[0].dtype in HALF:
@@ -116,13 +118,9 @@ def placements_to_try(
             parts = [split.arguments.get(key, WHOLE) for key in tensors]
             # An argument cannot be given in summands here.
             results = None if SUMMAND in parts else split.results
-            sizes = [
-                given[key].shape[n]
-                for key, n in zip(tensors, parts, strict=True)
-                if isinstance(n, int)
-            ]
-            if any(size < mesh.size() for size in sizes):
-                results = None  # which DTensor does not split
+            for key, part in zip(tensors, parts, strict=True):
+                if isinstance(part, int) and given[key].shape[part] < mesh.size():
+                    results = None  # which DTensor does not split
             ways.append((list(map(placement, parts)), results))
     all_alone = [(i, dim) for i, key in enumerate(tensors) for dim in range(given[key].dim())]
     for index, dim in all_alone[:: max(len(all_alone) // SPLIT_ALONE, 1)]:
@@ -135,6 +133,12 @@ def placements_to_try(
         # Pairs of the ways for either dimension of the mesh.
         for (first, _), (second, _) in list(itertools.product(ways, ways[::-1]))[::3]:
             yield [list(both) for both in zip(first, second, strict=True)], None
+
+
+def drops(operator: Any, sample: Sample) -> bool:
+    """Whether a seed of dropout is given, which is refused for DTensors."""
+    names = [each.name for each in operator._schema.arguments]
+    return dict(zip(names, sample.args, strict=False)).get("dropout_seed") is not None
 
 
 def placement(part: int | str) -> Placement:

@@ -76,9 +76,9 @@ def test_a_layout_names_arguments_and_results_of_its_operator(name: str) -> None
             key: Description(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
             for key, value in given.items()
         }
+        if arguments.get("dropout_seed") is not None:
+            continue  # refused for DTensors
         line = layout if isinstance(layout, str) else layout(**arguments)
-        if not line:
-            continue
         left, _, right = line.partition("->")
         named = [each.replace("+", "").split()[0] for each in left.split(",")]
         assert set(named) <= set(names)
