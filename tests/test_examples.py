@@ -1,4 +1,4 @@
-"""Both examples say what to install where a package that they need is not there."""
+"""The examples say what to install where a package that they need is not there."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 for needed in ("matplotlib", "numpy", "rich", "safetensors"):
     pytest.importorskip(needed)
 
+OPTIONS = {
+    "gpt.py": "--steps=0",
+    "tensor_parallel_gpt.py": "--steps=0",
+    "export.py": "--without-package",
+    "optical_flow.py": "--longest=64",
+}
 HIDE = """
 import runpy, sys
 
@@ -46,6 +52,11 @@ def run_without(hidden: str, program: str, option: str, folder: Path = EXAMPLES)
         ("gpt.py", "rich"),
         ("gpt.py", "safetensors"),
         ("gpt.py", "torch"),
+        ("tensor_parallel_gpt.py", "numpy"),
+        ("tensor_parallel_gpt.py", "pkg"),
+        ("tensor_parallel_gpt.py", "torch"),
+        ("export.py", "pkg"),
+        ("export.py", "torch"),
         ("optical_flow.py", "matplotlib"),
         ("optical_flow.py", "numpy"),
         ("optical_flow.py", "pkg"),
@@ -54,7 +65,7 @@ def run_without(hidden: str, program: str, option: str, folder: Path = EXAMPLES)
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(program: str, hidden: str) -> None:
-    done = run_without(hidden, program, "--steps=0" if program == "gpt.py" else "--longest=64")
+    done = run_without(hidden, program, OPTIONS[program])
     assert done.returncode == 2, done.stderr
     # PyTorch itself warns where it finds no NumPy.
     words = done.stderr.splitlines()[-1]

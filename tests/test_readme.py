@@ -52,6 +52,9 @@ HERE = [
     "python examples/gpt.py --text README.md --steps 20",
     'python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "',
     "python examples/optical_flow.py",
+    "python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 "
+    "examples/tensor_parallel_gpt.py --steps 40",
+    "python examples/export.py",
     "python -m pkg bench muladd --seconds 0.1 --threads 1,2 --json muladd.json "
     "--picture muladd.png",
     "python -m pkg doctor",
