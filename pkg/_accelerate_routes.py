@@ -96,7 +96,11 @@ def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
 
 
 def measured_sizes() -> list[tuple[int, ...]]:
-    """The sizes that the table has: rows, columns, queries, keys."""
+    """The sizes that the table has, as csrc/cpu/accelerate/routes.h says them.
+
+    Rows of a product, its columns and the dimension that is summed over, queries and keys of
+    attention.
+    """
     function = _loader.cpu_library.pkg_accelerate_sizes
     function.restype = ctypes.c_int64
     sizes = ctypes.POINTER(ctypes.c_int64)()

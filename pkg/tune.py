@@ -22,9 +22,6 @@ from torch import Tensor
 from . import _accelerate_routes, _accelerate_table, _loader
 from .environment import processor_name
 
-ROWS, COLUMNS, QUERIES, KEYS = _accelerate_routes.measured_sizes()
-"""What is measured, as csrc/cpu/accelerate/routes.h says it: rows of a product, its columns and the
-dimension that is summed over, queries and keys of attention."""
 LAYOUTS = ("plain", "right transposed", "left transposed")
 FAMILIES = ("product", "batch")
 BATCH = 8
@@ -32,8 +29,6 @@ BATCH = 8
 PASSES = ("forward", "backward")
 HIDDEN = ("nothing", "causal", "mask")
 HEADS, HEAD_SIZE = 4, 64
-LEAST_RATIO = _accelerate_routes.least_ratio()
-"""From which on a call is taken over: the CPU library's too."""
 
 _ROUNDS = 7
 _SECONDS = 2e-4
@@ -125,14 +120,16 @@ Case = Product | Attention
 def products() -> list[Product]:
     """The entries for products, in the table's order."""
     dtypes = _accelerate_routes.DTYPES
-    parts = itertools.product(FAMILIES, dtypes, LAYOUTS, ROWS, COLUMNS, COLUMNS)
+    rows, columns, *_ = _accelerate_routes.measured_sizes()
+    parts = itertools.product(FAMILIES, dtypes, LAYOUTS, rows, columns, columns)
     return list(itertools.starmap(Product, parts))
 
 
 def attentions() -> list[Attention]:
     """The entries for attention, in the table's order."""
     dtypes = _accelerate_routes.DTYPES[:-1]
-    parts = itertools.product(PASSES, dtypes, HIDDEN, QUERIES, KEYS)
+    *_, queries, keys = _accelerate_routes.measured_sizes()
+    parts = itertools.product(PASSES, dtypes, HIDDEN, queries, keys)
     return list(itertools.starmap(Attention, parts))
 
 
@@ -241,6 +238,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
         f"{table['processor']}, CPU library {table['capability']}, PyTorch {table['torch']}, "
         f"{table['date']}"
     )
+    least = _accelerate_routes.least_ratio()
     for index, threads in enumerate(dict.fromkeys(table["threads"])):
         yield f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours:"
         by_group: dict[str, list[float]] = {}
@@ -250,7 +248,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
                 if case.source() == case:
                     by_group.setdefault(case.group, []).append(ratio)
         for group, values in by_group.items():
-            taken = sum(value >= LEAST_RATIO for value in values)
+            taken = sum(value >= least for value in values)
             yield (
                 f"  {group:27} ours in {taken:3} of {len(values):3} sizes; ratios "
                 f"{min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"
