@@ -176,12 +176,20 @@ def train(run: Run, corpus: Corpus, options: argparse.Namespace) -> None:
                 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse_arguments(arguments)
-    if "RANK" not in os.environ:
-        print("tensor_parallel_gpt.py: start it by torchrun, as --help shows", file=sys.stderr)
-        return 2
-    dist.init_process_group("gloo")
+def join_group() -> None:
+    """Meet the other processes that torchrun started at this attempt.
+
+    The store in which they find each other may be that of the attempt before, which still has the
+    addresses of the dead.
+    """
+    store, rank, processes = next(dist.rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt {attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+
+
+def run_in_group(options: argparse.Namespace) -> int:
+    """What each process of the group does; returns its exit status."""
     rank, processes = dist.get_rank(), dist.get_world_size()
     try:
         run, corpus = prepare(options)
@@ -205,8 +213,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train(run, corpus, options)
     if rank == 0 and run.losses:
         print(f"{run.step} steps: from loss {run.losses[0]:.4f} to {run.losses[-1]:.4f}")
-    dist.destroy_process_group()
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    if "RANK" not in os.environ:
+        print("tensor_parallel_gpt.py: start it by torchrun, as --help shows", file=sys.stderr)
+        return 2
+    join_group()
+    try:
+        return run_in_group(options)
+    finally:
+        # At the end of the interpreter the group's threads could wait for each other.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
