@@ -517,14 +517,6 @@ def test_an_output_of_another_size_is_resized(ratio: float) -> None:
             torch.addmm(c, a, a, out=wrong)
 
 
-def test_a_library_of_a_part_of_the_kernels_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pkg.jit compiles one: it has no table, and so nothing to measure."""
-    assert _accelerate_routes.measured_sizes()[3] == tune.KEYS
-    monkeypatch.setattr(_accelerate_routes._loader, "cpu_library", object())
-    assert _accelerate_routes.measured_sizes() == [()] * 4
-    assert _accelerate_routes.least_ratio() == float("inf")
-
-
 def test_the_measured_sizes_around_a_call_decide() -> None:
     """A measured size for itself; one between two of them only where both say so."""
     count = len(tune.products())

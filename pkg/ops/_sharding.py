@@ -7,7 +7,7 @@ the whole of the tensors that lack the name. For a linear layer::
     input ... i, weight o i, + bias o -> ... o
 
 - ``...`` are any leading dimensions, aligned from the right and broadcast, as in PyTorch. ``?h`` is
-  broadcast too, where its size is 1.
+  broadcast too, where its size is 1. An argument may lack the first of those named after ``...``.
 - ``_`` is a dimension that stays whole; ``0`` among the results is one without elements. An
   argument that the line leaves out stays whole.
 - A name that a result lacks is summed over: each process has a summand of that result. An argument
@@ -137,6 +137,9 @@ def _parse(line: str, tensors: Mapping[str, Description]) -> _Parsed:
             added.add(name)
         if name in tensors:
             sizes = tensors[name].shape
+            if "..." in words and len(sizes) < len(words) - 1:
+                # A mask of fewer dimensions than are named; they are aligned from the right too.
+                words = words[len(words) - len(sizes) :]
             leading = len(sizes) - len(words) + 1 if "..." in words else 0
             dimensions = zip(_dimensions(words, leading), sizes, strict=True)
             arguments[name] = [replace(each, size=size) for each, size in dimensions]
