@@ -20,6 +20,7 @@ def attention_with_sinks(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_left: int = -1,
 ) -> Tensor:
     """:func:`pkg.ops.scaled_dot_product_attention` of four dimensions, with sinks.
 
@@ -38,6 +39,9 @@ def attention_with_sinks(
         is_causal: Whether query i sees keys 0 to i alone; of as many keys as queries then.
         scale: Factor of the scores, not of the sinks.
         enable_gqa: Whether key and value may have fewer heads.
+        window_left: How many keys before its own a query sees, which is the last key for the last
+            query, and none behind it; -1: as the other arguments say. Not where
+            :func:`records_gradients` says that a gradient is recorded.
 
     Returns:
         Shape (B, heads, L, Ev).
@@ -56,8 +60,12 @@ def attention_with_sinks(
             f"[{query.shape[1]}], one for each head of the query"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (query, key, value, sinks, attn_mask)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if records_gradients(query, key, value, sinks, attn_mask):
+        if window_left >= 0:
+            raise RuntimeError(
+                f"attention with sinks: window_left is {window_left} and a gradient is recorded; "
+                "it must be -1 then, and the window be in attn_mask"
+            )
         return _with_a_key(
             query, key, value, sinks, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
@@ -66,11 +74,17 @@ def attention_with_sinks(
         limit = torch.iinfo(torch.int64).max
         seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
     output, log_sum_exp, _ = torch.ops.pkg.scaled_dot_product_attention_forward.default(
-        query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False
+        *(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False),
+        *(None, window_left, 0 if window_left >= 0 else -1, 0.0),
     )
     share = torch.sigmoid(log_sum_exp - sinks.to(log_sum_exp.dtype)[:, None])
     scaled: Tensor = output * share.unsqueeze(-1)
     return scaled.to(query.dtype)
+
+
+def records_gradients(*tensors: Tensor | None) -> bool:
+    """Whether a function of these would be differentiated."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _with_a_key(

@@ -10,7 +10,9 @@ What a mask means, and when there is none, follows transformers' own ``sdpa``
 (``transformers/integrations/sdpa_attention.py`` and ``masking_utils.py``), so a model computes what
 it computes with that. Beyond it, scores may be soft-capped (Gemma 2) and attention may have sinks
 (gpt-oss), for which transformers otherwise has ``eager`` alone on a CPU; and keys are never
-repeated for the query heads that share them.
+repeated for the query heads that share them. Where a mask is nothing but causality and a sliding
+window, as long as no key that a query sees is padding, it is not read: the keys out of the window
+are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
-from ._sinks import attention_with_sinks
+from ._sinks import attention_with_sinks, records_gradients
+from ._window_mask import window_of, with_windows
 
 NAME = "pkg"
 """What ``attn_implementation`` is to be."""
@@ -67,14 +70,19 @@ def register() -> None:
         ) from error
     try:
         from transformers import AttentionInterface
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.masking_utils import (
+            AttentionMaskInterface,
+            sdpa_mask,
+            sliding_window_causal_mask_function,
+        )
     except ImportError as error:
         raise ImportError(
             f"{name}: transformers is {transformers.__version__}, where attention and its masks "
             f"cannot both be registered ({error}); it must be {_OLDEST} or newer"
         ) from error
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    masks = with_windows(sdpa_mask, sliding_window_causal_mask_function)
+    AttentionMaskInterface.register(NAME, masks)
 
 
 def attention(
@@ -111,7 +119,8 @@ def attention(
         softcap: A scaled score s becomes ``softcap * tanh(s / softcap)``; None: it stays.
         s_aux: Shape (heads,), attention sinks: a score for each head that takes part in the
             softmax and has no value; may require grad.
-        options: What else a model passes. Sliding windows and padding are in the mask already;
+        options: What else a model passes. Sliding windows and padding are in the mask already (a
+            mask that is known to be a window, as those of :func:`register` are, is not read);
             what cannot be done is refused, and the rest changes no result.
 
     Returns:
@@ -124,6 +133,12 @@ def attention(
         if options.get(option) is not None and options[option] is not False:
             raise ValueError(f"attn_implementation='pkg': {option} is given, which asks for {what}")
     queries, keys = query.shape[2], key.shape[2]
+    window_left = -1
+    window = None if position_bias is not None else window_of(attention_mask, queries, keys)
+    if window is not None and (s_aux is None or not records_gradients(query, key, value, s_aux)):
+        key, value = (each[:, :, window.begin : window.end] for each in (key, value))
+        attention_mask, is_causal, keys = None, False, window.end - window.begin
+        window_left = window.left if queries > 1 else -1  # a single query sees all that are left
     if attention_mask is not None:
         attention_mask = _fitting(attention_mask, query, keys)
     if is_causal is None:
@@ -142,7 +157,13 @@ def attention(
     grouped = key.shape[1] != query.shape[1]
     if s_aux is None:
         output = scaled_dot_product_attention(
-            *arguments, *rules, scale=scaling, enable_gqa=grouped, softcap=softcap or 0.0
+            *arguments,
+            *rules,
+            scale=scaling,
+            enable_gqa=grouped,
+            window_left=window_left,
+            window_right=0 if window_left >= 0 else -1,
+            softcap=softcap or 0.0,
         )
     elif softcap:
         raise ValueError(
@@ -150,7 +171,12 @@ def attention(
             "beside capped scores; choose attn_implementation='eager'"
         )
     else:
-        output = attention_with_sinks(*arguments, s_aux, *rules, scale=scaling, enable_gqa=grouped)
+        output = attention_with_sinks(
+            *(*arguments, s_aux, *rules),
+            scale=scaling,
+            enable_gqa=grouped,
+            window_left=window_left,
+        )
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import inspect
 import sys
 import types
 from functools import partial
@@ -61,6 +62,12 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "MistralForCausalLM",
         {**GROUPED, "sliding_window": WINDOW},
     ),
+    "qwen2": (
+        "qwen2",
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**GROUPED, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "gemma2": (
         "gemma2",
         "Gemma2Config",
@@ -107,7 +114,9 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         },
     ),
 }
-DECODERS = ["gpt2", "llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss"]
+DECODERS = ["gpt2", "llama", "qwen3", "mistral", "qwen2", "gemma2", "gemma3", "gpt_oss"]
+# With windows, in so many of their layers.
+SLIDING = {"mistral": 2, "qwen2": 1, "gemma2": 1, "gemma3": 1, "gpt_oss": 1}
 # Which of its own transformers offers for them: SDPA caps no scores and has no sinks.
 BESIDE = {"gemma2": "eager", "gpt_oss": "eager"}
 LENGTH, PADDING = 12, 4
@@ -217,11 +226,15 @@ def cache_of(kind: str, model: torch.nn.Module) -> Any:
 
 @needs_transformers
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", DECODERS)
-def test_prefill_and_decode(name: str, cache: str, calls: list[Tensor | None]) -> None:
+@pytest.mark.parametrize(
+    ("name", "padded"), [*((name, True) for name in DECODERS), *((name, False) for name in SLIDING)]
+)
+def test_prefill_and_decode(
+    name: str, padded: bool, cache: str, calls: list[Tensor | None]
+) -> None:
     """A prompt, then several tokens at a time, then one at a time."""
     arguments, there = inputs_of(name, padded=True)
-    if name in BESIDE:  # whose padding is behind
+    if name in BESIDE or not padded:  # whose padding is behind
         arguments, there = {**arguments, "attention_mask": torch.ones(2, LENGTH).long()}, ~there
         there[:] = True
     ours, *others = make(name, "pkg", BESIDE.get(name, "sdpa"), "eager")
@@ -271,6 +284,96 @@ def test_generate_writes_the_same_tokens(name: str, cache: str, calls: list[Tens
     assert texts[0].shape == (2, LENGTH + 9)
     assert torch.equal(*texts)
     assert len(calls) == 18
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
+    """Of each call of the operator: keys, window, whether there is a mask."""
+    made: list[tuple[int, int, bool]] = []
+    module = pkg.integrations.transformers
+
+    def spy(ours: Any, place: int, *arguments: Any, **options: Any) -> Tensor:
+        mask = arguments[place]
+        made.append((arguments[1].shape[2], options["window_left"], mask is not None))
+        result: Tensor = ours(*arguments, **options)
+        return result
+
+    for name, place in (("scaled_dot_product_attention", 3), ("attention_with_sinks", 4)):
+        monkeypatch.setattr(module, name, partial(spy, getattr(module, name), place))
+    return made
+
+
+@needs_transformers
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", SLIDING)
+def test_keys_out_of_the_window_are_skipped(
+    name: str, cache: str, attended: list[tuple[int, int, bool]]
+) -> None:
+    (model,) = make(name, "pkg")
+    tokens = torch.randint(3, 101, (2, LENGTH))
+    past = cache_of(cache, model)
+    with torch.no_grad():
+        model(tokens, past_key_values=past, use_cache=True)
+        prefill = attended.copy()
+        attended.clear()
+        model(
+            tokens[:, :3],
+            past_key_values=past,
+            use_cache=True,
+            cache_position=torch.arange(LENGTH, LENGTH + 3),
+        )
+        chunk = attended.copy()
+    assert prefill.count((LENGTH, WINDOW - 1, False)) == SLIDING[name]
+    # The keys that the chunk's first query sees, and its own.
+    assert chunk.count((WINDOW + 2, WINDOW - 1, False)) == SLIDING[name]
+
+
+@needs_transformers
+def test_a_padded_window_is_masked(attended: list[tuple[int, int, bool]]) -> None:
+    (model,) = make("mistral", "pkg")
+    arguments, _ = inputs_of("mistral", padded=True)
+    with torch.no_grad():
+        model(**arguments)
+    assert attended == [(LENGTH, -1, True)] * 2
+
+
+@needs_transformers
+def test_what_is_more_than_a_window_is_a_mask() -> None:
+    masking = importlib.import_module("transformers.masking_utils")
+    windows = importlib.import_module("pkg.integrations._window_mask")
+    rule = masking.sliding_window_causal_mask_function
+    make_mask = windows.with_windows(masking.sdpa_mask, rule)
+    new = "q_length" in inspect.signature(masking.sdpa_mask).parameters
+    where = {"q_length": 6, "q_offset": 4} if new else {"cache_position": torch.arange(4, 10)}
+    options = {"batch_size": 2, "kv_length": 10, "local_size": 3, **where}
+
+    def made(**more: Any) -> Tensor:
+        mask = make_mask(**{**options, "mask_function": rule(3), **more})
+        assert torch.equal(mask, masking.sdpa_mask(**{**options, "mask_function": rule(3), **more}))
+        return mask
+
+    def known(mask: Tensor) -> Any:
+        return windows.window_of(mask, 6, 10)
+
+    mask = made()
+    assert known(mask) == windows.Window(6, 10, 2, 10, 2)
+    for other in (mask[:], mask.clone(), copy.deepcopy(mask), mask & True):
+        assert known(other) is None
+    assert windows.window_of(mask, 5, 10) is None
+    assert windows.window_of(mask, 6, 11) is None
+    image = masking.or_masks(rule(3), lambda b, h, q, k: k < 2)
+    packed = masking.and_masks(rule(3), lambda b, h, q, k: k != 5)
+    for function in (image, packed, rule(4), masking.causal_mask_function):
+        assert known(made(mask_function=function)) is None
+    hidden = torch.ones(2, 10, dtype=torch.bool)
+    assert known(made(attention_mask=hidden)) is not None
+    hidden[1, :2] = False  # no query sees them
+    assert known(made(attention_mask=hidden)) is not None
+    hidden[1, 2] = False
+    assert known(made(attention_mask=hidden)) is None
+    assert known(made(allow_is_causal_skip=False)) is not None
+    mask[0, 0, 0, 0] = True
+    assert known(mask) is None
 
 
 @needs_transformers
