@@ -67,6 +67,8 @@ struct Cache {
   bool reads_in_place(int64_t size) const {
     return strides.element == 1 || size <= 1;
   }
+  // Whether as much as a key lies between two of them, other heads' mostly.
+  bool is_scattered(int64_t size) const { return strides.key >= 2 * size; }
 };
 
 // Where the keys and values of one head of one sequence lie. Elements that are
@@ -76,7 +78,7 @@ class Place {
  public:
   Place(const DecodeAttentionPlan& plan, const Cache<Input>& keys,
         const Cache<Input>& values, const Indices* table, int64_t sequence,
-        int64_t length, int64_t head, int64_t rows)
+        int64_t length, int64_t head)
       : plan_(plan),
         keys_(keys),
         values_(values),
@@ -84,7 +86,6 @@ class Place {
         sequence_(sequence),
         length_(length),
         head_(head),
-        finds_next_(table != nullptr || rows > 1),
         copies_keys_(!keys.reads_in_place(plan.head_size)),
         copies_values_(!values.reads_in_place(plan.value_size)) {
     if (copies_keys_ || copies_values_) {
@@ -93,15 +94,34 @@ class Place {
     }
   }
 
-  void operator()(int64_t column, KeyBlock<Input>& block) {
-    find(column, block.count, block.keys, block.values);
-    if (finds_next_) {
-      const int64_t next = column + block.count;
-      block.find_next(length_ - next, [&](int64_t count, const Input** keys,
-                                          const Input** values) {
-        find(next, count, keys, values);
-      });
+  int64_t end() const { return length_; }
+
+  void find(int64_t column, KeyBlock<Input>& block) {
+    if (table_ == nullptr) {
+      set(block.keys, block.count, keys_, sequence_, column);
+      set(block.values, block.count, values_, sequence_, column);
+      return;
     }
+    if (column != next_column_) {
+      page_ = column / plan_.page_size;
+      on_page_ = column % plan_.page_size;
+    }
+    next_column_ = column + block.count;
+    for (int64_t i = 0; i < block.count;) {
+      const int64_t run = std::min(block.count - i, plan_.page_size - on_page_);
+      const int64_t page = table_->at(sequence_, page_);
+      set(block.keys + i, run, keys_, page, on_page_);
+      set(block.values + i, run, values_, page, on_page_);
+      i += run;
+      on_page_ += run;
+      if (on_page_ == plan_.page_size) {
+        on_page_ = 0;
+        ++page_;
+      }
+    }
+  }
+
+  void copy(KeyBlock<Input>& block) {
     if (copies_ != nullptr) {
       // One block is in use while the next one is placed.
       is_second_ = !is_second_;
@@ -114,23 +134,6 @@ class Place {
   }
 
  private:
-  void find(int64_t column, int64_t count, const Input** keys,
-            const Input** values) const {
-    for (int64_t i = 0; i < count;) {
-      int64_t first = column + i;
-      int64_t run = count - i;
-      int64_t batch = sequence_;
-      if (table_ != nullptr) {
-        batch = table_->at(sequence_, first / plan_.page_size);
-        first %= plan_.page_size;
-        run = std::min(run, plan_.page_size - first);
-      }
-      set(keys + i, run, keys_, batch, first);
-      set(values + i, run, values_, batch, first);
-      i += run;
-    }
-  }
-
   void set(const Input** to, int64_t count, const Cache<Input>& cache,
            int64_t batch, int64_t first) const {
     const CacheStrides& strides = cache.strides;
@@ -161,7 +164,10 @@ class Place {
   int64_t sequence_;
   int64_t length_;
   int64_t head_;
-  bool finds_next_;
+  // Where the next block begins, if it follows: no division is needed then.
+  int64_t next_column_ = -1;
+  int64_t page_ = 0;
+  int64_t on_page_ = 0;
   bool copies_keys_;
   bool copies_values_;
   Input* copies_ = nullptr;
@@ -205,6 +211,8 @@ class CacheDecoding {
         values_(value_cache),
         lengths_(lengths),
         table_(table),
+        is_scattered_(table != nullptr || keys_.is_scattered(plan.head_size) ||
+                      values_.is_scattered(plan.value_size)),
         modifiers_(shape_of(plan), {}),
         slopes_(slopes_of(plan, alibi_slopes)),
         output_(static_cast<Input*>(output.mutable_data_ptr())),
@@ -261,8 +269,8 @@ class CacheDecoding {
     const auto walk = [&](int64_t begin, int64_t end, int64_t from,
                           int64_t to) {
       Place<Input> place(plan_, keys_, values_, table_, sequence_of(head),
-                         length, head % plan_.key_heads, end - begin);
-      if (table_ != nullptr) {
+                         length, head % plan_.key_heads);
+      if (is_scattered_) {
         rows.template run<true>(place, rules, from, to, begin, end);
       } else {
         rows.template run<false>(place, rules, from, to, begin, end);
@@ -336,6 +344,7 @@ class CacheDecoding {
   Cache<Input> values_;
   const Indices& lengths_;
   const Indices* table_;
+  bool is_scattered_;
   ScoreModifiers<Number> modifiers_;
   std::vector<Number> slopes_;
   Input* output_;

@@ -1,5 +1,5 @@
 // Keys and values as the decoding way reads them: elements where they lie, and
-// a block's addresses.
+// a block's addresses (which decode_blocks.h finds).
 #pragma once
 
 #include <algorithm>
@@ -82,30 +82,16 @@ struct Chunk {
   }
 };
 
-// Where the keys and values of a block lie; filled up with the last ones. And
-// where those of the next block do, which may be prefetched meanwhile.
+// Where the keys and values of a block lie.
 template <class Input>
 struct KeyBlock {
   int64_t count = 0;
   const Input* keys[kDecodeKeys];
   const Input* values[kDecodeKeys];
-  const Input* next_keys[kDecodeKeys];
-  const Input* next_values[kDecodeKeys];
 
-  void fill_up() {
-    std::fill(keys + count, keys + kDecodeKeys, keys[count - 1]);
-    std::fill(values + count, values + kDecodeKeys, values[count - 1]);
-  }
-
-  // `left` keys come after this block; find(count, keys, values) says where the
-  // first of them lie.
-  template <class Find>
-  void find_next(int64_t left, const Find& find) {
-    std::fill_n(next_keys, kDecodeKeys, keys[0]);
-    std::fill_n(next_values, kDecodeKeys, values[0]);
-    if (left > 0) {
-      find(std::min(count, left), next_keys, next_values);
-    }
+  void fill_up(int64_t from, const Input* key, const Input* value) {
+    std::fill(keys + from, keys + kDecodeKeys, key);
+    std::fill(values + from, values + kDecodeKeys, value);
   }
 };
 

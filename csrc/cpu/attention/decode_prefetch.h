@@ -5,11 +5,18 @@
 // on Zen 4 (24 GB/s without, 29 with; 8 are too many), none of half precision.
 // The Intel processors that have tile registers want 16 and 32 lines.
 //
-// Pages end before the hardware prefetcher has seen them coming, and several
-// rows read several keys side by side: the same place in the next block, into
-// the L2 cache (float32 x 64, pages of 16 keys: 8.9 GB/s before, 17 with it).
-// One row and a contiguous cache lose by it (28 to 24): more instructions a
-// key, so fewer keys are under way. All figures: docs/tuning/attention.md.
+// Keys that are scattered, in pages or with other heads' keys between them, end
+// before the hardware prefetcher has seen them coming, and several rows read
+// several keys side by side: the same place in the next block, into the L2
+// cache (float32 x 64, pages of 16 keys: 8.9 GB/s before, 17 with it). One row
+// and a contiguous cache lose by it (28 to 24): more instructions a key, so
+// fewer keys are under way.
+//
+// Pages of a cache lie on pages of memory whose addresses the processor has yet
+// to translate, which takes as long as a read: the first and the last line of a
+// block are asked for some blocks earlier. A line of each page of memory that
+// it lies on is too much where there are many. All figures:
+// docs/tuning/attention.md.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +36,15 @@ template <class Input>
 inline constexpr int64_t kPrefetchDistance =
     kCacheLine * (sizeof(Input) >= 4 ? 4 : 0);
 #endif
-template <bool kInPages, int kRows>
-inline constexpr bool kPrefetchesNextBlock = kInPages || kRows > 1;
-template <bool kInPages, int kRows, class Input>
+// How many blocks earlier.
+inline constexpr int64_t kBlocksTouchedAhead = 4;
+
+template <bool kScattered, int kRows>
+inline constexpr bool kPrefetchesNextBlock = kScattered || kRows > 1;
+template <bool kScattered, int kRows, class Input>
 [[gnu::always_inline]] inline void prefetch_next(const Input* now,
                                                  const Input* next) {
-  if constexpr (kPrefetchesNextBlock<kInPages, kRows>) {
+  if constexpr (kPrefetchesNextBlock<kScattered, kRows>) {
     prefetch_line<PrefetchTo::L2>(next);
   } else if constexpr (kPrefetchDistance<Input> > 0) {
     prefetch_line<PrefetchTo::L1>(reinterpret_cast<const char*>(now) +

@@ -16,7 +16,7 @@ namespace pkg::cpu::attention {
 
 // Products of kRows queries with kKeys keys; each sum is a SIMD accumulator,
 // whose lanes are yet to be added up.
-template <bool kInPages, int kRows, int kKeys, class Input, class Number>
+template <bool kScattered, int kRows, int kKeys, class Input, class Number>
 [[gnu::always_inline]] inline void multiply_keys(
     const Number* queries, int64_t query_stride, const Input* const* keys,
     const Input* const* next_keys, int64_t head_size,
@@ -35,14 +35,14 @@ template <bool kInPages, int kRows, int kKeys, class Input, class Number>
 #pragma GCC unroll 16
   for (int k = 0; k < kKeys; ++k) {
     rows[k] = keys[k];
-    next[k] = (kPrefetchesNextBlock<kInPages, kRows> ? next_keys : keys)[k];
+    next[k] = (kPrefetchesNextBlock<kScattered, kRows> ? next_keys : keys)[k];
   }
   const auto add = [&](int64_t e,
                        const auto& load) __attribute__((always_inline)) {
     Elements elements[kKeys];
 #pragma GCC unroll 16
     for (int k = 0; k < kKeys; ++k) {
-      prefetch_next<kInPages, kRows>(rows[k] + e, next[k] + e);
+      prefetch_next<kScattered, kRows>(rows[k] + e, next[k] + e);
       elements[k] = load(rows[k] + e);
     }
 #pragma GCC unroll 16
@@ -71,10 +71,10 @@ template <bool kInPages, int kRows, int kKeys, class Input, class Number>
 }
 
 // Scores of kRows rows, kDecodeKeys apart; written in whole registers.
-template <bool kInPages, int kRows, class Input, class Number>
+template <bool kScattered, int kRows, class Input, class Number>
 void score_keys(const Number* queries, int64_t query_stride,
-                const KeyBlock<Input>& block, int64_t head_size, Number scale,
-                Number* scores) {
+                const KeyBlock<Input>& block, const KeyBlock<Input>& next,
+                int64_t head_size, Number scale, Number* scores) {
   constexpr int kLanes = simd::kLanes<Number>;
   // One row is bound by memory: each key is read from its beginning to its end.
   // Several are bound by arithmetic, and keys share each load of a query.
@@ -88,8 +88,8 @@ void score_keys(const Number* queries, int64_t query_stride,
     for (int g = 0; g < kGroups; ++g) {
       Vector<Number> sums[kRows][kKeys];
       const int64_t first = key + g * kKeys;
-      multiply_keys<kInPages>(queries, query_stride, block.keys + first,
-                              block.next_keys + first, head_size, sums);
+      multiply_keys<kScattered>(queries, query_stride, block.keys + first,
+                                next.keys + first, head_size, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         if constexpr (kKeys == 1) {
@@ -114,14 +114,12 @@ void score_keys(const Number* queries, int64_t query_stride,
 
 // sums = sums * rescale + probabilities times values, kRows rows and kChunks
 // chunks of columns.
-template <bool kInPages, int kRows, int kChunks, class Input, class Number,
+template <bool kScattered, int kRows, int kChunks, class Input, class Number,
           class Load>
-[[gnu::always_inline]] inline void add_chunks(const Number* probabilities,
-                                              const Number* rescales,
-                                              const KeyBlock<Input>& block,
-                                              int64_t column, const Load& load,
-                                              Number* sums,
-                                              int64_t sum_stride) {
+[[gnu::always_inline]] inline void add_chunks(
+    const Number* probabilities, const Number* rescales,
+    const KeyBlock<Input>& block, const KeyBlock<Input>& next_block,
+    int64_t column, const Load& load, Number* sums, int64_t sum_stride) {
   using Elements = Chunk<Input>;
   constexpr int kLanes = simd::kLanes<Number>;
   constexpr int kVectors = kChunks * Elements::kParts;
@@ -136,14 +134,14 @@ template <bool kInPages, int kRows, int kChunks, class Input, class Number,
   }
   for (int64_t key = 0; key < block.count; ++key) {
     const Input* row = block.values[key] + column;
-    const Input* next = kPrefetchesNextBlock<kInPages, kRows>
-                            ? block.next_values[key] + column
+    const Input* next = kPrefetchesNextBlock<kScattered, kRows>
+                            ? next_block.values[key] + column
                             : row;
     Elements elements[kChunks];
 #pragma GCC unroll 16
     for (int c = 0; c < kChunks; ++c) {
-      prefetch_next<kInPages, kRows>(row + c * Elements::kSize,
-                                     next + c * Elements::kSize);
+      prefetch_next<kScattered, kRows>(row + c * Elements::kSize,
+                                       next + c * Elements::kSize);
       elements[c] = load(row + c * Elements::kSize);
     }
 #pragma GCC unroll 16
@@ -169,25 +167,27 @@ template <bool kInPages, int kRows, int kChunks, class Input, class Number,
   }
 }
 
-template <bool kInPages, int kRows, int kChunks, class Input, class Number>
+template <bool kScattered, int kRows, int kChunks, class Input, class Number>
 void add_values(const Number* probabilities, const Number* rescales,
-                const KeyBlock<Input>& block, int64_t value_size,
-                int64_t column, Number* sums, int64_t sum_stride) {
+                const KeyBlock<Input>& block, const KeyBlock<Input>& next,
+                int64_t value_size, int64_t column, Number* sums,
+                int64_t sum_stride) {
   using Elements = Chunk<Input>;
   for (; column + kChunks * Elements::kSize <= value_size;
        column += kChunks * Elements::kSize) {
-    add_chunks<kInPages, kRows, kChunks>(
-        probabilities, rescales, block, column,
+    add_chunks<kScattered, kRows, kChunks>(
+        probabilities, rescales, block, next, column,
         [](const Input* from) { return Elements::load(from); }, sums,
         sum_stride);
   }
   if constexpr (kChunks > 1) {
-    add_values<kInPages, kRows, kChunks / 2>(
-        probabilities, rescales, block, value_size, column, sums, sum_stride);
+    add_values<kScattered, kRows, kChunks / 2>(probabilities, rescales, block,
+                                               next, value_size, column, sums,
+                                               sum_stride);
   } else if (column < value_size) {
     const int rest = static_cast<int>(value_size - column);
-    add_chunks<kInPages, kRows, 1>(
-        probabilities, rescales, block, column,
+    add_chunks<kScattered, kRows, 1>(
+        probabilities, rescales, block, next, column,
         [rest](const Input* from) {
           return Elements::load_partial(from, rest);
         },

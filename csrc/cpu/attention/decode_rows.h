@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "cpu/attention/blocking.h"
+#include "cpu/attention/decode_blocks.h"
 #include "cpu/attention/decode_elements.h"
 #include "cpu/attention/decode_products.h"
 #include "cpu/attention/scratch.h"
@@ -99,7 +100,7 @@ class DecodeRows {
     const Scratch<Number> probabilities{2 * rows_ * kDecodeKeys};
     const Scratch<Number> rescales{2 * rows_};
     const Scratch<SoftmaxState<Number>> states{rows_};
-    const Scratch<KeyBlock<Input>> blocks{2};
+    const Scratch<KeyBlock<Input>> blocks{kKeyBlockRing};
     std::byte* memory =
         Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
             queries.size() + output_sums.size() + ordered.size() +
@@ -129,30 +130,29 @@ class DecodeRows {
   }
 
   // The rows from `begin` to before `end` against the keys from `column` to
-  // before `column_end`.
-  //   place(column, block)  sets block.keys and block.values of block.count;
-  //       and the next ones, where kInPages or there are several rows
+  // before `column_end`. `kScattered`: they lie in pages, or other heads' keys
+  // lie between them.
+  //   place  says where keys lie (decode_blocks.h)
   //   rules.mask(i, scores, column, count)  applies what holds for row i, and
   //       fills the scores up to a whole register with keys that take no part
   //   rules.drop(i, probabilities, column, count)
-  template <bool kInPages, class Place, class Rules>
+  template <bool kScattered, class Place, class Rules>
   void run(Place& place, const Rules& rules, int64_t column, int64_t column_end,
            int64_t begin, int64_t end) {
     if (column >= column_end) {
       return;
     }
-    int current = 0;
-    prepare(place, column, column_end, current);
-    softmax_block<kInPages>(begin, end, rules, column, current);
-    for (; column < column_end; column += keys_, current = 1 - current) {
-      const KeyBlock<Input>& block = blocks_[current];
-      if (column + keys_ < column_end) {
-        prepare(place, column + keys_, column_end, 1 - current);
-        softmax_block<kInPages>(begin, end, rules, column + keys_, 1 - current);
+    KeyBlocks<kScattered, Input, Place> blocks(blocks_, place, keys_, column,
+                                               column_end, end - begin > 1,
+                                               head_size_, value_size_);
+    softmax_block<kScattered>(begin, end, rules, blocks, 0);
+    for (int64_t n = 0; n < blocks.count(); ++n) {
+      if (n + 1 < blocks.count()) {
+        softmax_block<kScattered>(begin, end, rules, blocks, n + 1);
       }
       for_strips(begin, end, [&]<int kRows>(int64_t i) {
-        add_values<kInPages, kRows, chunks_at_once(kRows)>(
-            probabilities(current, i), rescales(current) + i, block,
+        add_values<kScattered, kRows, chunks_at_once(kRows)>(
+            probabilities(n, i), rescales(n) + i, blocks[n], blocks.next(n),
             value_size_, 0, output_sums_ + i * value_stride_, value_stride_);
       });
     }
@@ -210,36 +210,29 @@ class DecodeRows {
     }
   }
 
-  template <class Place>
-  void prepare(Place& place, int64_t column, int64_t column_end, int which) {
-    KeyBlock<Input>& block = blocks_[which];
-    block.count = std::min(keys_, column_end - column);
-    place(column, block);
-    block.fill_up();
-  }
-
-  template <bool kInPages, class Rules>
+  template <bool kScattered, class Rules, class Blocks>
   void softmax_block(int64_t begin, int64_t end, const Rules& rules,
-                     int64_t column, int which) {
-    const KeyBlock<Input>& block = blocks_[which];
+                     Blocks& blocks, int64_t n) {
+    const KeyBlock<Input>& block = blocks.ready(n);
     for_strips(begin, end, [&]<int kRows>(int64_t i) {
-      score_keys<kInPages, kRows>(queries_ + i * query_stride_, query_stride_,
-                                  block, head_size_, scale_,
-                                  probabilities(which, i));
+      score_keys<kScattered, kRows>(queries_ + i * query_stride_, query_stride_,
+                                    block, blocks.next(n), head_size_, scale_,
+                                    probabilities(n, i));
     });
     const int64_t padded = round_up(block.count, simd::kLanes<Number>);
     for (int64_t i = begin; i < end; ++i) {
-      Number* scores = probabilities(which, i);
-      rules.mask(i, scores, column, block.count);
-      rescales(which)[i] = softmax_row(scores, padded, states_[i]);
-      rules.drop(i, scores, column, padded);
+      Number* scores = probabilities(n, i);
+      rules.mask(i, scores, blocks.column(n), block.count);
+      rescales(n)[i] = softmax_row(scores, padded, states_[i]);
+      rules.drop(i, scores, blocks.column(n), padded);
     }
   }
 
-  Number* probabilities(int which, int64_t i) const {
-    return probabilities_ + (which * rows_ + i) * kDecodeKeys;
+  // Of block n: two are in use.
+  Number* probabilities(int64_t n, int64_t i) const {
+    return probabilities_ + (n % 2 * rows_ + i) * kDecodeKeys;
   }
-  Number* rescales(int which) const { return rescales_ + which * rows_; }
+  Number* rescales(int64_t n) const { return rescales_ + n % 2 * rows_; }
 
   int64_t rows_;
   int64_t head_size_;

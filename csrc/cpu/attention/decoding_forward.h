@@ -68,22 +68,9 @@ class AttentionDecoding {
   // Keys are counted from the first that any row sees.
   void run(int64_t head, DecodeRows<Input>& rows, int64_t column,
            int64_t column_end) const {
-    const auto keys = problem_.key.at(problem_.shape, batch_of(head, 0));
-    const auto values = problem_.value.at(problem_.shape, batch_of(head, 0));
-    const auto place = [&](int64_t first, KeyBlock<Input>& block) {
-      const auto find = [&](int64_t count, const Input** at_keys,
-                            const Input** at_values) {
-        for (int64_t i = 0; i < count; ++i) {
-          at_keys[i] = keys.at(first + i, 0);
-          at_values[i] = values.at(first + i, 0);
-        }
-        first += count;
-      };
-      find(block.count, block.keys, block.values);
-      if (rows.rows() > 1) {
-        block.find_next(seen_.end - first, find);
-      }
-    };
+    Place place{problem_.key.at(problem_.shape, batch_of(head, 0)),
+                problem_.value.at(problem_.shape, batch_of(head, 0)),
+                seen_.end};
     rows.template run<false>(place, Rules{*this, head}, seen_.begin + column,
                              seen_.begin + column_end, 0, rows.rows());
   }
@@ -102,6 +89,22 @@ class AttentionDecoding {
     seen.begin = seen.begin / kDecodeKeys * kDecodeKeys;
     return {seen.begin, std::max(seen.begin, seen.end)};
   }
+
+  // Where the keys and values of a head lie.
+  struct Place {
+    MatrixView<Input> keys;
+    MatrixView<Input> values;
+    int64_t keys_end;
+
+    int64_t end() const { return keys_end; }
+    void find(int64_t column, KeyBlock<Input>& block) const {
+      for (int64_t i = 0; i < block.count; ++i) {
+        block.keys[i] = keys.at(column + i, 0);
+        block.values[i] = values.at(column + i, 0);
+      }
+    }
+    void copy(KeyBlock<Input>&) const {}
+  };
 
   struct Rules {
     const AttentionDecoding& decoding;
