@@ -86,6 +86,7 @@ class Case:
             None.
         beside: the name of the case whose rate this one's is to be compared with.
         kind: of the work; a peer that is too slow for a case is not tried with more of a kind.
+        compiles: whether ``torch.compile`` of the second peer may be one.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Case:
     part: Callable[[Tensor], Tensor] | None = None
     beside: str | None = None
     kind: str = ""
+    compiles: bool = True
 
     @property
     def from_memory(self) -> bool:
@@ -118,6 +120,8 @@ class Result:
         unit: of the work a second.
         seconds: a call, by peer: the median of the rounds.
         spread: half of the middle spread of the rounds, by peer.
+        ratios: a peer's time divided by ours of the same round: the quartiles of the rounds, by
+            peer.
         limit: what the case is held to.
         attainable: units of work a second at that limit, on this machine with these threads,
             measured in the same rounds.
@@ -136,6 +140,7 @@ class Result:
     unit: str
     seconds: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     limit: str | None = None
     attainable: float | None = None
     threads: int | None = None

@@ -146,11 +146,18 @@ def measure(
         case.unit,
         {name: statistics.median(times) for name, times in samples.items()},
         {name: (high - low) / 2 for name, (low, _, high) in quartiles.items()},
+        {name: _quartiles(times, samples[OURS]) for name, times in samples.items() if name in here},
         limit=case.limit,
         threads=threads,
         skipped=skipped,
         beside=case.beside,
     )
+
+
+def _quartiles(times: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    ratios = [time / each for time, each in zip(times, ours, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return low, median, high
 
 
 def _pool(peer: str) -> str:

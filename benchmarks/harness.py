@@ -174,7 +174,8 @@ class Session:
             elif seconds[name] > max(self.options.seconds, SLOW_SECONDS, SLOW_TIMES * ours):
                 skipped[name] = f"skipped: {seconds[name]:,.1f} s a call"
                 self.too_much[key, name] = case.work
-        if self.options.compiled and "PyTorch" in case.peers and "PyTorch" not in skipped:
+        has_plain = "PyTorch" in case.peers and "PyTorch" not in skipped
+        if self.options.compiled and case.compiles and has_plain:
             peer = compiled(case.peers["PyTorch"])
             if peer is None:
                 skipped["torch.compile"] = "refused: it does not compile"

@@ -2,7 +2,11 @@
 
 Training is forward, backward and a step of AdamW whose rate of learning is 0, so that every step
 has the same result. Models of ``transformers`` and ``torchvision`` are made of a configuration,
-with random weights, and are part of a full run where these packages are installed.
+with random weights, and are part of a full run where these packages are installed; a line says
+where they are not. ``torch.compile`` is a peer of forward passes, with ``--compiled``. zentorch is
+none: it replaces operators on import, and runs in a process of its own that has no models.
+
+``tools/models_table.py`` makes README's table and picture of what ``--json`` wrote.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -140,6 +144,7 @@ class Recipe:
             "GFLOP/s",
             limit=limit.get(self.dtype, "bfloat16"),
             kind=self.mode,
+            compiles=self.mode == "forward",
         )
 
     def _forward(self, model: nn.Module, inputs: Tensor, _: bool) -> Callable[[], list[Tensor]]:
@@ -218,11 +223,21 @@ def recipes(full: bool) -> Iterator[Recipe]:
         yield from _torchvision()
 
 
+@cache
+def _library(package: str, module: str) -> Any:
+    """A module of a package; None, and a line that says why, where it cannot be had."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # as torchvision's, made for another PyTorch
+        print(f"models: those of {package} are left out: {error}", file=sys.stderr)
+        return None
+
+
 def _transformers() -> Iterator[Recipe]:
     """Small ones of real architectures."""
-    if importlib.util.find_spec("transformers") is None:
+    library = _library("transformers", "transformers")
+    if library is None:
         return
-    library = importlib.import_module("transformers")
     small = {"num_hidden_layers": 4, "hidden_size": 384, "num_attention_heads": 6}
     gated = {**small, "intermediate_size": 1024, "num_key_value_heads": 2, "vocab_size": 256}
     configurations = {
@@ -240,14 +255,45 @@ def _transformers() -> Iterator[Recipe]:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield Recipe(name, make, partial(text, 1), dtype, "forward")
         yield Recipe(name, make, partial(text, 1), torch.bfloat16, AUTOCAST)
+    for name, make in (("ResNet-18", resnet), ("MobileNetV2", mobilenet)):
+        for dtype in (torch.float32, torch.bfloat16):
+            yield Recipe(name, make, partial(torch.randn, 1, 3, 224, 224), dtype, "forward")
+    spectrogram = partial(torch.randn, 1, 80, 3000)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield Recipe("Whisper encoder", whisper, spectrogram, dtype, "forward")
+
+
+def resnet() -> nn.Module:
+    """Convolutions are left to PyTorch: this must not get slower."""
+    library = importlib.import_module("transformers")
+    sizes = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
+    configuration = library.ResNetConfig(**sizes, layer_type="basic")
+    made: nn.Module = library.ResNetForImageClassification(configuration)
+    return made
+
+
+def mobilenet() -> nn.Module:
+    """The same, of convolutions within each channel."""
+    library = importlib.import_module("transformers")
+    made: nn.Module = library.MobileNetV2ForImageClassification(library.MobileNetV2Config())
+    return made
+
+
+def whisper() -> nn.Module:
+    """The encoder of the size called tiny, for half a minute of sound."""
+    library = importlib.import_module("transformers")
+    sizes = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6}
+    configuration = library.WhisperConfig(**sizes, encoder_ffn_dim=1536)
+    made: nn.Module = library.WhisperModel(configuration).encoder
+    return made
 
 
 def _torchvision() -> Iterator[Recipe]:
     """Convolutions are left to PyTorch: these must not get slower."""
-    if importlib.util.find_spec("torchvision") is None:
+    library = _library("torchvision", "torchvision.models")
+    if library is None:
         return
-    library = importlib.import_module("torchvision.models")
-    for name in ("resnet18", "mobilenet_v3_small", "vit_b_16"):
+    for name in ("resnet18", "mobilenet_v3_small"):
         images = partial(torch.randn, 1, 3, 224, 224)
         make = partial(getattr(library, name), weights=None)
         yield Recipe(name, make, images, torch.float32, "forward")
