@@ -17,6 +17,8 @@ operators see plain tensors.
 
 An argument that lies otherwise than any rule takes it is redistributed first, as DTensor does for
 PyTorch's operators. An operator that cannot be split is computed by every process on the whole.
+Dropout in attention is for plain tensors alone, and ``add_out`` is not known to DTensor of PyTorch
+2.10, which takes no operator without results.
 """
 
 from __future__ import annotations

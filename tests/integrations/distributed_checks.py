@@ -44,6 +44,9 @@ import pkg
 from pkg.ops._sharding import SUMMAND, WHOLE, Description, possible_splits
 from pkg.testing import Sample
 
+# Seen with 2.10: DTensor takes no operator without results, keeps what a composite operator's error
+# says to itself, and gathers a packed weight into one that is not contiguous.
+RECENT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 SAMPLES = 2
 SPLIT_ALONE = 3
 MINUTES = 10
@@ -431,8 +434,9 @@ def check_fully_sharded(mesh: Any) -> None:
 
 
 def checks(mesh: Any) -> Iterator[tuple[str, Check]]:
-    yield "add_out", lambda: check_add_out(mesh)
-    yield "refusals", lambda: check_refusals(mesh)
+    if RECENT:
+        yield "add_out", lambda: check_add_out(mesh)
+        yield "refusals", lambda: check_refusals(mesh)
     yield "decisions", lambda: check_decisions_are_for_their_arguments(mesh)
     yield "uneven", lambda: check_uneven(mesh)
     for kind in ("local", "DTensor", "sequence"):
@@ -441,6 +445,8 @@ def checks(mesh: Any) -> Iterator[tuple[str, Check]]:
     yield "data parallel", lambda: check_data_parallel(mesh)
     yield "fully sharded", lambda: check_fully_sharded(mesh)
     for name in sorted(operator_classes()):
+        if name == "packed_linear" and not RECENT:
+            continue
         yield name, lambda n=name: check_operator(n, mesh)
 
 
