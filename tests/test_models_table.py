@@ -14,8 +14,9 @@ pytestmark = pytest.mark.checkout
 
 
 def document(ratios: dict[str, list[float]], wrong: list[str]) -> str:
-    machine = {"processor": "P", "cpu_capability": "avx2", "torch": "2", "threads": 1}
-    results = [{"case": "GPT, forward bfloat16", "ratios": {"pkg": [1, 1, 1], **ratios}}]
+    machine = {"processor": "P", "cpu_capability": "avx2", "torch": "2"}
+    result = {"case": "GPT, forward bfloat16", "threads": 1}
+    results = [{**result, "ratios": {"pkg": [1, 1, 1], **ratios}}]
     machine["date"] = "2026-01-02T03:04"
     return json.dumps({"machine": machine, "results": results, "wrong": wrong})
 

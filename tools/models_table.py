@@ -67,9 +67,10 @@ def markdown(table: dict[str, dict[str, Quartiles]]) -> str:
     return "\n".join(lines)
 
 
-def about(machine: dict[str, Any]) -> str:
+def about(machine: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
     """What the figures were measured on."""
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    counts = sorted({result["threads"] for result in results.values()})
+    threads = f"{' and '.join(map(str, counts))} thread{'s' if counts != [1] else ''}"
     return (
         f"{machine['processor']}, CPU library {machine['cpu_capability']}, PyTorch "
         f"{machine['torch']}, {threads}, {machine['date'][:10]}"
@@ -111,8 +112,8 @@ def section(machine: dict[str, Any], results: dict[str, dict[str, Any]], picture
     """What stands between the marks of the README."""
     parts = [
         BEGIN,
-        f"{about(machine)}: PyTorch's time divided by that with `pkg.accelerate()`, the median of "
-        "rounds that alternate, and their quartiles.",
+        f"{about(machine, results)}: PyTorch's time divided by that with `pkg.accelerate()`, the "
+        "median of rounds that alternate, and their quartiles.",
     ]
     if picture:
         parts.append(f"![PyTorch's time divided by that with pkg.accelerate()]({picture})")
@@ -131,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     machine, results = read(options.json)
     if options.picture:
-        draw(ratios(results, "PyTorch"), about(machine), options.picture)
+        draw(ratios(results, "PyTorch"), about(machine, results), options.picture)
     text = section(machine, results, options.picture.as_posix() if options.picture else "")
     if not options.readme:
         print(text)
