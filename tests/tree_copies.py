@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -102,15 +101,6 @@ def formatter() -> str | None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     has_tools = shutil.which("make") and find_spec("ruff") and find_spec("mypy")
     return shutil.which("clang-format", path=path) if has_tools else None
-
-
-def lint() -> str:
-    """``make lint`` with the tools of this environment, or of the path, and nothing installed."""
-    folder = str(Path(str(formatter())).parents[1])
-    tools = {"INSTALLED": "", "RUN": sys.executable, "VENV": folder}
-    return " ".join(
-        ["make lint", *(f"{name}={shlex.quote(value)}" for name, value in tools.items())]
-    )
 
 
 def lint_of(paths: Collection[str]) -> list[str]:
