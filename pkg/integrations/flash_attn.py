@@ -66,7 +66,7 @@ def flash_attn_func(
         causal: Query i sees the keys 0 to ``i + S - L``; the last query sees all.
         window_size: Query i sees the keys from ``i + S - L - window_size[0]`` to
             ``i + S - L + window_size[1]`` alone; a negative number: no bound on that side.
-        softcap: A scaled score s becomes ``softcap * tanh(s / softcap)``; 0: it stays.
+        softcap: A scaled score s becomes ``softcap * tanh(s / softcap)``; 0 or less: it stays.
         alibi_slopes: Shape (H,) or (B, H), float32: ``-slope * |i + S - L - j|`` is added to the
             score of query i and key j.
         deterministic: Without effect: gradients always are.
@@ -99,6 +99,7 @@ def flash_attn_func(
             "must be equal"
         )
     left, right = _window(window_size, causal)
+    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
     query, key, value = (each.transpose(1, 2) for each in (q, k, v))
     grouped = q.shape[2] != k.shape[2]
     if not return_attn_probs:
@@ -267,6 +268,7 @@ def flash_attn_varlen_func(
         _check_rank(name, 4, "(pages, page size, heads, size)", k=k, v=v)
         k, v = out_of_pages(name, k, v, cu_seqlens_k.diff(), block_table)
     left, right = _window(window_size, causal)
+    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
     sides = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if not return_attn_probs:
         return scaled_dot_product_attention_varlen(
@@ -492,6 +494,7 @@ def flash_attn_with_kvcache(
     cache = KeyValueCache(name, k_cache, v_cache, len(q), block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left, right = _window(window_size, causal)
+    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
     if k is not None or v is not None:
         if k is None or v is None:
             raise RuntimeError(f"{name}: of k and v only one is given; they go together")
@@ -505,7 +508,9 @@ def flash_attn_with_kvcache(
         cache.write(places, k, v)
         lengths = lengths + k.shape[1]
     elif rotary_cos is not None or rotary_sin is not None:
-        raise RuntimeError(f"{name}: rotary_cos is given without k; it turns new keys")
+        raise RuntimeError(
+            f"{name}: rotary_cos or rotary_sin is given without k; they turn new keys"
+        )
     if cache_leftpad is not None:
         lengths = cache.leave_out(cache_leftpad, lengths)
     options = (softmax_scale, left, right, softcap, alibi_slopes)

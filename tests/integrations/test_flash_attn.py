@@ -487,7 +487,7 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         (NEW, "k is given without cache_seqlens"),
         (NEW | {"cache_seqlens": 5}, "want places 5 to 6; the cache has 6"),
         (NEW | {"v": torch.zeros(2, 1, 1, 4), "cache_seqlens": 1}, "v is .* it must be"),
-        (ROTARY, "rotary_cos is given without k"),
+        (ROTARY, "rotary_cos or rotary_sin is given without k"),
         (NEW | {"rotary_cos": ROTARY["rotary_cos"], "cache_seqlens": 1}, "only one is given"),
         (
             NEW | ROTARY | {"rotary_sin": torch.zeros(9, 1), "cache_seqlens": 1},
@@ -510,6 +510,22 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
 def test_what_cannot_be_done_is_refused_by_the_cache(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=f"flash_attn_with_kvcache: .*{words}"):
         cache_call(**changes)
+
+
+def test_a_negative_softcap_is_none() -> None:
+    """By flash-attn's words: "<= 0.0 means deactivate"."""
+    q, starts = torch.randn(1, 5, 2, 8), torch.tensor([0, 5], dtype=torch.int32)
+    for softcap in (-1.0, 0.0):
+        dense = ours.flash_attn_func(q, q, q, causal=True, softcap=softcap)
+        packed = ours.flash_attn_varlen_func(
+            *(q[0], q[0], q[0], starts, starts, 5, 5), causal=True, softcap=softcap
+        )
+        cached = ours.flash_attn_with_kvcache(
+            q, q, q, cache_seqlens=5, causal=True, softcap=softcap
+        )
+        expected = ours.flash_attn_func(q, q, q, causal=True)
+        for result in (dense, packed[None], cached):
+            torch.testing.assert_close(result, expected)
 
 
 def test_what_cannot_be_done_is_refused() -> None:
