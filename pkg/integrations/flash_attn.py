@@ -98,8 +98,7 @@ def flash_attn_func(
             f"{name}: q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]}; they "
             "must be equal"
         )
-    left, right = _window(window_size, causal)
-    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
+    left, right, softcap = _rules(window_size, causal, softcap)
     query, key, value = (each.transpose(1, 2) for each in (q, k, v))
     grouped = q.shape[2] != k.shape[2]
     if not return_attn_probs:
@@ -267,8 +266,7 @@ def flash_attn_varlen_func(
     else:
         _check_rank(name, 4, "(pages, page size, heads, size)", k=k, v=v)
         k, v = out_of_pages(name, k, v, cu_seqlens_k.diff(), block_table)
-    left, right = _window(window_size, causal)
-    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
+    left, right, softcap = _rules(window_size, causal, softcap)
     sides = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if not return_attn_probs:
         return scaled_dot_product_attention_varlen(
@@ -493,8 +491,7 @@ def flash_attn_with_kvcache(
             )
     cache = KeyValueCache(name, k_cache, v_cache, len(q), block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
-    left, right = _window(window_size, causal)
-    softcap = max(softcap, 0.0)  # flash-attn takes what is negative for none
+    left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
         if k is None or v is None:
             raise RuntimeError(f"{name}: of k and v only one is given; they go together")
@@ -522,10 +519,11 @@ def flash_attn_with_kvcache(
     return (output, log_sum_exp) if return_softmax_lse else output
 
 
-def _window(window_size: tuple[int, int], causal: bool) -> tuple[int, int]:
-    """The two sides as the operators take them."""
+def _rules(window_size: tuple[int, int], causal: bool, softcap: float) -> tuple[int, int, float]:
+    """The two sides and the bound of scores as the operators take them."""
     left, right = (int(side) if side >= 0 else -1 for side in window_size)
-    return left, 0 if causal else right
+    # flash-attn takes what is negative for none.
+    return left, 0 if causal else right, max(softcap, 0.0)
 
 
 def _seed(dropout_p: float, device: torch.device) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._registration import in_words, library
+from ._registration import below_autograd, library
 
 
 def register_inference_only(name: str, instead: str) -> None:
@@ -30,10 +30,6 @@ def register_inference_only(name: str, instead: str) -> None:
                 f"{name}: an argument requires grad, and this operator is for inference alone; "
                 f"{instead}"
             )
-        try:
-            with torch._C._AutoDispatchBelowAutograd():
-                return operator(*args, **kwargs)
-        except RuntimeError as error:
-            raise in_words(name, error, values) from error.__cause__
+        return below_autograd(name, operator, *args, **kwargs)
 
     library.impl(name, kernel, "Autograd")

@@ -95,6 +95,25 @@ def fake_pointwise(
     return torch.empty_like(torch.mul(*stand_ins), dtype=dtype)
 
 
+def below_autograd(name: str, operator: Callable[..., Any], *values: Any, **options: Any) -> Any:
+    """What an operator's autograd kernel calls: the operator, with nothing recorded.
+
+    Args:
+        name: The operator.
+        operator: It.
+        values: Its arguments.
+        options: And those by keyword.
+
+    Raises:
+        RuntimeError: As the operator; where DTensor refuses the call, in words.
+    """
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*values, **options)
+    except RuntimeError as error:
+        raise in_words(name, error, [*values, *options.values()]) from error.__cause__
+
+
 def in_words(name: str, error: RuntimeError, values: Iterable[Any]) -> RuntimeError:
     """What to raise for a call that failed below autograd: DTensor's refusals say what to do.
 
@@ -164,11 +183,8 @@ def register_gradients(
 
     def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled.
-        try:
-            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-                return dispatched(*values)
-        except RuntimeError as error:
-            raise in_words(name, error, values) from error.__cause__
+        with torch.enable_grad():
+            return below_autograd(name, dispatched, *values)
 
     def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(ctx: Any, *values: Any) -> Any:
@@ -206,11 +222,7 @@ def register_gradients(
         )
         # In forward mode too: without a formula for it, apply() refuses.
         if not recording and forward_ad._current_level < 0:
-            try:
-                with torch._C._AutoDispatchBelowAutograd():
-                    return dispatched(*values)
-            except RuntimeError as error:
-                raise in_words(name, error, values) from error.__cause__
+            return below_autograd(name, dispatched, *values)
         if not torch._C._are_functorch_transforms_active():
             return recorded(*values)
         with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]

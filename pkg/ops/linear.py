@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from ._call import operator, part
 from ._registration import (
     batch_to_front,
+    below_autograd,
     check_one_device,
     fake_pointwise,
-    in_words,
     library,
     recording,
     register_fake,
@@ -129,11 +129,8 @@ def _autograd(
         forward = torch.ops.pkg.linear_forward.default
         output: Tensor = forward(input, weight, bias, activation)[0]
         return output
-    try:
-        with torch._C._AutoDispatchBelowAutograd():
-            return linear(input, weight, bias, activation)
-    except RuntimeError as error:
-        raise in_words("linear", error, (input, weight, bias)) from error.__cause__
+    result: Tensor = below_autograd("linear", linear, input, weight, bias, activation)
+    return result
 
 
 def _record(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ._call import operator, part
 from ._registration import (
+    below_autograd,
     check_one_device,
-    in_words,
     library,
     recording,
     register_fake,
@@ -266,11 +266,7 @@ def autograd_through(name: str) -> Callable[..., _Two]:
         if recording or torch.autograd.forward_ad._current_level >= 0:
             hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
             return hidden, cells
-        try:
-            with torch._C._AutoDispatchBelowAutograd():
-                result: _Two = operator(*tensors)
-        except RuntimeError as error:
-            raise in_words(name, error, tensors) from error.__cause__
+        result: _Two = below_autograd(name, operator, *tensors)
         return result
 
     return kernel
