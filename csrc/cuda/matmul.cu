@@ -34,8 +34,9 @@ void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
     problem.b_batch_strides.strides[dims] = plan.b_batch_strides[d];
     ++dims;
   }
-  launch(matmul_kernel<Input, Output>, problem.tile_count(), kTileThreads,
-         current_stream(output), problem, KeepSums{});
+  launch(matmul_kernel<Input, Output>, problem.count_tiles(),
+         launch_shape<BlockProduct<Input>>(), current_stream(output), problem,
+         KeepSums{});
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b,

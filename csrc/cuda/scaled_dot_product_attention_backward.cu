@@ -24,10 +24,11 @@ void launch_attention_delta(const AttentionBackward<Element>& call,
 template <class Element>
 void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
                                  cudaStream_t stream) {
-  with_width<Element>(call.backward.problem.head_size, [&]<int kWidth>() {
-    launch(attention_grad_query_kernel<Element, kWidth>,
-           call.template tile_count<kWidth>(), kTileThreads, stream, call);
-  });
+  with_attention_width<Element>(
+      call.backward.problem.head_size, [&]<int kWidth>() {
+        launch(attention_grad_query_kernel<Element, kWidth>,
+               call.template tile_count<kWidth>(), kTileThreads, stream, call);
+      });
 }
 
 template <class Element>
@@ -35,7 +36,7 @@ void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
                                      cudaStream_t stream) {
   const auto& problem = call.backward.problem;
   const int64_t head_size = std::max(problem.head_size, problem.value_size);
-  with_width<Element>(head_size, [&]<int kWidth>() {
+  with_attention_width<Element>(head_size, [&]<int kWidth>() {
     const auto run = [&](auto kernel) {
       launch(kernel, call.template tile_count<kWidth>(), kTileThreads, stream,
              call);

@@ -1,6 +1,7 @@
 #include <tuple>
 
 #include "cuda/attention/attention_host.h"
+#include "cuda/attention/forward_kernels.cuh"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -8,10 +9,12 @@ namespace pkg::cuda {
 template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
                               cudaStream_t stream) {
-  with_width<Element>(call.problem.value_size, [&]<int kWidth>() {
-    launch(attention_forward_kernel<Element, kWidth>,
-           call.template tile_count<kWidth>(), kTileThreads, stream, call);
-  });
+  launch_attention_forward_kernel(
+      call, most_shared_bytes(),
+      [&](auto kernel, int64_t tiles, LaunchShape shape,
+          const auto& arguments) {
+        launch(kernel, tiles, shape, stream, arguments);
+      });
 }
 template void launch_attention_forward(const AttentionForward<double>&,
                                        cudaStream_t);

@@ -88,6 +88,12 @@ class Bounds:
         relative = score_error + sum_error + unit * (columns + 2 * tiles + 8)
         self.output_exact = dropped @ value
         self.output_error = (dropped * relative) @ value.abs()
+        if problem.result.itemsize == 2:
+            # The tensor cores take weights of the operands' type, at most 1 relative to the largest.
+            info = torch.finfo(problem.result)
+            rounding = unit_roundoff(problem.result) * dropped
+            rounding = rounding + info.smallest_normal * info.eps * problem.factors
+            self.output_error = self.output_error + rounding @ value.abs()
         self.output = self.rounded(self.output_error, self.output_exact)
         self.log_sum_exp = (log_sum_exp_error * SECOND_ORDER).squeeze(-1)
         self.log_sum_exp = self.log_sum_exp * self.reference_factor

@@ -7,6 +7,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -28,12 +29,21 @@ constexpr size_t kMostStaticSharedBytes = 48 * 1024;
 
 enum class State { ready, in_block_barrier, in_warp_exchange, finished };
 
+struct Copy {
+  const SharedStorage* storage;
+  size_t index;
+  size_t count;
+  std::byte bytes[16];
+};
+
 struct Thread {
   Thread() : fiber(kStackBytes) {}
   Fiber fiber;
   uint3 index;
   State state = State::ready;
   Site site;
+  // Groups of asynchronous copies, the oldest first; the last is not committed.
+  std::deque<std::vector<Copy>> copies{{}};
 };
 
 // What the lanes named by one mask exchange. Two generations of values, since a
@@ -41,7 +51,8 @@ struct Thread {
 struct Exchange {
   unsigned arrived = 0;
   uint64_t generation = 0;
-  uint64_t values[2][kWarpSize] = {};
+  LaneBytes given[2][kWarpSize] = {};
+  LaneBytes taken[2][kWarpSize] = {};
   Site site;
 };
 
@@ -105,6 +116,10 @@ void run_threads_for_ever() {
   while (true) {
     (*running_kernel)();
     Thread& thread = *threads[running];
+    if (thread.copies.size() > 1 || !thread.copies.front().empty()) {
+      report("thread %d returns and has not waited for its asynchronous copies",
+             running);
+    }
     thread.state = State::finished;
     scheduler.switch_from(thread.fiber);
   }
@@ -205,6 +220,7 @@ void prepare_block(dim3 block) {
   }
   for (size_t i = 0; i < thread_count; ++i) {
     const auto linear = static_cast<unsigned>(i);
+    threads[i]->copies.assign(1, {});
     threads[i]->state = State::ready;
     threads[i]->index = {linear % block.x, linear / block.x % block.y,
                          linear / block.x / block.y};
@@ -292,6 +308,13 @@ bool is_ordered(uint32_t time, int16_t other) {
 
 void check_access(const SharedStorage& storage, size_t index, Access access) {
   AccessRecord& record = storage.records[index];
+  if (record.in_flight) {
+    report(
+        "thread %d %s shared %s, element %zu, where an asynchronous copy of "
+        "thread %d has not arrived",
+        running, access == Access::read ? "reads" : "writes", storage.name,
+        index, record.writer);
+  }
   const bool was_written = record.write_time != 0;
   if (access != Access::write && !was_written) {
     report("thread %d reads shared %s, element %zu, which nobody has written",
@@ -329,6 +352,59 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
   record.read_time = now;
 }
 
+void check_vector_place(const SharedStorage& storage, int64_t index,
+                        size_t count) {
+  if (index < 0 || static_cast<size_t>(index) + count > storage.count) {
+    report_index(storage, index, storage.count);
+  }
+  if (index % static_cast<int64_t>(count) != 0) {
+    report(
+        "thread %d accesses %zu neighbours of shared %s from element %lld on, "
+        "which is not aligned",
+        running, count, storage.name, static_cast<long long>(index));
+  }
+}
+
+void check_vector(const SharedStorage& storage, int64_t index, size_t count,
+                  Access access) {
+  check_vector_place(storage, index, count);
+  for (size_t i = 0; i < count; ++i) {
+    check_access(storage, static_cast<size_t>(index) + i, access);
+  }
+}
+
+void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
+                const std::byte (&bytes)[16]) {
+  check_vector(storage, index, count, Access::write);
+  Copy copy = {&storage, static_cast<size_t>(index), count, {}};
+  std::copy_n(bytes, sizeof(bytes), copy.bytes);
+  std::fill_n(storage.bytes + copy.index * storage.element_size, sizeof(bytes),
+              std::byte{0xff});
+  for (size_t i = 0; i < count; ++i) {
+    storage.records[copy.index + i].in_flight = true;
+  }
+  threads[running]->copies.back().push_back(copy);
+}
+
+void commit_copies() { threads[running]->copies.emplace_back(); }
+
+void wait_for_copies(size_t pending) {
+  auto& groups = threads[running]->copies;
+  while (groups.size() > pending + 1) {
+    for (const Copy& copy : groups.front()) {
+      std::copy_n(
+          copy.bytes, sizeof(copy.bytes),
+          copy.storage->bytes + copy.index * copy.storage->element_size);
+      for (size_t i = 0; i < copy.count; ++i) {
+        AccessRecord& record = copy.storage->records[copy.index + i];
+        record.in_flight = false;
+        record.write_time = now;
+      }
+    }
+    groups.pop_front();
+  }
+}
+
 void report_index(const SharedStorage& storage, int64_t index, size_t extent) {
   report("thread %d uses index %lld of shared %s in a dimension of %zu",
          running, static_cast<long long>(index), storage.name, extent);
@@ -337,6 +413,11 @@ void report_index(const SharedStorage& storage, int64_t index, size_t extent) {
 void report_lane(int source, Site site) {
   report("thread %d shuffles from lane %d, which is not in the mask, at %s:%u",
          running, source, site.file_name(), site.line());
+}
+
+void report_source(const void* from) {
+  report("thread %d copies 16 bytes from %p, which is not aligned", running,
+         from);
 }
 
 SharedStorage& shared_storage(const char* declaration, const char* name,
@@ -358,14 +439,16 @@ void synchronize_block(Site site) { wait(State::in_block_barrier, site); }
 
 int lane_index() { return running % kWarpSize; }
 
-void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
-              Site site) {
+const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
+                            void* taken, size_t taken_size, Combine combine,
+                            Site site) {
   const int warp_index = warp_of(running);
   const int first_thread = warp_index * kWarpSize;
   // Lanes beyond the end of the block do not exist and are not waited for.
   const size_t lanes = thread_count - static_cast<size_t>(first_thread);
   const unsigned existing = lanes < kWarpSize ? (1u << lanes) - 1 : ~0u;
-  const unsigned own = 1u << lane_index();
+  const int lane = lane_index();
+  const unsigned own = 1u << lane;
   if ((mask & own) == 0) {
     report("thread %d is not in the mask that it passes at %s:%u", running,
            site.file_name(), site.line());
@@ -377,20 +460,34 @@ void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
   }
   state.site = site;
   state.arrived |= own;
-  const uint64_t generation = state.generation;
-  state.values[generation % 2][lane_index()] = value;
+  const uint64_t generation = state.generation % 2;
+  std::copy_n(static_cast<const std::byte*>(given), given_size,
+              state.given[generation][lane]);
   if (state.arrived == (mask & existing)) {
     state.arrived = 0;
     ++state.generation;
-    for (int lane = 0; lane < kWarpSize; ++lane) {
-      if ((mask & existing) >> lane & 1) {
-        threads[first_thread + lane]->state = State::ready;
+    combine(state.given[generation], state.taken[generation]);
+    for (int other = 0; other < kWarpSize; ++other) {
+      if ((mask & existing) >> other & 1) {
+        threads[first_thread + other]->state = State::ready;
       }
     }
   } else {
     wait(State::in_warp_exchange, site);
   }
-  std::copy_n(state.values[generation % 2], kWarpSize, values);
+  std::copy_n(state.taken[generation][lane], taken_size,
+              static_cast<std::byte*>(taken));
+  return state.given[generation];
+}
+
+void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
+              Site site) {
+  const LaneBytes* given = collective(
+      mask, &value, sizeof(value), nullptr, 0,
+      [](const LaneBytes(&)[32], LaneBytes(&)[32]) {}, site);
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    std::memcpy(&values[lane], given[lane], sizeof(value));
+  }
 }
 
 void synchronize_warp(unsigned mask, Site site) {

@@ -10,7 +10,10 @@
 //     them to write it: a race, as a barrier is missing,
 //   - an index outside a dimension of a shared array,
 //   - a barrier that some threads of the block (or lanes of the mask) do not
-//     reach, or reach at another line.
+//     reach, or reach at another line,
+//   - an access to where an asynchronous copy goes before its thread has waited
+//     for it, and a copy that nobody waits for,
+//   - a vector or a row of a matrix in shared memory that is not aligned.
 //
 // Global memory is what the caller passes; build with -fsanitize=address and
 // pass allocations of the exact size, and accesses beyond it are reported too.
@@ -31,10 +34,10 @@
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 #define PKG_UNROLL
-#define PKG_UNROLL_BY_4
+#define PKG_UNROLL_BY(count)
 
 #define PKG_SHARED(type, name, dimensions)                                 \
   static const char name##_declaration = 0;                                \
@@ -79,6 +82,7 @@ struct AccessRecord {
   int16_t writer = 0;
   int16_t reader = 0;
   bool written_atomically = false;
+  bool in_flight = false;  // an asynchronous copy has not been waited for
 };
 
 struct SharedStorage {
@@ -97,6 +101,12 @@ SharedStorage& shared_storage(const char* declaration, const char* name,
                               size_t element_size, size_t count);
 SharedStorage& dynamic_shared_storage(const char* name, size_t element_size);
 void check_access(const SharedStorage& storage, size_t index, Access access);
+// The same of `count` neighbours that one instruction accesses, whose first
+// must be a multiple of `count`.
+void check_vector(const SharedStorage& storage, int64_t index, size_t count,
+                  Access access);
+void check_vector_place(const SharedStorage& storage, int64_t index,
+                        size_t count);
 [[noreturn]] void report_index(const SharedStorage& storage, int64_t index,
                                size_t extent);
 
@@ -181,12 +191,29 @@ void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
 void set_order(uint64_t seed);
 
 void synchronize_block(Site site);
+// What a lane gives to, and takes from, an instruction of its whole warp.
+constexpr size_t kMostLaneBytes = 64;
+using LaneBytes = std::byte[kMostLaneBytes];
+using Combine = void (*)(const LaneBytes (&given)[32], LaneBytes (&taken)[32]);
+// Waits until all lanes of the mask have come; the last of them calls combine,
+// once. Returns what each lane gave.
+const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
+                            void* taken, size_t taken_size, Combine combine,
+                            Site site);
 // Exchanges up to 8 bytes among the lanes of the mask: `values` receives those
 // of all 32 lanes.
 void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32], Site site);
 void synchronize_warp(unsigned mask, Site site);
 int lane_index();
+// Sixteen bytes on their way to `count` elements of shared memory: they arrive
+// when the running thread waits, and must not be touched before.
+void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
+                const std::byte (&bytes)[16]);
+void commit_copies();
+// Until at most so many of the thread's committed groups are on their way.
+void wait_for_copies(size_t pending);
 [[noreturn]] void report_lane(int source, Site site);
+[[noreturn]] void report_source(const void* from);
 
 template <class Value>
 Value shuffle(unsigned mask, Value value, int source, Site site) {

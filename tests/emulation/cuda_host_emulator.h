@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda_emulator.h"
+#include "cuda/device/device.cuh"
 
 #define PKG_CUDA_DISPATCH_KEY CPU
 
@@ -24,14 +24,18 @@ cudaStream_t current_stream(const Tensor&) {
   return nullptr;
 }
 
+// That of compute capability 8.6, the least that there is from 8.0 on.
+inline int most_shared_bytes() { return 99 * 1024; }
+
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), int64_t pieces, int threads,
+void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t, const Arguments&... arguments) {
   // Fewer blocks than there often is work, so that they have to take more.
   constexpr int64_t kMostBlocks = 5;
   if (pieces > 0) {
     emulation::launch({static_cast<unsigned>(std::min(pieces, kMostBlocks))},
-                      {static_cast<unsigned>(threads)}, 0,
+                      {static_cast<unsigned>(shape.threads)},
+                      static_cast<size_t>(shape.shared_bytes),
                       [&] { kernel(arguments...); });
   }
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda_emulator.h"
+#include "cuda/device/device.cuh"
 #include "request.h"
 
 namespace pkg::emulation {
@@ -26,12 +26,14 @@ bool run_attention_dropout_mask(const Request& request);
 // Fewer blocks than there is work, so that blocks have to take more than one
 // piece, unless the test asks for a number.
 template <class Kernel, class... Arguments>
-void launch_blocks(const Request& request, int64_t pieces, int threads,
-                   Kernel kernel, const Arguments&... arguments) {
+void launch_blocks(const Request& request, int64_t pieces,
+                   cuda::LaunchShape shape, Kernel kernel,
+                   const Arguments&... arguments) {
   const int64_t blocks = std::min(pieces, request.integer("blocks"));
   if (blocks > 0) {
-    launch({static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0,
-           [&] { kernel(arguments...); });
+    launch(
+        {static_cast<unsigned>(blocks)}, {static_cast<unsigned>(shape.threads)},
+        static_cast<size_t>(shape.shared_bytes), [&] { kernel(arguments...); });
   }
 }
 

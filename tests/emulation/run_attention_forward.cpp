@@ -1,11 +1,11 @@
 #include "attention_request.h"
 #include "cuda/attention/dropout.cuh"
-#include "cuda/attention/forward.cuh"
+#include "cuda/attention/forward_kernels.cuh"
 
 namespace pkg::emulation {
 namespace {
 
-template <class Element, int kWidth>
+template <class Element>
 void run_forward(const Request& request) {
   const cuda::AttentionForward<Element> call = {
       .problem = attention_problem<Element>(request),
@@ -13,8 +13,12 @@ void run_forward(const Request& request) {
       .output_residual = result_batch<Element>(request, "output_residual"),
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
-  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
-                cuda::attention_forward_kernel<Element, kWidth>, call);
+  cuda::launch_attention_forward_kernel(
+      call, static_cast<int>(request.integer("most_shared_bytes")),
+      [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
+          const auto& arguments) {
+        launch_blocks(request, tiles, shape, kernel, arguments);
+      });
 }
 
 }  // namespace
@@ -23,10 +27,9 @@ bool run_attention_forward(const Request& request) {
   if (request.text("kernel") != "attention_forward") {
     return false;
   }
-  for_attention_type(request, request.integer("value_size"),
-                     [&]<class Element, int kWidth>() {
-                       run_forward<Element, kWidth>(request);
-                     });
+  for_attention_type(
+      request, request.integer("value_size"),
+      [&]<class Element, int>() { run_forward<Element>(request); });
   return true;
 }
 

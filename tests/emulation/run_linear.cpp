@@ -25,7 +25,8 @@ void run(const Request& request) {
   const cuda::LinearEpilogue<Element, Activation> epilogue = {
       request.buffer<Element>("bias"), request.integer("bias_stride"),
       request.buffer<Element>("pre_activation")};
-  launch_blocks(request, problem.tile_count(), cuda::kTileThreads,
+  launch_blocks(request, problem.count_tiles(),
+                cuda::launch_shape<cuda::BlockProduct<Element>>(),
                 cuda::matmul_kernel<Element, Element,
                                     cuda::LinearEpilogue<Element, Activation>>,
                 problem, epilogue);

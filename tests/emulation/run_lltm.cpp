@@ -74,7 +74,8 @@ void run_product(const Request& request) {
   }
   product.c = request.buffer<Element>("c");
   product.c_row_stride = request.integer("c_row_stride");
-  launch_blocks(request, product.tile_count(), cuda::kTileThreads,
+  launch_blocks(request, product.count_tiles(),
+                cuda::launch_shape<cuda::BlockProduct<Element>>(),
                 cuda::lltm_product_kernel<Element, Element>, product);
 }
 

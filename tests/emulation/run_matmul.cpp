@@ -7,7 +7,7 @@ namespace {
 
 template <class Input, class Output>
 void run(const Request& request) {
-  const cuda::MatmulProblem<Input, Output> problem = {
+  cuda::MatmulProblem<Input, Output> problem = {
       .a = request.buffer<Input>("a"),
       .b = request.buffer<Input>("b"),
       .c = request.buffer<Output>("c"),
@@ -23,7 +23,8 @@ void run(const Request& request) {
       .a_batch_strides = batch_strides(request.integers("a_batch_strides")),
       .b_batch_strides = batch_strides(request.integers("b_batch_strides")),
   };
-  launch_blocks(request, problem.tile_count(), cuda::kTileThreads,
+  launch_blocks(request, problem.count_tiles(),
+                cuda::launch_shape<cuda::BlockProduct<Input>>(),
                 cuda::matmul_kernel<Input, Output>, problem, cuda::KeepSums{});
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SEED = torch.tensor([-(2**62) + 12345])
+MOST_SHARED_BYTES = 99 * 1024  # of a block, where there is the least from Ampere on
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -235,7 +236,8 @@ def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs
         residual = output.clone()
         arguments |= operand("output_residual", residual, call.batch)
         names.append("output_residual")
-    emulator.run("attention_forward", names, blocks, log_sum_exp=log_sum_exp, **arguments)
+    arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": MOST_SHARED_BYTES}
+    emulator.run("attention_forward", names, blocks, **arguments)
     return output, log_sum_exp, residual
 
 

@@ -12,7 +12,14 @@ import references
 import test_emulated_attention as attention
 import torch
 from emulator import Argument, Emulator
-from test_emulated_attention import DTYPES, SEED, Call, name_of, some_of_each_dtype
+from test_emulated_attention import (
+    DTYPES,
+    MOST_SHARED_BYTES,
+    SEED,
+    Call,
+    name_of,
+    some_of_each_dtype,
+)
 from torch import Tensor
 
 import pkg
@@ -171,6 +178,7 @@ def emulated(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tens
     if attention.has_residual(call.dtype):
         arguments |= packed_operand("output_residual", output.clone(), call.group)
         names.append("output_residual")
+    arguments["most_shared_bytes"] = MOST_SHARED_BYTES
     emulator.run("attention_forward", names, blocks, **arguments)
 
     arguments |= packed_operand("grad_output", call.grad_output, call.group)

@@ -10,7 +10,7 @@ from emulator import Emulator
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 TILES = {torch.float64: (64, 64, 8), torch.float32: (128, 128, 8)}  # rows, columns, depth
-WIDE = (128, 128, 16)
+WIDE = (128, 128, 64)
 
 
 def name_of(dtype: torch.dtype) -> str:

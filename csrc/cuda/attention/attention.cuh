@@ -234,6 +234,48 @@ struct AttentionProblem {
   }
 };
 
+// Which keys of a tile the rows see, counted from the tile's corner in 32 bits.
+// Lengths must be below kMostTiledLength.
+struct TileLimits {
+  int rows;
+  int columns;
+  int first;     // column >= row + first
+  int last;      // column <= row + last
+  int diagonal;  // the distance of the corner's row from its column
+
+  __device__ __forceinline__ TileLimits(const AttentionExtent& extent,
+                                        int64_t row_begin, int64_t column_begin)
+      : rows(near(extent.rows - row_begin)),
+        columns(near(extent.columns - column_begin)),
+        first(near(extent.limits.first + row_begin - column_begin)),
+        last(near(extent.limits.last + row_begin - column_begin)),
+        diagonal(static_cast<int>(row_begin + extent.columns - extent.rows -
+                                  column_begin)) {}
+
+  __device__ __forceinline__ bool sees(int row, int column) const {
+    return row < rows && column < columns && column >= row + first &&
+           column <= row + last;
+  }
+
+  // Whether every row of a tile sees all of its columns.
+  __device__ __forceinline__ bool see_whole(int tile_rows,
+                                            int tile_columns) const {
+    return sees(tile_rows - 1, 0) && sees(0, tile_columns - 1) &&
+           tile_rows <= rows && tile_columns <= columns;
+  }
+
+ private:
+  // What lies further than any tile is as good as its edge.
+  __device__ __forceinline__ static int near(int64_t distance) {
+    constexpr int64_t kFar = 1 << 20;
+    return static_cast<int>(distance < -kFar  ? -kFar
+                            : distance > kFar ? kFar
+                                              : distance);
+  }
+};
+
+constexpr int64_t kMostTiledLength = int64_t{1} << 30;
+
 // Turns products of queries and keys into scores and decides on dropout, for
 // one matrix of the batch.
 template <class Element>
@@ -250,21 +292,19 @@ class AttentionScores {
         mask_offset_(
             batch_offset(problem.batch, problem.mask.batch_strides, batch)),
         seed_(problem.dropout.seed == nullptr ? 0 : *problem.dropout.seed),
-        slope_(alibi_slope(problem, batch)) {}
+        slope_(alibi_slope(problem, batch)),
+        softcap_(static_cast<Number>(problem.variant.softcap)) {}
 
   // Minus infinity where the key takes no part, which is not computed from the
   // product: keys that are masked out may hold NaN.
   __device__ __forceinline__ Number score(int64_t row, int64_t column,
                                           Number product) const {
-    if (row >= extent_.rows || column >= extent_.columns ||
-        column < row + extent_.limits.first ||
-        column > row + extent_.limits.last) {
+    if (!sees(row, column)) {
       return -Number(INFINITY);
     }
     Number scaled = product * static_cast<Number>(problem_.scale);
-    if (problem_.variant.softcap > 0) {
-      scaled =
-          static_cast<Number>(problem_.variant.softcap) * capped_share(scaled);
+    if (softcap_ > Number(0)) {
+      scaled = softcap_ * capped_share(scaled);
     }
     if (problem_.variant.slopes.data != nullptr) {
       const int64_t distance = row + extent_.columns - extent_.rows - column;
@@ -290,9 +330,39 @@ class AttentionScores {
     return scaled;
   }
 
+  // The same of a tile, step by step, so that each is decided on once: what
+  // score() does to each of a hundred values would be as much code a hundred
+  // times.
+  template <class Scores>
+  __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
+                                             int64_t column_begin) const {
+    tile.scale(static_cast<Number>(problem_.scale));
+    if (softcap_ > Number(0)) {
+      tile.transform([&](int, int, Number scaled) {
+        return softcap_ * capped_share(scaled);
+      });
+    }
+    const TileLimits limits(extent_, row_begin, column_begin);
+    if (problem_.variant.slopes.data != nullptr) {
+      tile.transform([&](int row, int column, Number score) {
+        const int distance = limits.diagonal + row - column;
+        return score - slope_ * static_cast<Number>(distance < 0 ? -distance
+                                                                 : distance);
+      });
+    }
+    if (problem_.mask.type != MaskType::none) {
+      mask_tile(tile, limits, row_begin, column_begin);
+    }
+    if (!limits.see_whole(Scores::kTileRows, Scores::kTileColumns)) {
+      tile.transform([&](int row, int column, Number score) {
+        return limits.sees(row, column) ? score : -Number(INFINITY);
+      });
+    }
+  }
+
   // The derivative of a score by the scaled product: 1 unless it is capped.
   __device__ __forceinline__ Number cap_slope(Number product) const {
-    if (problem_.variant.softcap > 0) {
+    if (softcap_ > Number(0)) {
       const Number share =
           capped_share(product * static_cast<Number>(problem_.scale));
       return (1 - share) * (1 + share);
@@ -319,6 +389,52 @@ class AttentionScores {
   }
 
  private:
+  __device__ __forceinline__ bool sees(int64_t row, int64_t column) const {
+    return row < extent_.rows && column < extent_.columns &&
+           column >= row + extent_.limits.first &&
+           column <= row + extent_.limits.last;
+  }
+
+  template <class Scores>
+  __device__ __forceinline__ void mask_tile(Scores& tile,
+                                            const TileLimits& limits,
+                                            int64_t row_begin,
+                                            int64_t column_begin) const {
+    const AttentionMask& mask = problem_.mask;
+    // Calls function(offset, score) where there is a mask to be read.
+    const auto with_offset = [&](auto&& function) {
+      const int64_t first = mask_offset_ + row_begin * mask.row_stride +
+                            column_begin * mask.column_stride;
+      tile.transform([&](int row, int column, Number score) {
+        return row < limits.rows && column < limits.columns
+                   ? function(first + row * mask.row_stride +
+                                  column * mask.column_stride,
+                              score)
+                   : score;
+      });
+    };
+    switch (mask.type) {
+      case MaskType::none:
+        return;
+      case MaskType::boolean:
+        return with_offset([&](int64_t offset, Number score) {
+          return static_cast<const uint8_t*>(mask.data)[offset] != 0
+                     ? score
+                     : -Number(INFINITY);
+        });
+      case MaskType::element:
+        return with_offset([&](int64_t offset, Number score) {
+          return score + convert<Number>(
+                             static_cast<const Element*>(mask.data)[offset]);
+        });
+      case MaskType::single:
+        return with_offset([&](int64_t offset, Number score) {
+          return score +
+                 convert<Number>(static_cast<const float*>(mask.data)[offset]);
+        });
+    }
+  }
+
   __device__ __forceinline__ static Number alibi_slope(
       const AttentionProblem<Element>& problem, int64_t batch) {
     const AttentionSlopes& slopes = problem.variant.slopes;
@@ -333,7 +449,7 @@ class AttentionScores {
 
   // A scaled score as a share of the cap.
   __device__ __forceinline__ Number capped_share(Number scaled) const {
-    return tanh(scaled / static_cast<Number>(problem_.variant.softcap));
+    return tanh(scaled / softcap_);
   }
 
   const AttentionProblem<Element>& problem_;
@@ -342,6 +458,20 @@ class AttentionScores {
   int64_t mask_offset_;
   int64_t seed_;
   Number slope_;
+  Number softcap_;  // 0 without
 };
+
+// Calls function.operator()<width>() with the width of the tiles for heads of
+// that size: 128 columns where 64 would have several blocks repeat the scores,
+// if the registers of a thread hold so many.
+template <class Element, class Function>
+void with_attention_width(int64_t head_size, Function&& function) {
+  if constexpr (sizeof(Element) <= sizeof(float)) {
+    if (head_size > 64) {
+      return function.template operator()<128>();
+    }
+  }
+  function.template operator()<64>();
+}
 
 }  // namespace pkg::cuda

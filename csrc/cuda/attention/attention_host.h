@@ -163,19 +163,6 @@ AttentionProblem<Element> attention_problem(
   };
 }
 
-// Calls function.operator()<width>() with the width of the tiles for heads of
-// that size: 128 columns where 64 would have several blocks repeat the scores,
-// if the registers of a thread hold so many.
-template <class Element, class Function>
-void with_width(int64_t head_size, Function&& function) {
-  if constexpr (sizeof(Element) <= sizeof(float)) {
-    if (head_size > 64) {
-      return function.template operator()<128>();
-    }
-  }
-  function.template operator()<64>();
-}
-
 // The launches, defined with the operators on batches of matrices and shared by
 // those on packed sequences. The caller holds a DeviceGuard.
 template <class Element>

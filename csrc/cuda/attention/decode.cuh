@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
       for (int r = 0; r < kRows; ++r) {
         sums[r] *= static_cast<Number>(corrections[r]);
       }
-      PKG_UNROLL_BY_4
+      PKG_UNROLL_BY(4)
       for (int key = part; key < kDecodeTile; key += kParts) {
         const int64_t offset = value_offsets[key];
         if (offset >= 0 && has_column) {

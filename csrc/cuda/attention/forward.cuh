@@ -1,23 +1,5 @@
-// The forward pass of scaled dot-product attention.
-//
-// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A block
-// owns 64 queries and up to 64 or 128 columns of their output. It walks the
-// keys 64 at a time: scores S = Q K^T in registers, the running row maximum m
-// and sum l updated online, the output so far rescaled by exp(m_old - m), the
-// weights exp(S - m) passed through shared memory into O += P V. Nothing of the
-// size queries x keys is ever in global memory.
-//
-// Tiles: 64 x 64 scores are 16 registers of each of 256 threads and let one
-// tile of weights and the panels of both products stay under 48 KiB of shared
-// memory. Q, K and V pass through the panels in slices of the head, so that a
-// head of any size will do; an output wider than a block's columns is computed
-// by several blocks, which repeat the scores. 128 columns serve a head of 128
-// with one; the narrower variant wastes none of its work on a head of 64.
-//
-// 2 rows columns (head_size + value_size) operations, half of that if causal,
-// for (rows + columns)(head_size + value_size) elements that must move; each
-// tile of keys and values is read by rows / 64 blocks, mostly from the L2
-// cache. Bound by the multiply-add units.
+// What the kernels of the forward pass of attention share: the call, the
+// running softmax and what becomes of a finished tile.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +8,6 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
-#include "cuda/gemm/tile_product.cuh"
 
 namespace pkg::cuda {
 
@@ -37,9 +18,10 @@ struct AttentionForward {
   ResultBatch<Element> output_residual;  // the data may be null
   Accumulator<Element>* log_sum_exp;     // contiguous: batch, rows
 
-  template <int kWidth>
+  // Of kRows queries by kWidth columns of the output.
+  template <int kRows, int kWidth>
   __host__ __device__ int64_t tile_count() const {
-    return problem.batch_count * tiles_of(problem.rows, kAttentionTile) *
+    return problem.batch_count * tiles_of(problem.rows, kRows) *
            output_tiles<kWidth>();
   }
 
@@ -54,9 +36,9 @@ struct AttentionForward {
 // Running maximum and sum of the exponentials of each row. The maximum ignores
 // NaN, the sum does not. While a row has no key yet its maximum is minus
 // infinity, and 0 takes its place in the differences.
-template <class Number>
+template <class Scores, class Exponential>
 struct OnlineSoftmax {
-  using Scores = Tile<Number, kAttentionTile, kAttentionTile>;
+  using Number = typename Scores::Value;
   Number maximum[Scores::kThreadRows];
   Number sum[Scores::kThreadRows];
 
@@ -78,17 +60,18 @@ struct OnlineSoftmax {
       largest = fmax(largest, row[j]);
     }
     const Number previous = maximum[i];
-    maximum[i] = fmax(previous, row_maximum(largest));
+    maximum[i] = fmax(previous, row_maximum<typename Scores::Thread>(largest));
     const Number origin =
         maximum[i] == -Number(INFINITY) ? Number(0) : maximum[i];
-    const Number correction = exp(previous - origin);
+    const Exponential exponential;
+    const Number correction = exponential(previous - origin);
     Number total = 0;
     PKG_UNROLL
     for (int j = 0; j < Scores::kThreadColumns; ++j) {
-      row[j] = exp(row[j] - origin);
+      row[j] = exponential(row[j] - origin);
       total += row[j];
     }
-    sum[i] = sum[i] * correction + row_sum(total);
+    sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
     return correction;
   }
 };
@@ -104,93 +87,39 @@ __device__ __forceinline__ void take_rounded_off(OutputTile& tile) {
   });
 }
 
-template <class Element, int kWidth>
-__global__ void __launch_bounds__(kTileThreads) attention_forward_kernel(
-    const __grid_constant__ AttentionForward<Element> call) {
-  using Number = Accumulator<Element>;
-  constexpr int kTile = kAttentionTile;
-  constexpr int kDepth = kAttentionDepth<Element>;
-  PKG_SHARED(Number, query_panels, [2][kDepth][kTile + kPanelPadding]);
-  PKG_SHARED(Number, key_panels, [2][kDepth][kWidth + kPanelPadding]);
-  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
-
+// Divides the sums of weighted values by the sum of the weights, and writes
+// what a block has computed.
+template <class Element, class OutputTile, class Softmax>
+__device__ __forceinline__ void store_attention(
+    const AttentionForward<Element>& call, const AttentionExtent& extent,
+    int64_t batch, int64_t row_begin, int64_t output_begin, OutputTile& output,
+    const Softmax& softmax) {
+  using Number = typename OutputTile::Value;
   const AttentionProblem<Element>& problem = call.problem;
-  const TileThread thread;
-  const int64_t row_tiles = tiles_of(problem.rows, kTile);
-  const int64_t output_tiles = call.template output_tiles<kWidth>();
-  const int64_t tiles = call.template tile_count<kWidth>();
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t batch = index / output_tiles / row_tiles;
-    const int64_t row_begin = index / output_tiles % row_tiles * kTile;
-    const int64_t output_begin = index % output_tiles * kWidth;
-
-    const AttentionExtent extent = problem.extent(batch);
-    if (row_begin >= extent.rows) {
-      continue;
-    }
-    const AttentionScores<Element> attention(problem, batch, extent);
-    const auto query = problem.query.by_row(
-        problem.batch, batch, extent.first_row, extent.rows, problem.head_size);
-    const auto key =
-        problem.key.by_row(problem.batch, batch, extent.first_column,
-                           extent.columns, problem.head_size);
-    const auto value =
-        problem.value.by_column(problem.batch, batch, extent.first_column,
-                                extent.columns, problem.value_size);
-
-    OnlineSoftmax<Number> softmax;
-    Tile<Number, kTile, kWidth> output(0);
-    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
-    for (int64_t column_begin = problem.first_column(extent, row_begin);
-         column_begin < column_end; column_begin += kTile) {
-      Tile<Number, kTile, kTile> scores(0);
-      multiply<kDepth>(scores, query, row_begin, key, column_begin,
-                       query_panels, key_panels);
-      scores.transform([&](int row, int column, Number product) {
-        return attention.score(row_begin + row, column_begin + column, product);
-      });
-      PKG_UNROLL
-      for (int i = 0; i < scores.kThreadRows; ++i) {
-        output.scale_row(i, softmax.update_row(i, scores));
-        Number factors[4];
-        attention.dropout_factors(row_begin + thread.row(i),
-                                  column_begin + thread.column(0), factors);
-        PKG_UNROLL
-        for (int j = 0; j < scores.kThreadColumns; ++j) {
-          scores.values[i][j] *= factors[j];
-        }
-      }
-      store_transposed(scores, weights);
-      multiply_shared<kDepth, kTile>(output, weights, value, output_begin,
-                                     column_begin, key_panels);
-    }
-
-    // A sum of zero is a row without any key: its output is zero.
+  const typename OutputTile::Thread thread;
+  // A sum of zero is a row without any key: its output is zero.
+  PKG_UNROLL
+  for (int i = 0; i < output.kThreadRows; ++i) {
+    const Number sum = softmax.sum[i];
     PKG_UNROLL
-    for (int i = 0; i < output.kThreadRows; ++i) {
-      const Number sum = softmax.sum[i];
-      PKG_UNROLL
-      for (int j = 0; j < output.kThreadColumns; ++j) {
-        output.values[i][j] =
-            sum == Number(0) ? Number(0) : output.values[i][j] / sum;
-      }
-      const int64_t row = row_begin + thread.row(i);
-      if (output_begin == 0 && thread.column_lane == 0 && row < extent.rows) {
-        call.log_sum_exp[extent.statistics + row] =
-            softmax.maximum[i] + log(sum);
-      }
+    for (int j = 0; j < output.kThreadColumns; ++j) {
+      output.values[i][j] =
+          sum == Number(0) ? Number(0) : output.values[i][j] / sum;
     }
-    store_tile(output, call.output.row(problem.batch, batch, extent.first_row),
-               extent.rows, problem.value_size, call.output.row_stride,
+    const int64_t row = row_begin + thread.row(i);
+    if (output_begin == 0 && thread.is_first_of_row() && row < extent.rows) {
+      call.log_sum_exp[extent.statistics + row] = softmax.maximum[i] + log(sum);
+    }
+  }
+  store_tile(output, call.output.row(problem.batch, batch, extent.first_row),
+             extent.rows, problem.value_size, call.output.row_stride, row_begin,
+             output_begin);
+  if (call.output_residual.data != nullptr) {
+    take_rounded_off<Element>(output);
+    store_tile(output,
+               call.output_residual.row(problem.batch, batch, extent.first_row),
+               extent.rows, problem.value_size, call.output_residual.row_stride,
                row_begin, output_begin);
-    if (call.output_residual.data != nullptr) {
-      take_rounded_off<Element>(output);
-      store_tile(
-          output,
-          call.output_residual.row(problem.batch, batch, extent.first_row),
-          extent.rows, problem.value_size, call.output_residual.row_stride,
-          row_begin, output_begin);
-    }
   }
 }
 

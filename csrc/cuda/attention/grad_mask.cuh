@@ -31,7 +31,7 @@ __device__ __forceinline__ void sum_columns(GradMaskTile<Number>& tile) {
     for (int j = 1; j < tile.kThreadColumns; ++j) {
       sum += tile.values[i][j];
     }
-    tile.values[i][0] = row_sum(sum);
+    tile.values[i][0] = row_sum<TileThread>(sum);
   }
 }
 

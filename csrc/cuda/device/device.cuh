@@ -18,7 +18,8 @@
   type* const name = reinterpret_cast<type*>(pkg_dynamic_bytes)
 
 #define PKG_UNROLL _Pragma("unroll")
-#define PKG_UNROLL_BY_4 _Pragma("unroll 4")
+#define PKG_PRAGMA(words) _Pragma(#words)
+#define PKG_UNROLL_BY(count) PKG_PRAGMA(unroll count)
 
 #else
 
@@ -38,6 +39,21 @@ __device__ __forceinline__ int64_t global_thread_index() {
 
 __device__ __forceinline__ int64_t global_thread_count() {
   return static_cast<int64_t>(gridDim.x) * blockDim.x;
+}
+
+// What a launch asks for beside its blocks.
+struct LaunchShape {
+  int threads;
+  int shared_bytes = 0;  // beyond what the kernel declares
+
+  LaunchShape(int threads_of_block, int dynamic_shared_bytes = 0)
+      : threads(threads_of_block), shared_bytes(dynamic_shared_bytes) {}
+};
+
+// Of a kernel whose blocks work as `Block` says.
+template <class Block>
+LaunchShape launch_shape() {
+  return {Block::kThreads, Block::kSharedBytes};
 }
 
 }  // namespace pkg::cuda

@@ -66,8 +66,9 @@ inline void launch_linear(const char* op, const LinearPlan& plan,
           pre_activation
               ? static_cast<Element*>(pre_activation->mutable_data_ptr())
               : nullptr};
-      launch(matmul_kernel<Element, Element, Epilogue>, problem.tile_count(),
-             kTileThreads, current_stream(output), problem, epilogue);
+      launch(matmul_kernel<Element, Element, Epilogue>, problem.count_tiles(),
+             launch_shape<BlockProduct<Element>>(), current_stream(output),
+             problem, epilogue);
     });
   });
 }

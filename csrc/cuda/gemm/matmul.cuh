@@ -1,18 +1,6 @@
-// matmul: c[batch] = a[batch] b[batch], for operands of any strides.
-//
-// Algorithm: the classic blocked product (Volkov and Demmel, "Benchmarking GPUs
-// to tune dense linear algebra", SC 2008): a block computes one tile of c, the
-// sum running in registers over double-buffered panels of a and b in shared
-// memory. See cuda/gemm/tile.cuh for the roles of the threads.
-//
-// Tiles: 128 x 128 by 8 steps for float32, where a thread's 8 x 8 products need
-// 16 reads of shared memory for 64 multiplications, and by 16 for halves and
-// int8, whose 16-byte loads hold more elements; 64 x 64 by 8 for float64, whose
-// accumulators take two registers each. At most 34 KiB of shared memory.
-//
-// 2 m n k operations. Global memory is read (m n k)(1/rows + 1/columns)
-// elements, so 128 x 128 float32 tiles do 32 operations a byte: bound by the
-// multiply-add units once a tile's panels come from the L2 cache.
+// matmul: c[batch] = a[batch] b[batch], for operands of any strides. A block
+// computes one tile of c by cuda/gemm/block_product.cuh, which says how, and
+// what moves.
 #pragma once
 
 #include <cstdint>
@@ -20,29 +8,10 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/gemm/block_product.cuh"
 #include "cuda/gemm/tile.cuh"
-#include "cuda/gemm/tile_product.cuh"
 
 namespace pkg::cuda {
-
-template <class Input>
-struct MatmulTile {
-  static constexpr int kRows = 128;
-  static constexpr int kColumns = 128;
-  static constexpr int kDepth = 16;
-};
-template <>
-struct MatmulTile<float> {
-  static constexpr int kRows = 128;
-  static constexpr int kColumns = 128;
-  static constexpr int kDepth = 8;
-};
-template <>
-struct MatmulTile<double> {
-  static constexpr int kRows = 64;
-  static constexpr int kColumns = 64;
-  static constexpr int kDepth = 8;
-};
 
 template <class Input, class Output>
 struct MatmulProblem {
@@ -61,14 +30,17 @@ struct MatmulProblem {
   BatchStrides a_batch_strides;
   BatchStrides b_batch_strides;
 
-  __host__ __device__ int64_t row_tiles() const {
-    return tiles_of(rows, MatmulTile<Input>::kRows);
-  }
-  __host__ __device__ int64_t column_tiles() const {
-    return tiles_of(columns, MatmulTile<Input>::kColumns);
-  }
-  __host__ __device__ int64_t tile_count() const {
-    return batch_count * row_tiles() * column_tiles();
+  // Known to the launch and not computed by each thread, whose registers the
+  // sums take.
+  int64_t row_tiles = 0;
+  int64_t column_tiles = 0;
+  int64_t tiles = 0;
+
+  int64_t count_tiles() {
+    row_tiles = tiles_of(rows, BlockProduct<Input>::kRows);
+    column_tiles = tiles_of(columns, BlockProduct<Input>::kColumns);
+    tiles = batch_count * row_tiles * column_tiles;
+    return tiles;
   }
 };
 
@@ -81,23 +53,17 @@ struct KeepSums {
 };
 
 template <class Input, class Output, class Epilogue = KeepSums>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
+                                  BlockProduct<Input>::kBlocks)
     matmul_kernel(const __grid_constant__ MatmulProblem<Input, Output> problem,
-                  Epilogue epilogue) {
-  using Shape = MatmulTile<Input>;
-  using Number = Accumulator<Input>;
-  PKG_SHARED(Number,
-             a_panels, [2][Shape::kDepth][Shape::kRows + kPanelPadding]);
-  PKG_SHARED(Number,
-             b_panels, [2][Shape::kDepth][Shape::kColumns + kPanelPadding]);
-
-  const int64_t row_tiles = problem.row_tiles();
-  const int64_t column_tiles = problem.column_tiles();
-  const int64_t tiles = problem.tile_count();
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t batch = index / (row_tiles * column_tiles);
-    const int64_t row_begin = index / column_tiles % row_tiles * Shape::kRows;
-    const int64_t column_begin = index % column_tiles * Shape::kColumns;
+                  const __grid_constant__ Epilogue epilogue) {
+  using Product = BlockProduct<Input>;
+  for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
+    const int64_t batch = index / problem.column_tiles / problem.row_tiles;
+    const int64_t row_begin =
+        index / problem.column_tiles % problem.row_tiles * Product::kRows;
+    const int64_t column_begin =
+        index % problem.column_tiles * Product::kColumns;
 
     const PanelSource<Input> a = {
         problem.a + batch_offset(problem.batch, problem.a_batch_strides, batch),
@@ -108,11 +74,10 @@ __global__ void __launch_bounds__(kTileThreads)
         problem.columns, problem.depth, problem.b_column_stride,
         problem.b_depth_stride};
 
-    Tile<Number, Shape::kRows, Shape::kColumns> tile(0);
-    multiply<Shape::kDepth>(tile, a, row_begin, b, column_begin, a_panels,
-                            b_panels);
-    epilogue(tile, problem, batch, row_begin, column_begin);
-    store_tile(tile, problem.c + batch * problem.rows * problem.columns,
+    typename Product::Sums sums(0);
+    Product::multiply(sums, a, row_begin, b, column_begin);
+    epilogue(sums, problem, batch, row_begin, column_begin);
+    store_tile(sums, problem.c + batch * problem.rows * problem.columns,
                problem.rows, problem.columns, problem.columns, row_begin,
                column_begin);
   }

@@ -29,6 +29,11 @@ struct PanelSource {
   int64_t depth_stride;
 };
 
+template <int kMost>
+__device__ __forceinline__ int at_most(int64_t size) {
+  return size < kMost ? static_cast<int>(size) : kMost;
+}
+
 // One panel on its way through the registers of the block.
 template <class Element, int kOuter, int kDepth>
 class PanelStage {
@@ -45,27 +50,26 @@ class PanelStage {
         along_depth_ ? source.outer_stride : source.depth_stride;
     const bool vectorised = packet_stride == 1 && other_stride % kPacket == 0 &&
                             is_aligned(source.data, kPacket);
+    const int outer_size = at_most<kOuter>(source.outer_size - outer_begin);
+    const int depth_size = at_most<kDepth>(source.depth_size - depth_begin);
     PKG_UNROLL
     for (int i = 0; i < kPackets; ++i) {
-      const int64_t outer_index = outer_begin + outer_place(i);
-      const int64_t depth_index = depth_begin + depth_place(i);
-      const int64_t outer_left = source.outer_size - outer_index;
-      const int64_t depth_left = source.depth_size - depth_index;
-      int64_t valid = 0;
+      const int outer_left = outer_size - outer_place(i);
+      const int depth_left = depth_size - depth_place(i);
+      int valid = 0;
       if (outer_left > 0 && depth_left > 0) {
         valid = along_depth_ ? depth_left : outer_left;
       }
-      const int64_t first =
-          outer_index * source.outer_stride + depth_index * source.depth_stride;
+      const Element* from =
+          source.data + (outer_begin + outer_place(i)) * source.outer_stride +
+          (depth_begin + depth_place(i)) * source.depth_stride;
       if (vectorised && valid >= kPacket) {
-        values_[i] = *reinterpret_cast<const Packet<Element, kPacket>*>(
-            source.data + first);
+        values_[i] = *reinterpret_cast<const Packet<Element, kPacket>*>(from);
       } else {
         PKG_UNROLL
         for (int j = 0; j < kPacket; ++j) {
-          values_[i].values[j] = j < valid
-                                     ? source.data[first + j * packet_stride]
-                                     : convert<Element>(0.0f);
+          values_[i].values[j] =
+              j < valid ? from[j * packet_stride] : convert<Element>(0.0f);
         }
       }
     }

@@ -1,14 +1,16 @@
 // Tiles: the part of a product that a block of threads holds in registers.
 //
-// A block of 16 x 16 threads owns a tile of 64 or 128 rows and columns. Each
-// thread owns fragments of 4 rows and 4 columns of every 64: 4 neighbours are
-// one 128-bit read of shared memory, and the 16 threads of a tile row read 64
-// neighbouring columns, which no two of them fetch from the same bank at once.
+// Which of the rows and columns are a thread's is said by a type. TileThread is
+// for products by multiply-adds: a block of 16 x 16 threads owns a tile of 64
+// or 128 rows and columns, each thread fragments of 4 rows and 4 columns of
+// every 64: 4 neighbours are one 128-bit read of shared memory. MmaThread is
+// for the tensor cores.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/mma_places.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
 
@@ -23,13 +25,21 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
 
 // A thread's place in the block's tile.
 struct TileThread {
+  static constexpr int kNeighbours = kFragment;  // columns, side by side
   int row_lane;
   int column_lane;
+
+  static constexpr int kRowLanes = 16;  // of a warp, that share a row
+  static constexpr int own_rows(int rows) { return rows / 16; }
+  static constexpr int own_columns(int columns) { return columns / 16; }
 
   __device__ __forceinline__ TileThread()
       : row_lane(static_cast<int>(threadIdx.x) / 16),
         column_lane(static_cast<int>(threadIdx.x) % 16) {}
 
+  __device__ __forceinline__ bool is_first_of_row() const {
+    return column_lane == 0;
+  }
   // The place in the tile of this thread's i-th row, or j-th column.
   __device__ __forceinline__ int row(int i) const {
     return i / kFragment * kFragmentStride + row_lane * kFragment +
@@ -41,11 +51,50 @@ struct TileThread {
   }
 };
 
+// The same where each warp owns kWarpRows x kWarpColumns of the tile and adds
+// to 8 x 8 of them, or 16 x 8, by an instruction.
+template <int kTileRows, int kTileColumns, int kWarpRows, int kWarpColumns>
+struct MmaThread {
+  using Places = MmaPlaces<2>;  // sums lie alike for every element
+  static constexpr int kNeighbours = 2;
+  static constexpr int kWarpsAcross = kTileColumns / kWarpColumns;
+  static constexpr int kThreads =
+      32 * (kTileRows / kWarpRows) * (kTileColumns / kWarpColumns);
+  int lane;
+  int warp_row;
+  int warp_column;
+
+  static constexpr int kRowLanes = 4;
+  static constexpr int own_rows(int) { return kWarpRows / 8; }
+  static constexpr int own_columns(int) { return kWarpColumns / 4; }
+
+  __device__ __forceinline__ MmaThread()
+      : lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 / kWarpsAcross * kWarpRows),
+        warp_column(static_cast<int>(threadIdx.x) / 32 % kWarpsAcross *
+                    kWarpColumns) {}
+
+  __device__ __forceinline__ bool is_first_of_row() const {
+    return lane % kRowLanes == 0;
+  }
+  __device__ __forceinline__ int row(int i) const {
+    return warp_row + i / 2 * Places::kRows + Places::sum(lane, i % 2 * 2).row;
+  }
+  __device__ __forceinline__ int column(int j) const {
+    return warp_column + j / 2 * Places::kColumns +
+           Places::sum(lane, j % 2).column;
+  }
+};
+
 // What one thread holds of a tile of the block.
-template <class Number, int kRows, int kColumns>
+template <class Number, int kRows, int kColumns, class Owner = TileThread>
 struct Tile {
-  static constexpr int kThreadRows = kRows / 16;
-  static constexpr int kThreadColumns = kColumns / 16;
+  using Thread = Owner;
+  using Value = Number;
+  static constexpr int kTileRows = kRows;
+  static constexpr int kTileColumns = kColumns;
+  static constexpr int kThreadRows = Thread::own_rows(kRows);
+  static constexpr int kThreadColumns = Thread::own_columns(kColumns);
   Number values[kThreadRows][kThreadColumns];
 
   __device__ __forceinline__ explicit Tile(Number value) {
@@ -62,7 +111,7 @@ struct Tile {
   // value).
   template <class Function>
   __device__ __forceinline__ void transform(Function&& function) {
-    const TileThread thread;
+    const Thread thread;
     PKG_UNROLL
     for (int i = 0; i < kThreadRows; ++i) {
       PKG_UNROLL
@@ -75,7 +124,7 @@ struct Tile {
   // Adds function(column in the tile) to each value of that column.
   template <class Function>
   __device__ __forceinline__ void add_to_columns(Function&& function) {
-    const TileThread thread;
+    const Thread thread;
     PKG_UNROLL
     for (int j = 0; j < kThreadColumns; ++j) {
       const Number value = function(thread.column(j));
@@ -128,16 +177,17 @@ __device__ __forceinline__ void store_transposed(
 }
 
 // Writes the part of the tile that lies in a matrix of neighbouring columns,
-// four of them at once where their address allows it.
-template <class Number, int kRows, int kColumns, class Element>
+// all that are a thread's side by side at once where their address allows it.
+template <class Number, int kRows, int kColumns, class Thread, class Element>
 __device__ __forceinline__ void store_tile(
-    const Tile<Number, kRows, kColumns>& tile, Element* matrix,
+    const Tile<Number, kRows, kColumns, Thread>& tile, Element* matrix,
     int64_t row_count, int64_t column_count, int64_t row_stride,
     int64_t row_begin, int64_t column_begin) {
-  using TileType = Tile<Number, kRows, kColumns>;
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
   constexpr int kWidest = 16 / sizeof(Element);
-  constexpr int kPacket = kFragment < kWidest ? kFragment : kWidest;
-  const TileThread thread;
+  constexpr int kPacket =
+      Thread::kNeighbours < kWidest ? Thread::kNeighbours : kWidest;
+  const Thread thread;
   const bool vectorised =
       row_stride % kPacket == 0 && is_aligned(matrix, kPacket);
   PKG_UNROLL
@@ -169,16 +219,16 @@ __device__ __forceinline__ void store_tile(
   }
 }
 
-// The sum, or the largest, of the values of the 16 threads that share the
-// tile's rows; they are a half of a warp.
-template <class Number>
+// The sum, or the largest, of the values of the threads that share the tile's
+// rows, where all of them belong to one warp.
+template <class Thread, class Number>
 __device__ __forceinline__ Number row_sum(Number value) {
-  return lanes_sum<16>(value);
+  return lanes_sum<Thread::kRowLanes>(value);
 }
 
-template <class Number>
+template <class Thread, class Number>
 __device__ __forceinline__ Number row_maximum(Number value) {
-  return lanes_maximum<16>(value);
+  return lanes_maximum<Thread::kRowLanes>(value);
 }
 
 }  // namespace pkg::cuda

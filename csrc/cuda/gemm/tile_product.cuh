@@ -1,4 +1,5 @@
-// Products of two operands into a tile, by way of panels in shared memory.
+// Products of two operands into a tile by way of panels in shared memory: by
+// multiply-adds, and of float64 also by the tensor cores.
 //
 // Two panels of each operand alternate: while one is multiplied, the next is on
 // its way from global memory into registers, and one barrier a panel suffices.
@@ -7,6 +8,7 @@
 #include <cstdint>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/mma.cuh"
 #include "cuda/gemm/panel.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -20,9 +22,9 @@ __device__ __forceinline__ void multiply_panel(
     PanelB&& b_panel) {
   using TileType = Tile<Number, kRows, kColumns>;
   const TileThread thread;
-  // Not wholly: 16 steps would be a thousand instructions in each of a dozen
-  // products, for a loop's worth of overhead.
-  PKG_UNROLL_BY_4
+  // Not further: for more steps at a time, whose operands it loads ahead, the
+  // compiler spills where two blocks are to share a multiprocessor.
+  PKG_UNROLL_BY(2)
   for (int step = 0; step < kDepth; ++step) {
     Number a[TileType::kThreadRows];
     Number b[TileType::kThreadColumns];
@@ -44,12 +46,50 @@ __device__ __forceinline__ void multiply_panel(
   }
 }
 
+// The same by m8n8k4 products of float64.
+template <int kDepth, int kRows, int kColumns, int kWarpRows, int kWarpColumns,
+          class PanelA, class PanelB>
+__device__ __forceinline__ void multiply_panel(
+    Tile<double, kRows, kColumns,
+         MmaThread<kRows, kColumns, kWarpRows, kWarpColumns>>& tile,
+    PanelA&& a_panel, int a_depth_begin, PanelB&& b_panel) {
+  using Places = MmaPlacesFloat64;
+  const MmaThread<kRows, kColumns, kWarpRows, kWarpColumns> thread;
+  constexpr int kRowParts = kWarpRows / Places::kRows;
+  constexpr int kColumnParts = kWarpColumns / Places::kColumns;
+  const MatrixPlace in_a = Places::a(thread.lane);
+  const MatrixPlace in_b = Places::b(thread.lane);
+  PKG_UNROLL
+  for (int step = 0; step < kDepth; step += Places::kDepth) {
+    double a[kRowParts];
+    double b[kColumnParts];
+    PKG_UNROLL
+    for (int i = 0; i < kRowParts; ++i) {
+      a[i] = a_panel[a_depth_begin + step + in_a.column]
+                    [thread.warp_row + i * Places::kRows + in_a.row];
+    }
+    PKG_UNROLL
+    for (int j = 0; j < kColumnParts; ++j) {
+      b[j] = b_panel[step + in_b.row]
+                    [thread.warp_column + j * Places::kColumns + in_b.column];
+    }
+    PKG_UNROLL
+    for (int i = 0; i < kRowParts; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < kColumnParts; ++j) {
+        multiply_add(tile.values[i][2 * j], tile.values[i][2 * j + 1], a[i],
+                     b[j]);
+      }
+    }
+  }
+}
+
 // tile += A B over the whole summed dimension, both operands from global
 // memory. On return every thread is done with the panels.
-template <int kDepth, class Number, int kRows, int kColumns, class Element,
-          class PanelsA, class PanelsB>
+template <int kDepth, class Number, int kRows, int kColumns, class Thread,
+          class Element, class PanelsA, class PanelsB>
 __device__ __forceinline__ void multiply(
-    Tile<Number, kRows, kColumns>& tile, const PanelSource<Element>& a,
+    Tile<Number, kRows, kColumns, Thread>& tile, const PanelSource<Element>& a,
     int64_t row_begin, const PanelSource<Element>& b, int64_t column_begin,
     PanelsA&& a_panels, PanelsB&& b_panels) {
   PanelStage<Element, kRows, kDepth> a_stage;
@@ -60,14 +100,14 @@ __device__ __forceinline__ void multiply(
   b_stage.store(b_panels[0]);
   __syncthreads();
   int current = 0;
-  for (int64_t begin = 0; begin < a.depth_size; begin += kDepth) {
-    const int64_t next = begin + kDepth;
-    if (next < a.depth_size) {
-      a_stage.fetch(a, row_begin, next);
-      b_stage.fetch(b, column_begin, next);
+  const int steps = static_cast<int>(tiles_of(a.depth_size, kDepth));
+  for (int step = 1; step <= steps; ++step) {
+    if (step < steps) {
+      a_stage.fetch(a, row_begin, int64_t{step} * kDepth);
+      b_stage.fetch(b, column_begin, int64_t{step} * kDepth);
     }
     multiply_panel<kDepth>(tile, a_panels[current], 0, b_panels[current]);
-    if (next < a.depth_size) {
+    if (step < steps) {
       a_stage.store(a_panels[1 - current]);
       b_stage.store(b_panels[1 - current]);
     }

@@ -28,15 +28,32 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// Of shared memory that a block of the device may ask for.
+inline int most_shared_bytes() {
+  int device = 0;
+  int bytes = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(
+      &bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
 // Runs a kernel whose blocks, walking in steps of the grid, share out `pieces`
 // of work. The caller holds a DeviceGuard.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), int64_t pieces, int threads,
+void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t stream, const Arguments&... arguments) {
   constexpr int64_t kMostBlocks = 2147483647;
+  constexpr int kGrantedSharedBytes = 48 * 1024;
   if (pieces > 0) {
+    if (shape.shared_bytes > kGrantedSharedBytes) {
+      // A kernel that needs more has to say so, on every device.
+      STD_CUDA_CHECK(cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+          shape.shared_bytes));
+    }
     const auto blocks = static_cast<unsigned>(std::min(pieces, kMostBlocks));
-    kernel<<<blocks, threads, 0, stream>>>(arguments...);
+    kernel<<<blocks, shape.threads, shape.shared_bytes, stream>>>(arguments...);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }

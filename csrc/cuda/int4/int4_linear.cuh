@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kInt4Threads) int4_linear_half_kernel(
                                  activations[lane / 4 + 8][pair + 4]};
           const uint32_t b[2] = {whole_pair<Element>(word >> (8 * tile)),
                                  whole_pair<Element>(word >> (8 * tile + 4))};
-          multiply_add_16x8x16<Element>(sums, a, b);
+          multiply_add<Element>(sums[0], sums[1], sums[2], sums[3], a, b);
           PKG_UNROLL
           for (int i = 0; i < 4; ++i) {
             row_sums[i % 2] += element_of_pair<Element>(a[i], 0) +

@@ -5,14 +5,14 @@
 // its unit in registers; the eight sums of a unit are added in shared memory in
 // one order. 9 elements are moved for each of the B H states: bound by memory.
 //
-// The products are those of cuda/gemm/tile_product.cuh with an operand in two
+// The products are those of cuda/gemm/block_product.cuh with an operand in two
 // parts, since the states that the steps of a sequence began with lie in two
 // tensors.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/block_product.cuh"
 #include "cuda/lltm/lltm.cuh"
 
 namespace pkg::cuda {
@@ -146,44 +146,41 @@ __global__ void __launch_bounds__(kTileThreads) lltm_gradient_kernel(
 // c = a[0] b[0] + a[1] b[1], with contiguous columns of c.
 template <class Element, class Output>
 struct LltmProduct {
-  using Shape = MatmulTile<Element>;
+  using Shape = BlockProduct<Element>;
 
   PanelSource<Element> a[2];
   PanelSource<Element> b[2];
   Output* c;
   int64_t c_row_stride;
 
-  __host__ __device__ int64_t column_tiles() const {
-    return tiles_of(b[0].outer_size, Shape::kColumns);
-  }
-  __host__ __device__ int64_t tile_count() const {
-    return tiles_of(a[0].outer_size, Shape::kRows) * column_tiles();
+  int64_t column_tiles = 0;
+  int64_t tiles = 0;
+
+  int64_t count_tiles() {
+    column_tiles = tiles_of(b[0].outer_size, Shape::kColumns);
+    tiles = tiles_of(a[0].outer_size, Shape::kRows) * column_tiles;
+    return tiles;
   }
 };
 
 template <class Element, class Output>
-__global__ void __launch_bounds__(kTileThreads) lltm_product_kernel(
-    const __grid_constant__ LltmProduct<Element, Output> product) {
-  using Shape = MatmulTile<Element>;
-  using Number = Accumulator<Element>;
-  PKG_SHARED(Number,
-             a_panels, [2][Shape::kDepth][Shape::kRows + kPanelPadding]);
-  PKG_SHARED(Number,
-             b_panels, [2][Shape::kDepth][Shape::kColumns + kPanelPadding]);
-  const int64_t column_tiles = product.column_tiles();
-  const int64_t tiles_in_all = product.tile_count();
-  for (int64_t index = blockIdx.x; index < tiles_in_all; index += gridDim.x) {
-    const int64_t row_begin = index / column_tiles * Shape::kRows;
-    const int64_t column_begin = index % column_tiles * Shape::kColumns;
-    Tile<Number, Shape::kRows, Shape::kColumns> tile(0);
+__global__ void __launch_bounds__(BlockProduct<Element>::kThreads,
+                                  BlockProduct<Element>::kBlocks)
+    lltm_product_kernel(
+        const __grid_constant__ LltmProduct<Element, Output> product) {
+  using Product = BlockProduct<Element>;
+  for (int64_t index = blockIdx.x; index < product.tiles; index += gridDim.x) {
+    const int64_t row_begin = index / product.column_tiles * Product::kRows;
+    const int64_t column_begin =
+        index % product.column_tiles * Product::kColumns;
+    typename Product::Sums sums(0);
     for (int part = 0; part < 2; ++part) {
       if (product.a[part].depth_size > 0) {
-        multiply<Shape::kDepth>(tile, product.a[part], row_begin,
-                                product.b[part], column_begin, a_panels,
-                                b_panels);
+        Product::multiply(sums, product.a[part], row_begin, product.b[part],
+                          column_begin);
       }
     }
-    store_tile(tile, product.c, product.a[0].outer_size,
+    store_tile(sums, product.c, product.a[0].outer_size,
                product.b[0].outer_size, product.c_row_stride, row_begin,
                column_begin);
   }

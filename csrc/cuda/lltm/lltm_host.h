@@ -56,10 +56,11 @@ PanelSource<Element> columns_as_panels(const MatrixOf<Element>& matrix,
 }
 
 template <class Element, class Output>
-void launch_product(const LltmProduct<Element, Output>& product,
+void launch_product(LltmProduct<Element, Output>& product,
                     const Tensor& on_device) {
-  launch(lltm_product_kernel<Element, Output>, product.tile_count(),
-         kTileThreads, current_stream(on_device), product);
+  launch(lltm_product_kernel<Element, Output>, product.count_tiles(),
+         launch_shape<BlockProduct<Element>>(), current_stream(on_device),
+         product);
 }
 
 // Writes hidden and cells, and the gates where they are kept.

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda_emulator.h"
+#include "cuda/device/mma_places.cuh"
+#include "cuda/device/shared.cuh"
 
 namespace {
 
@@ -172,6 +173,120 @@ void lane_outside_mask() {
   }
 }
 
+// A warp copies 512 bytes to shared memory and reads them backwards.
+void copy_rows(const float* input, float* output, bool waits, bool meets) {
+  const auto rows = pkg::cuda::dynamic_shared<float>();
+  const int thread = static_cast<int>(threadIdx.x);
+  rows.copy_async(4 * thread, input + 4 * thread, thread < 31 ? 4 : 1);
+  pkg::cuda::commit_copies();
+  if (waits) {
+    pkg::cuda::wait_for_copies<0>();
+  }
+  if (meets) {
+    __syncwarp();
+  }
+  output[thread] = rows[4 * (31 - thread)];
+  if (!waits) {
+    pkg::cuda::wait_for_copies<0>();
+  }
+}
+
+void run_copy(bool waits, bool meets, int offset) {
+  std::vector<float> input(132);
+  for (size_t i = 0; i < input.size(); ++i) {
+    input[i] = static_cast<float>(i);
+  }
+  std::vector<float> output(32);
+  launch({1}, {32}, 512, [&] {
+    copy_rows(input.data() + offset, output.data(), waits, meets);
+  });
+  for (size_t i = 0; i < 32; ++i) {
+    expect(output[i] == input[4 * (31 - i)], "copied");
+  }
+}
+
+// Only one of two groups is waited for.
+void copy_in_groups(const float* input, int pending) {
+  const auto rows = pkg::cuda::dynamic_shared<float>();
+  for (int group = 0; group < 2; ++group) {
+    rows.copy_async(4 * group, input, group == 0 ? 4 : 0);
+    pkg::cuda::commit_copies();
+  }
+  if (pending == 0) {
+    pkg::cuda::wait_for_copies<0>();
+  } else {
+    pkg::cuda::wait_for_copies<1>();
+  }
+  expect(rows[0] == 0 && rows[3] == 3, "copied in the first group");
+  expect(rows[4 * (1 - pending)] == 0, "zeros of the second group");
+  if (pending == 1) {
+    [[maybe_unused]] const float early = rows[4];
+  }
+}
+
+void copy_without_end(const float* input) {
+  pkg::cuda::dynamic_shared<float>().copy_async(0, input, 4);
+}
+
+// Eight rows of eight elements, four times; lane i says where row i is.
+void load_matrices(bool transposed, int offset) {
+  const auto rows = pkg::cuda::dynamic_shared<pkg::cuda::float16>();
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int i = 0; i < 8; ++i) {
+    rows[8 * lane + i] = {static_cast<uint16_t>(8 * lane + i)};
+  }
+  __syncwarp();
+  uint32_t words[4];
+  rows.load_matrices(8 * lane + offset, transposed, words);
+  for (uint32_t matrix = 0; matrix < 4; ++matrix) {
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t outer = static_cast<uint32_t>(lane) / 4;
+      const uint32_t inner = static_cast<uint32_t>(lane) % 4 * 2 + half;
+      const uint32_t place = transposed ? inner * 8 + outer : outer * 8 + inner;
+      expect((words[matrix] >> 16 * half & 0xFFFFu) == matrix * 64 + place,
+             "element of a matrix");
+    }
+  }
+}
+
+void run_load_matrices(bool transposed, int offset) {
+  launch({1}, {32}, 528, [&] { load_matrices(transposed, offset); });
+}
+
+void print_place(const char* operand, int lane, int index,
+                 pkg::cuda::MatrixPlace place) {
+  std::printf("%s %d %d %d %d\n", operand, lane, index, place.row,
+              place.column);
+}
+
+// Where each lane's elements of each operand lie, counted through its words.
+template <int kSize>
+void print_places() {
+  using Places = pkg::cuda::MmaPlaces<kSize>;
+  constexpr int kInWord = Places::kInWord;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 4 * kInWord; ++i) {
+      print_place("a", lane, i, Places::a(lane, i / kInWord, i % kInWord));
+    }
+    for (int i = 0; i < 2 * kInWord; ++i) {
+      print_place("b", lane, i, Places::b(lane, i / kInWord, i % kInWord));
+    }
+    for (int i = 0; i < 4; ++i) {
+      print_place("c", lane, i, Places::sum(lane, i));
+    }
+  }
+}
+
+void print_places_float64() {
+  using Places = pkg::cuda::MmaPlacesFloat64;
+  for (int lane = 0; lane < 32; ++lane) {
+    print_place("a", lane, 0, Places::a(lane));
+    print_place("b", lane, 0, Places::b(lane));
+    print_place("c", lane, 0, Places::sum(lane, 0));
+    print_place("c", lane, 1, Places::sum(lane, 1));
+  }
+}
+
 void write_global(float* output, size_t index) { output[index] = 1; }
 
 void in_blocks(const std::function<void()>& kernel) {
@@ -182,6 +297,7 @@ void in_blocks(const std::function<void()>& kernel) {
 
 int main(int, char** arguments) {
   std::vector<float> global(kThreads);
+  const std::vector<float> counted = {0, 1, 2, 3};
   const std::map<std::string, std::function<void()>> cases = {
       {"right: block sum", [] { run_block_sum(-1); }},
       {"right: warp barrier", [] { run_reverse(true); }},
@@ -190,6 +306,29 @@ int main(int, char** arguments) {
       {"right: dynamic shared", [] { in_blocks([] { dynamic_shared(0); }); }},
       {"right: several dimensions",
        [] { launch({1}, {1}, 0, [] { several_dimensions(3, 7); }); }},
+      {"right: asynchronous copy", [] { run_copy(true, true, 0); }},
+      {"right: groups of copies",
+       [&] {
+         launch({1}, {1}, 512, [&] { copy_in_groups(counted.data(), 0); });
+       }},
+      {"right: matrices", [] { run_load_matrices(false, 0); }},
+      {"right: transposed matrices", [] { run_load_matrices(true, 0); }},
+      {"copy that nobody waits for",
+       [&] {
+         launch({1}, {1}, 512, [&] { copy_without_end(counted.data()); });
+       }},
+      {"copy read before the wait", [] { run_copy(false, true, 0); }},
+      {"copy of another lane without a barrier",
+       [] { run_copy(true, false, 0); }},
+      {"copy from a misaligned place", [] { run_copy(true, true, 1); }},
+      {"copy of a later group",
+       [&] {
+         launch({1}, {1}, 512, [&] { copy_in_groups(counted.data(), 1); });
+       }},
+      {"misaligned row of a matrix", [] { run_load_matrices(false, 4); }},
+      {"places of 8 bits", print_places<1>},
+      {"places of 16 bits", print_places<2>},
+      {"places of 64 bits", print_places_float64},
       {"right: global store",
        [&] { in_blocks([&] { write_global(global.data(), threadIdx.x); }); }},
       {"missing barrier after the store", [] { run_block_sum(0); }},

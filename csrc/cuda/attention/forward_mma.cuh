@@ -1,0 +1,253 @@
+// The forward pass of scaled dot-product attention by tensor cores, of half
+// precision.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1), as
+// forward_panels.cuh, and its division of the work: a warp owns 16 of the
+// block's 128 queries and all keys of a tile, so that maximum and sum of a row
+// stay in four lanes, and the weights, as the scores lie in registers, are
+// operand A of the product with the values: they never pass through shared
+// memory. They are rounded to the operands' type, as FlashAttention's are; the
+// sum that they are divided by is that of the unrounded ones.
+//
+// Tiles: 128 queries by 64 keys. Queries stay in shared memory, the head by
+// slices of 64 columns; keys have two places and values one, so that the next
+// keys are on their way during the whole of a tile and its values while its
+// scores are computed. A head of 128 takes 80 KiB.
+//
+// Sums of 16 x 64 scores and 16 x 128 outputs are 96 registers of each of 256
+// threads. Warps of 32 rows would load half as much from shared memory for a
+// product, but need 192, and with what masks, windows and slopes take the
+// compiler spilled 100 to 1200 bytes of every thread (also with scores by 32
+// keys). For 16 columns of a head and 64 keys a warp loads five times four
+// matrices for 8 products: 20 cycles of a multiprocessor's shared memory, of
+// which the products take 16 at the rate of an A100.
+//
+// 2 rows columns (head_size + value_size) operations, half of that if causal;
+// each tile of keys and values is read by rows / 128 blocks, mostly from the L2
+// cache. The blocks with the most keys of a causal head are its first.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/forward.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/device/words.cuh"
+#include "cuda/gemm/mma_product.cuh"
+#include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+template <class Element, int kWidth>
+class AttentionMma {
+ public:
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = kAttentionTile;
+  static constexpr int kWarpRows = 16;
+  static constexpr int kThreads = 256;
+  static constexpr int64_t kMostHead = 256;
+  using Scores =
+      Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, kWarpRows, kKeys>>;
+  using Output =
+      Tile<float, kRows, kWidth, MmaThread<kRows, kWidth, kWarpRows, kWidth>>;
+  using Softmax = OnlineSoftmax<Scores, FastExponential>;
+  using Query = OperandTile<Element, kRows, kThreads>;
+  using Key = OperandTile<Element, kKeys, kThreads>;
+  using Value = OperandTile<Element, kWidth, kThreads>;
+  static_assert(Value::kDepth == kKeys);
+
+  static LaunchShape launch_shape(int64_t head_size) {
+    const int elements =
+        slices(head_size) * (Query::kElements + 2 * Key::kElements) +
+        Value::kElements;
+    return {kThreads, elements * static_cast<int>(sizeof(Element))};
+  }
+
+  __device__ __forceinline__
+  AttentionMma(const AttentionProblem<Element>& problem)
+      : problem_(problem),
+        slices_(slices(problem.head_size)),
+        memory_(dynamic_shared<Element>()) {}
+
+  // The output, not yet divided by the sums, of kRows queries from row_begin
+  // on.
+  __device__ __forceinline__ void run(int64_t batch,
+                                      const AttentionExtent& extent,
+                                      int64_t row_begin, int64_t output_begin,
+                                      Output& output, Softmax& softmax) const {
+    const typename Scores::Thread thread;
+    const AttentionScores<Element> attention(problem_, batch, extent);
+    const Query query(
+        problem_.query.by_row(problem_.batch, batch, extent.first_row,
+                              extent.rows, problem_.head_size),
+        row_begin, thread.warp_row, true);
+    const auto keys =
+        problem_.key.by_row(problem_.batch, batch, extent.first_column,
+                            extent.columns, problem_.head_size);
+    const Value value(
+        problem_.value.by_column(problem_.batch, batch, extent.first_column,
+                                 extent.columns, problem_.value_size),
+        output_begin, 0, false);
+    const int64_t end = problem_.column_end(extent, row_begin + kRows);
+    int64_t begin = problem_.first_column(extent, row_begin);
+    if (begin >= end) {
+      return;
+    }
+    for (int slice = 0; slice < slices_; ++slice) {
+      query.load(query_memory(slice), int64_t{slice} * Query::kDepth);
+    }
+    load_keys(keys, begin, 0);
+    for (int stage = 0; begin < end; begin += kKeys, stage = 1 - stage) {
+      // The keys have come, and all are done with the keys and values before.
+      wait_for_copies<0>();
+      __syncthreads();
+      value.load(value_memory(), begin);
+      commit_copies();
+      if (begin + kKeys < end) {
+        load_keys(keys, begin + kKeys, 1 - stage);
+      }
+      Scores scores(0);
+      const Key key(keys, begin, 0, false);
+      PKG_UNROLL_BY(1)
+      for (int slice = 0; slice < slices_; ++slice) {
+        multiply_slices<Element, kWarpRows, kKeys>(
+            scores, query, query_memory(slice), key, key_memory(stage, slice));
+      }
+      attention.score_tile(scores, row_begin, begin);
+      PKG_UNROLL
+      for (int i = 0; i < scores.kThreadRows; ++i) {
+        output.scale_row(i, softmax.update_row(i, scores));
+      }
+
+      drop(attention, scores, row_begin, begin);
+      wait_for_values(begin + kKeys < end);
+      __syncthreads();
+      multiply_weights(output, scores, value);
+    }
+  }
+
+ private:
+  __host__ __device__ static int slices(int64_t head_size) {
+    return static_cast<int>(tiles_of(head_size, Query::kDepth));
+  }
+
+  __device__ __forceinline__ SharedSpan<Element> query_memory(int slice) const {
+    return memory_.part(slice * Query::kElements, Query::kElements);
+  }
+  __device__ __forceinline__ SharedSpan<Element> key_memory(int stage,
+                                                            int slice) const {
+    return memory_.part(
+        slices_ * Query::kElements + (stage * slices_ + slice) * Key::kElements,
+        Key::kElements);
+  }
+  __device__ __forceinline__ SharedSpan<Element> value_memory() const {
+    return memory_.part(slices_ * (Query::kElements + 2 * Key::kElements),
+                        Value::kElements);
+  }
+
+  // Of two groups of copies the values are the first.
+  __device__ __forceinline__ static void wait_for_values(bool keys_follow) {
+    if (keys_follow) {
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+  }
+
+  __device__ __forceinline__ void load_keys(const PanelSource<Element>& keys,
+                                            int64_t begin, int stage) const {
+    const Key key(keys, begin, 0, false);
+    for (int slice = 0; slice < slices_; ++slice) {
+      key.load(key_memory(stage, slice), int64_t{slice} * Key::kDepth);
+    }
+    commit_copies();
+  }
+
+  // Two of four neighbouring keys, for which the factors come together, are a
+  // thread's.
+  __device__ __forceinline__ void drop(
+      const AttentionScores<Element>& attention, Scores& scores,
+      int64_t row_begin, int64_t column_begin) const {
+    if (problem_.dropout.seed == nullptr) {
+      return;
+    }
+    const typename Scores::Thread thread;
+    PKG_UNROLL
+    for (int i = 0; i < scores.kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < scores.kThreadColumns; j += 2) {
+        const int column = thread.column(j);
+        float factors[4];
+        attention.dropout_factors(row_begin + thread.row(i),
+                                  column_begin + column / 4 * 4, factors);
+        const bool is_second = column % 4 != 0;
+        scores.values[i][j] *= is_second ? factors[2] : factors[0];
+        scores.values[i][j + 1] *= is_second ? factors[3] : factors[1];
+      }
+    }
+  }
+
+  // output += weights values: where two tiles of 8 columns of sums lie is where
+  // operand A of 16 columns does.
+  __device__ __forceinline__ void multiply_weights(Output& output,
+                                                   const Scores& weights,
+                                                   const Value& value) const {
+    constexpr int kRowParts = kWarpRows / 16;
+    constexpr int kParts = kWidth / 16;
+    PKG_UNROLL
+    for (int step = 0; step < kKeys / 16; ++step) {
+      uint32_t a[kRowParts][4];
+      PKG_UNROLL
+      for (int i = 0; i < kRowParts; ++i) {
+        PKG_UNROLL
+        for (int word = 0; word < 4; ++word) {
+          const auto& row = weights.values[2 * i + word % 2];
+          const int j = 4 * step + word / 2 * 2;
+          a[i][word] = pair_of<Element>(row[j], row[j + 1]);
+        }
+      }
+      PKG_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        uint32_t b[4];
+        value.fragments(value_memory(), part, step, b);
+        multiply_columns<Element>(output, a, b, part);
+      }
+    }
+  }
+
+  const AttentionProblem<Element>& problem_;
+  int slices_;
+  SharedSpan<Element> memory_;
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(256) attention_forward_mma_kernel(
+    const __grid_constant__ AttentionForward<Element> call) {
+  using Mma = AttentionMma<Element, kWidth>;
+  const AttentionProblem<Element>& problem = call.problem;
+  const Mma mma(problem);
+  const int64_t row_tiles = tiles_of(problem.rows, Mma::kRows);
+  const int64_t output_tiles = call.template output_tiles<kWidth>();
+  const int64_t tiles = call.template tile_count<Mma::kRows, kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t batch = index / output_tiles / row_tiles;
+    const int64_t row_tile = index / output_tiles % row_tiles;
+    const int64_t row_begin =
+        (problem.is_causal ? row_tiles - 1 - row_tile : row_tile) * Mma::kRows;
+    const int64_t output_begin = index % output_tiles * kWidth;
+    const AttentionExtent extent = problem.extent(batch);
+    if (row_begin >= extent.rows) {
+      continue;
+    }
+    typename Mma::Output output(0);
+    typename Mma::Softmax softmax;
+    mma.run(batch, extent, row_begin, output_begin, output, softmax);
+    store_attention(call, extent, batch, row_begin, output_begin, output,
+                    softmax);
+  }
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,101 @@
+// The forward pass of scaled dot-product attention by multiply-adds: of float64
+// and float32, and of heads that the tensor cores' kernel has no room for.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A block
+// owns 64 queries and up to 64 or 128 columns of their output. It walks the
+// keys 64 at a time: scores S = Q K^T in registers, the running row maximum m
+// and sum l updated online, the output so far rescaled by exp(m_old - m), the
+// weights exp(S - m) passed through shared memory into O += P V. Nothing of the
+// size queries x keys is ever in global memory.
+//
+// Tiles: 64 x 64 scores are 16 registers of each of 256 threads and let one
+// tile of weights and the panels of both products stay under 48 KiB of shared
+// memory. Q, K and V pass through the panels in slices of the head, so that a
+// head of any size will do; an output wider than a block's columns is computed
+// by several blocks, which repeat the scores. 128 columns serve a head of 128
+// with one; the narrower variant wastes none of its work on a head of 64.
+//
+// 2 rows columns (head_size + value_size) operations, half of that if causal,
+// for (rows + columns)(head_size + value_size) elements that must move; each
+// tile of keys and values is read by rows / 64 blocks, mostly from the L2
+// cache.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/forward.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_product.cuh"
+
+namespace pkg::cuda {
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
+    const __grid_constant__ AttentionForward<Element> call) {
+  using Number = Accumulator<Element>;
+  constexpr int kTile = kAttentionTile;
+  constexpr int kDepth = kAttentionDepth<Element>;
+  PKG_SHARED(Number, query_panels, [2][kDepth][kTile + kPanelPadding]);
+  PKG_SHARED(Number, key_panels, [2][kDepth][kWidth + kPanelPadding]);
+  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
+
+  const AttentionProblem<Element>& problem = call.problem;
+  const TileThread thread;
+  const int64_t row_tiles = tiles_of(problem.rows, kTile);
+  const int64_t output_tiles = call.template output_tiles<kWidth>();
+  const int64_t tiles = call.template tile_count<kTile, kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t batch = index / output_tiles / row_tiles;
+    const int64_t row_begin = index / output_tiles % row_tiles * kTile;
+    const int64_t output_begin = index % output_tiles * kWidth;
+
+    const AttentionExtent extent = problem.extent(batch);
+    if (row_begin >= extent.rows) {
+      continue;
+    }
+    const AttentionScores<Element> attention(problem, batch, extent);
+    const auto query = problem.query.by_row(
+        problem.batch, batch, extent.first_row, extent.rows, problem.head_size);
+    const auto key =
+        problem.key.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.head_size);
+    const auto value =
+        problem.value.by_column(problem.batch, batch, extent.first_column,
+                                extent.columns, problem.value_size);
+
+    OnlineSoftmax<Tile<Number, kTile, kTile>, Exponential> softmax;
+    Tile<Number, kTile, kWidth> output(0);
+    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
+    for (int64_t column_begin = problem.first_column(extent, row_begin);
+         column_begin < column_end; column_begin += kTile) {
+      Tile<Number, kTile, kTile> scores(0);
+      multiply<kDepth>(scores, query, row_begin, key, column_begin,
+                       query_panels, key_panels);
+      scores.transform([&](int row, int column, Number product) {
+        return attention.score(row_begin + row, column_begin + column, product);
+      });
+      PKG_UNROLL
+      for (int i = 0; i < scores.kThreadRows; ++i) {
+        output.scale_row(i, softmax.update_row(i, scores));
+        Number factors[4];
+        attention.dropout_factors(row_begin + thread.row(i),
+                                  column_begin + thread.column(0), factors);
+        PKG_UNROLL
+        for (int j = 0; j < scores.kThreadColumns; ++j) {
+          scores.values[i][j] *= factors[j];
+        }
+      }
+      store_transposed(scores, weights);
+      multiply_shared<kDepth, kTile>(output, weights, value, output_begin,
+                                     column_begin, key_panels);
+    }
+    store_attention(call, extent, batch, row_begin, output_begin, output,
+                    softmax);
+  }
+}
+
+}  // namespace pkg::cuda

@@ -1,0 +1,147 @@
+// Products of two operands into a tile by the tensor cores.
+//
+// The operands pass through shared memory in stages: while the warps multiply
+// one, the copies of the next ones are on their way. A warp loads the words of
+// a step of 32 bytes while it multiplies those of the step before. Places are
+// counted in 32 bits, and the loop is one for filling the stages and emptying
+// them: without spills this leaves few of 255 registers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/device.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+// The warp's sums += A B for 32 bytes of the summed dimension: the words of all
+// its rows by those of 16 columns, the `part`-th.
+template <class Element, int kRowParts, class Sums>
+__device__ __forceinline__ void multiply_columns(
+    Sums& sums, const uint32_t (&a)[kRowParts][4], const uint32_t (&b)[4],
+    int part) {
+  PKG_UNROLL
+  for (int i = 0; i < kRowParts; ++i) {
+    auto& top = sums.values[2 * i];
+    auto& bottom = sums.values[2 * i + 1];
+    PKG_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int j = part * 4 + half * 2;
+      multiply_add<Element>(top[j], top[j + 1], bottom[j], bottom[j + 1], a[i],
+                            &b[2 * half]);
+    }
+  }
+}
+
+// The warp's sums += A B of slices of both operands in shared memory.
+//
+// Columns are taken 16 at a time, so that of B only two parts have to be in
+// registers, this one and the next; of A, which they all are multiplied by,
+// two steps.
+template <class Element, int kWarpRows, int kWarpColumns, class Sums,
+          class OperandA, class OperandB>
+__device__ __forceinline__ void multiply_slices(
+    Sums& sums, const OperandA& a_tile, const SharedSpan<Element>& a_memory,
+    const OperandB& b_tile, const SharedSpan<Element>& b_memory) {
+  constexpr int kSteps = OperandA::kDepth / OperandA::kStep;
+  constexpr int kRowParts = kWarpRows / 16;
+  constexpr int kColumnParts = kWarpColumns / 16;
+  uint32_t a[2][kRowParts][4];
+  uint32_t b[2][4];
+  const auto load_a = [&](int step) {
+    PKG_UNROLL
+    for (int i = 0; i < kRowParts; ++i) {
+      a_tile.fragments(a_memory, i, step, a[step % 2][i]);
+    }
+  };
+  const auto load_b = [&](int part) {
+    b_tile.fragments(b_memory, part % kColumnParts, part / kColumnParts,
+                     b[part % 2]);
+  };
+  load_a(0);
+  load_b(0);
+  PKG_UNROLL
+  for (int part = 0; part < kSteps * kColumnParts; ++part) {
+    const int step = part / kColumnParts;
+    if (part + 1 < kSteps * kColumnParts) {
+      load_b(part + 1);
+    }
+    if (part % kColumnParts == 0 && step + 1 < kSteps) {
+      load_a(step + 1);
+    }
+    multiply_columns<Element>(sums, a[step % 2], b[part % 2],
+                              part % kColumnParts);
+  }
+}
+
+template <class Element, int kRows, int kColumns, int kWarpRows,
+          int kWarpColumns, int kStages>
+struct MmaProduct {
+  using Thread = MmaThread<kRows, kColumns, kWarpRows, kWarpColumns>;
+  using Sums = Tile<Accumulator<Element>, kRows, kColumns, Thread>;
+  static constexpr int kThreads = Thread::kThreads;
+  using OperandA = OperandTile<Element, kRows, kThreads>;
+  using OperandB = OperandTile<Element, kColumns, kThreads>;
+  static constexpr int kDepth = OperandA::kDepth;
+  static constexpr int kStageElements =
+      OperandA::kElements + OperandB::kElements;
+  static constexpr int kSharedBytes =
+      kStages * kStageElements * static_cast<int>(sizeof(Element));
+
+  // sums += A B over the whole summed dimension. On return every thread is done
+  // with the memory.
+  __device__ __forceinline__ static void multiply(Sums& sums,
+                                                  const PanelSource<Element>& a,
+                                                  int64_t row_begin,
+                                                  const PanelSource<Element>& b,
+                                                  int64_t column_begin) {
+    const SharedSpan<Element> memory = dynamic_shared<Element>();
+    const Thread thread;
+    const OperandA a_tile(a, row_begin, thread.warp_row, true);
+    const OperandB b_tile(b, column_begin, thread.warp_column, false);
+    const int steps = static_cast<int>(tiles_of(a.depth_size, kDepth));
+    // The first turns only fill the stages.
+    PKG_UNROLL_BY(1)
+    for (int step = 1 - kStages; step < steps; ++step) {
+      if (step >= 0) {
+        wait_for_copies<kStages - 2>();
+        // What was copied is seen by all, and all are done with the stage
+        // before.
+        __syncthreads();
+      }
+      const int ahead = step + kStages - 1;
+      if (ahead < steps) {
+        const SharedSpan<Element> to = stage(memory, ahead);
+        a_tile.load(a_part(to), int64_t{ahead} * kDepth);
+        b_tile.load(b_part(to), int64_t{ahead} * kDepth);
+      }
+      commit_copies();  // a group for each step, so that groups count steps
+      if (step >= 0) {
+        const SharedSpan<Element> from = stage(memory, step);
+        multiply_slices<Element, kWarpRows, kWarpColumns>(
+            sums, a_tile, a_part(from), b_tile, b_part(from));
+      }
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+  }
+
+ private:
+  __device__ __forceinline__ static SharedSpan<Element> stage(
+      const SharedSpan<Element>& memory, int step) {
+    return memory.part(step % kStages * kStageElements, kStageElements);
+  }
+  __device__ __forceinline__ static SharedSpan<Element> a_part(
+      const SharedSpan<Element>& stage) {
+    return stage.part(0, OperandA::kElements);
+  }
+  __device__ __forceinline__ static SharedSpan<Element> b_part(
+      const SharedSpan<Element>& stage) {
+    return stage.part(OperandA::kElements, OperandB::kElements);
+  }
+};
+
+}  // namespace pkg::cuda

@@ -1,0 +1,108 @@
+// The tensor cores' instructions of csrc/cuda/device/mma.cuh: each is one
+// exchange of a warp, whose last lane multiplies for all.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/device/mma_places.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/words.cuh"
+#include "cuda_emulator.h"
+
+namespace pkg::emulation {
+
+// What a lane gives to the emulated instruction, and takes from it.
+template <class Operand, class Sum, int kAWords, int kBWords, int kSums>
+struct MmaLane {
+  Operand a[kAWords];
+  Operand b[kBWords];
+  Sum sums[kSums];
+};
+
+// The matrices are put together from the lanes' parts, multiplied, and the sums
+// dealt out, all by what the places say.
+template <class Element, class Sum>
+void combine_mma(const LaneBytes (&given)[32], LaneBytes (&taken)[32]) {
+  using Places = cuda::MmaPlaces<sizeof(Element)>;
+  using Lane = MmaLane<uint32_t, Sum, 4, 2, 4>;
+  Sum a[Places::kRows][Places::kDepth];
+  Sum b[Places::kDepth][Places::kColumns];
+  Lane lanes[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    memcpy(&lanes[lane], given[lane], sizeof(Lane));
+    for (int element = 0; element < Places::kInWord; ++element) {
+      for (int word = 0; word < 4; ++word) {
+        const cuda::MatrixPlace at = Places::a(lane, word, element);
+        a[at.row][at.column] = cuda::convert<Sum>(
+            cuda::element_of_word<Element>(lanes[lane].a[word], element));
+      }
+      for (int word = 0; word < 2; ++word) {
+        const cuda::MatrixPlace at = Places::b(lane, word, element);
+        b[at.row][at.column] = cuda::convert<Sum>(
+            cuda::element_of_word<Element>(lanes[lane].b[word], element));
+      }
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int index = 0; index < 4; ++index) {
+      const cuda::MatrixPlace at = Places::sum(lane, index);
+      Sum& sum = lanes[lane].sums[index];
+      for (int k = 0; k < Places::kDepth; ++k) {
+        sum += a[at.row][k] * b[k][at.column];
+      }
+    }
+    memcpy(taken[lane], lanes[lane].sums, sizeof(lanes[lane].sums));
+  }
+}
+
+template <class Element, class Sum>
+void multiply_add(Sum& c0, Sum& c1, Sum& c2, Sum& c3, const uint32_t (&a)[4],
+                  const uint32_t* b, Site site = Site::current()) {
+  const MmaLane<uint32_t, Sum, 4, 2, 4> lane = {
+      {a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {c0, c1, c2, c3}};
+  Sum sums[4];
+  collective(~0u, &lane, sizeof(lane), sums, sizeof(sums),
+             &combine_mma<Element, Sum>, site);
+  c0 = sums[0];
+  c1 = sums[1];
+  c2 = sums[2];
+  c3 = sums[3];
+}
+
+inline void combine_mma_float64(const LaneBytes (&given)[32],
+                                LaneBytes (&taken)[32]) {
+  using Places = cuda::MmaPlacesFloat64;
+  using Lane = MmaLane<double, double, 1, 1, 2>;
+  double a[Places::kRows][Places::kDepth];
+  double b[Places::kDepth][Places::kColumns];
+  Lane lanes[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    memcpy(&lanes[lane], given[lane], sizeof(Lane));
+    const cuda::MatrixPlace in_a = Places::a(lane);
+    const cuda::MatrixPlace in_b = Places::b(lane);
+    a[in_a.row][in_a.column] = lanes[lane].a[0];
+    b[in_b.row][in_b.column] = lanes[lane].b[0];
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int index = 0; index < 2; ++index) {
+      const cuda::MatrixPlace at = Places::sum(lane, index);
+      for (int k = 0; k < Places::kDepth; ++k) {
+        lanes[lane].sums[index] += a[at.row][k] * b[k][at.column];
+      }
+    }
+    memcpy(taken[lane], lanes[lane].sums, sizeof(lanes[lane].sums));
+  }
+}
+
+inline void multiply_add(double& c0, double& c1, double a, double b,
+                         Site site = Site::current()) {
+  const MmaLane<double, double, 1, 1, 2> lane = {{a}, {b}, {c0, c1}};
+  double sums[2];
+  collective(~0u, &lane, sizeof(lane), sums, sizeof(sums), &combine_mma_float64,
+             site);
+  c0 = sums[0];
+  c1 = sums[1];
+}
+
+}  // namespace pkg::emulation

@@ -1,0 +1,121 @@
+// Memory shared by a block as csrc/cuda/device/shared.cuh has it: neighbouring
+// elements that are read and written one by one, as vectors, by the lanes of a
+// warp as the rows of matrices, and by asynchronous copies.
+#pragma once
+
+#include "cuda_emulator.h"
+
+namespace pkg::emulation {
+
+template <class Element>
+class SharedSpan {
+ public:
+  SharedSpan(const SharedStorage& storage, size_t first, size_t count)
+      : storage_(&storage), first_(first), count_(count) {}
+
+  SharedElement<Element> operator[](int64_t index) const {
+    if (index < 0 || static_cast<size_t>(index) >= count_) {
+      report_index(*storage_, index, count_);
+    }
+    return {*storage_, first_ + static_cast<size_t>(index)};
+  }
+
+  SharedSpan part(int64_t first, int64_t count) const {
+    if (first < 0 || static_cast<size_t>(first + count) > count_) {
+      report_index(*storage_, first + count, count_);
+    }
+    return {*storage_, first_ + static_cast<size_t>(first),
+            static_cast<size_t>(count)};
+  }
+
+  template <class Vector>
+  Vector load(int64_t index) const {
+    check_vector(*storage_, place<Vector>(index), kNeighbours<Vector>,
+                 Access::read);
+    Vector value;
+    std::memcpy(&value, address(index), sizeof(value));
+    return value;
+  }
+
+  template <class Vector>
+  void store(int64_t index, const Vector& value) const {
+    check_vector(*storage_, place<Vector>(index), kNeighbours<Vector>,
+                 Access::write);
+    std::memcpy(address(index), &value, sizeof(value));
+  }
+
+  // Of sixteen bytes the first `valid` elements from global memory, then zeros.
+  void copy_async(int64_t index, const Element* from, int valid) const {
+    std::byte bytes[16] = {};
+    if (valid > 0) {
+      std::memcpy(bytes, from, static_cast<size_t>(valid) * sizeof(Element));
+    }
+    if (reinterpret_cast<uintptr_t>(from) % sizeof(bytes) != 0) {
+      report_source(from);
+    }
+    begin_copy(*storage_, place<decltype(bytes)>(index), 16 / sizeof(Element),
+               bytes);
+  }
+
+  // Four matrices of eight rows of sixteen bytes: lane i says where row i % 8
+  // of matrix i / 8 begins, and gets 32 bits of each matrix.
+  void load_matrices(int64_t index, bool transposed, uint32_t (&words)[4],
+                     Site site = Site::current()) const {
+    check_vector_place(*storage_, place<std::byte[16]>(index),
+                       16 / sizeof(Element));
+    const int64_t row = static_cast<int64_t>(first_) + index;
+    const LaneBytes* rows = collective(
+        ~0u, &row, sizeof(row), nullptr, 0,
+        [](const LaneBytes(&)[32], LaneBytes(&)[32]) {}, site);
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t halves[2];
+      for (int half = 0; half < 2; ++half) {
+        // Of a transposed matrix the lane gets two rows of one column.
+        const int at_row =
+            transposed ? lane_index() % 4 * 2 + half : lane_index() / 4;
+        const int at_column =
+            transposed ? lane_index() / 4 : lane_index() % 4 * 2 + half;
+        int64_t begin;
+        std::memcpy(&begin, rows[matrix * 8 + at_row], sizeof(begin));
+        constexpr int kPerHalf = 2 / sizeof(Element);
+        const auto element = static_cast<size_t>(begin + at_column * kPerHalf);
+        for (size_t i = 0; i < kPerHalf; ++i) {
+          check_access(*storage_, element + i, Access::read);
+        }
+        std::memcpy(&halves[half], storage_->bytes + element * sizeof(Element),
+                    sizeof(uint16_t));
+      }
+      words[matrix] = halves[0] | static_cast<uint32_t>(halves[1]) << 16;
+    }
+  }
+
+ private:
+  template <class Vector>
+  static constexpr size_t kNeighbours = sizeof(Vector) / sizeof(Element);
+
+  template <class Vector>
+  int64_t place(int64_t index) const {
+    constexpr auto kCount = static_cast<int64_t>(kNeighbours<Vector>);
+    if (index < 0 || index + kCount > static_cast<int64_t>(count_)) {
+      report_index(*storage_, index, count_);
+    }
+    return static_cast<int64_t>(first_) + index;
+  }
+
+  std::byte* address(int64_t index) const {
+    return storage_->bytes +
+           (first_ + static_cast<size_t>(index)) * sizeof(Element);
+  }
+
+  const SharedStorage* storage_;
+  size_t first_;
+  size_t count_;
+};
+
+template <class Element>
+SharedSpan<Element> dynamic_shared(const char* name) {
+  const SharedStorage& storage = dynamic_shared_storage(name, sizeof(Element));
+  return {storage, 0, storage.count};
+}
+
+}  // namespace pkg::emulation
