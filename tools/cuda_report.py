@@ -1,0 +1,458 @@
+"""What the CUDA kernels were compiled to: a table, and a check that fails where it must not be so.
+
+    python tools/cuda_report.py --write docs/cuda_kernels.md
+    python tools/cuda_report.py --check matmul int4_linear
+    python tools/cuda_report.py --check dist/pkg_kernels-*.whl
+
+Registers, spills, shared memory, occupancy; what the main loop consists of; and the bound that
+follows from it. Nothing is run, so no GPU is needed; ``docs/cuda_kernels.md`` tells how to read it.
+Operators, libraries, wheels and cubins may be named. Without any, every ``csrc/cuda/*.cu`` is
+compiled, and kept below ``build/cuda_report``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import cuda_cubins
+import cuda_model
+import cuda_sass
+from cuda_flow import Loop, main_loop
+from cuda_model import Bound, Occupancy
+from cuda_sass import Instruction, Resources
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- made by tools/cuda_report.py -->", "<!-- end of the kernels -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exemption:
+    """Kernels that have a fault today, and why: to be removed with the fault.
+
+    ``kernel`` and ``architecture`` are regular expressions of the whole name, ``fault`` is one of
+    those that ``faults`` names.
+    """
+
+    kernel: str
+    fault: str
+    reason: str
+    architecture: str = ".*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The least that a main loop has of some instructions: fewer, and it is another loop."""
+
+    kernel: str
+    counts: dict[str, int]
+
+
+EXEMPTIONS: tuple[Exemption, ...] = ()
+
+EXPECTED = (
+    # 8 x 8 products of a thread, and its 16 numbers, for each of four steps unrolled.
+    Expected("matmul_kernel<float, float, KeepSums>", {"FFMA": 256, "LDS.128": 16}),
+)
+
+# Bytes that a launch adds to the shared memory of a block, which no cubin tells: by a regular
+# expression of the kernel's name, the largest that csrc/cuda asks for.
+DYNAMIC_SHARED: dict[str, int] = {}
+
+# Kernels that multiply integers without tensor cores: in others IMAD makes addresses.
+INTEGERS = r"matmul_kernel<int8, .*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel for one architecture, as compiled."""
+
+    source: str
+    architecture: str
+    compiler: str
+    name: str
+    resources: Resources
+    dynamic_shared: int | None
+    local_loads: int
+    local_stores: int
+    double: int
+    loop: Loop | None
+
+    @property
+    def gpu(self) -> cuda_model.Gpu:
+        """The GPU that the bound is for."""
+        return cuda_model.GPUS[self.architecture]
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """Blocks on a multiprocessor, where the launch bounds tell the threads of one."""
+        if self.resources.threads is None or self.dynamic_shared is None:
+            return None
+        shared = self.resources.shared + self.dynamic_shared
+        return cuda_model.occupancy(
+            self.gpu, self.resources.threads, self.resources.registers, shared
+        )
+
+    def bound(self, broadcasts: bool = True) -> Bound | None:
+        """The bound of the main loop, or None where it computes nothing."""
+        if self.loop is None:
+            return None
+        return cuda_model.bound(self.gpu, self.loop.way, broadcasts, has_integers(self.name))
+
+
+def has_integers(name: str) -> bool:
+    """Whether this kernel's multiply-adds of integers are its arithmetic."""
+    return re.fullmatch(INTEGERS, name) is not None
+
+
+def short_name(demangled: str) -> str:
+    """A kernel's name as its launch says it: matmul_kernel<float, float, KeepSums>."""
+    text = demangled.removeprefix("void ").replace("(anonymous namespace)::", "")
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            text = text[:place]
+            break
+    text = re.sub(r"\b(pkg|cuda|c10|at)::", "", text)
+    text = re.sub(r"\((?:unsigned )?(?:int|long|bool)\)(\d+)", r"\1", text)
+    # A formula, with its numbers that are not tensors.
+    text = re.sub(r"BoundFormula<(\w+)(?:, \w+)*>", r"\1", text)
+    for long, short in TYPES.items():
+        text = re.sub(rf"\b{long}\b", short, text)
+    return text.replace(" >", ">")
+
+
+TYPES = {
+    "__nv_bfloat16": "bfloat16",
+    "__half": "float16",
+    "unsigned char": "uint8",
+    "signed char": "int8",
+    "unsigned short": "uint16",
+    "unsigned int": "uint32",
+    "unsigned long": "uint64",
+}
+
+
+def dynamic_shared(name: str, resources: Resources) -> int | None:
+    """Bytes that the launch adds, or None where it does and nobody wrote down how many."""
+    for pattern, size in DYNAMIC_SHARED.items():
+        if re.fullmatch(pattern, name):
+            return size
+    return None if resources.has_dynamic_shared else 0
+
+
+def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> list[Kernel]:
+    """The kernels of a cubin, from what cuobjdump and nvdisasm printed of it.
+
+    ``names`` are the demangled names.
+    """
+    taken = cuda_sass.resources(usage, text)
+    found = []
+    for mangled, code in cuda_sass.functions(text).items():
+        if mangled not in taken:
+            continue
+        name = short_name(names[mangled])
+        integers = has_integers(name)
+
+        def work(instructions: Sequence[Instruction], integers: bool = integers) -> float:
+            return sum(cuda_model.operations(each, integers) for each in instructions)
+
+        loads, stores = cuda_sass.local_accesses(code)
+        found.append(
+            Kernel(
+                source,
+                cuda_sass.architecture(text),
+                cuda_sass.compiler(text),
+                name,
+                taken[mangled],
+                dynamic_shared(name, taken[mangled]),
+                loads,
+                stores,
+                cuda_sass.double_arithmetic(code),
+                main_loop(code, work),
+            )
+        )
+    return found
+
+
+def read(cubin: cuda_cubins.Cubin) -> list[Kernel]:
+    """The kernels of a cubin, in the order of their names."""
+    usage, text = cuda_cubins.resource_usage(cubin.file), cuda_cubins.disassembly(cubin.file)
+    mangled = re.findall(r"Function (\S+):", usage)
+    names = dict(zip(mangled, cuda_cubins.demangled(mangled), strict=True))
+    return sorted(kernels_of(cubin.source, usage, text, names), key=lambda kernel: kernel.name)
+
+
+def kind(instruction: Instruction) -> str | None:
+    """What an instruction of a loop is counted as, or None where it is one of the others."""
+    base = instruction.base
+    if size := cuda_model.shape(instruction):
+        return f"{base}.{instruction.variants[0]}" if size else None
+    if base in ("LDSM", "STSM"):
+        return f"{base}.x{cuda_model.matrices(instruction)}"
+    if base in cuda_model.MEMORY:
+        return f"{base}.{instruction.bits}"
+    if base in ("FFMA", "FADD", "FMUL", "DFMA", "DADD", "DMUL", "HFMA2", "IDP", "MUFU"):
+        return base if cuda_model.operations(instruction) or base not in ("HFMA2", "FFMA") else None
+    if base in ("BAR", "SHFL", "SYNCS", "UTMALDG", "UTMASTG"):
+        return base
+    return base if base.startswith(("ATOM", "RED")) else None
+
+
+def counts(instructions: Iterable[Instruction], integers: bool = False) -> Counter[str]:
+    """How many there are of each kind, and of the ``other``."""
+    return Counter(
+        "IMAD" if integers and each.opcode == "IMAD" else kind(each) or "other"
+        for each in instructions
+    )
+
+
+def is_double(name: str) -> bool:
+    """Whether a kernel computes in double precision by its name."""
+    return re.search(r"[<, ]double\b", name) is not None
+
+
+def faults(kernel: Kernel) -> dict[str, str]:
+    """What must not be, by the word that an exemption has for it."""
+    found = {}
+    stack = kernel.resources.stack
+    if stack or kernel.local_loads or kernel.local_stores:
+        found["local memory"] = (
+            f"{stack} bytes of stack, {kernel.local_loads} loads and {kernel.local_stores} stores "
+            "of local memory: registers were spilled, or an array is indexed by a variable"
+        )
+    if kernel.double and not is_double(kernel.name):
+        found["double"] = f"{kernel.double} instructions of double precision"
+    if kernel.dynamic_shared is None:
+        found["dynamic shared memory"] = (
+            "it has shared memory of a size that its launch gives: add the size to DYNAMIC_SHARED"
+        )
+    if kernel.resources.threads is None:
+        found["launch bounds"] = "it has no __launch_bounds__, which the compiler and this need"
+    has = counts(kernel.loop.instructions) if kernel.loop else Counter()
+    for expected in EXPECTED:
+        if re.fullmatch(expected.kernel, kernel.name):
+            for instruction, least in expected.counts.items():
+                if has[instruction] < least:
+                    found["main loop"] = (
+                        f"{has[instruction]} {instruction} in the main loop, and not {least}"
+                    )
+    return found
+
+
+def problems(kernels: Sequence[Kernel], exemptions: Sequence[Exemption] | None = None) -> list[str]:
+    """What is wrong: faults that no exemption knows of, and exemptions without a fault."""
+    exemptions = EXEMPTIONS if exemptions is None else exemptions
+    found = []
+    seen: set[Exemption] = set()
+    needed: set[Exemption] = set()
+    for kernel in kernels:
+        here = faults(kernel)
+        known = set()
+        for exemption in exemptions:
+            if re.fullmatch(exemption.kernel, kernel.name) and re.fullmatch(
+                exemption.architecture, kernel.architecture
+            ):
+                seen.add(exemption)
+                if exemption.fault in here:
+                    needed.add(exemption)
+                    known.add(exemption.fault)
+        where = f"{kernel.source}.cu, {kernel.architecture}: {kernel.name}"
+        found += [f"{where}: {text}" for fault, text in here.items() if fault not in known]
+    found += [
+        f"EXEMPTIONS: {each.kernel} ({each.architecture}) has no fault of {each.fault} any more: "
+        "remove the line"
+        for each in exemptions
+        if each in seen - needed
+    ]
+    return found
+
+
+TENSOR = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "DMMA")
+ORDER = (*TENSOR, "IDP", "FFMA", "HFMA2", "DFMA", "IMAD")
+
+
+def described(instructions: Iterable[Instruction], integers: bool) -> str:
+    """Counts in words: the arithmetic first, the others last."""
+
+    def rank(name: str) -> tuple[int, str]:
+        base = name.split(".")[0]
+        return (ORDER.index(base) if base in ORDER else 99 + (name == "other"), name)
+
+    found = counts(instructions, integers)
+    return ", ".join(f"{found[name]} {name}" for name in sorted(found, key=rank))
+
+
+def row(kernel: Kernel) -> list[str]:
+    """What the table says of a kernel, after its name."""
+    resources, occupancy = kernel.resources, kernel.occupancy
+    shared = str(resources.shared)
+    if kernel.dynamic_shared is None:
+        shared += " + ?"
+    elif kernel.dynamic_shared:
+        shared += f" + {kernel.dynamic_shared}"
+    held = "?"
+    if occupancy:
+        held = f"{occupancy.blocks} ({occupancy.share:.0%}, {occupancy.limit})"
+    local = kernel.local_loads + kernel.local_stores
+    loop = bounds = "–"
+    if kernel.loop:
+        integers = has_integers(kernel.name)
+        loop = described(kernel.loop.instructions, integers)
+        if kernel.loop.around:
+            loop += f"; around it {described(kernel.loop.around, integers)}"
+        if best := kernel.bound():
+            bounds = f"{best.tera:.1f}, {best.part}"
+            distinct = kernel.bound(broadcasts=False)
+            if distinct and distinct.tera < best.tera * 0.99:
+                bounds += f" ({distinct.tera:.1f}, {distinct.part})"
+    numbers = (resources.registers, resources.stack, local, kernel.double)
+    return [
+        kernel.architecture.removeprefix("sm_"),
+        *map(str, numbers),
+        shared,
+        str(resources.threads or "?"),
+        held,
+        loop,
+        bounds,
+    ]
+
+
+HEAD = (
+    "kernel",
+    "sm",
+    "registers",
+    "stack",
+    "local",
+    "double",
+    "shared",
+    "threads",
+    "blocks",
+    "main loop",
+    "bound",
+)
+
+
+def table(kernels: Sequence[Kernel]) -> str:
+    """Kernels of a source; those of one name and the same figures stand in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for kernel in kernels:
+        name, *types = kernel.name.split("<", 1)
+        rows.setdefault((name, *row(kernel)), []).extend(f"`<{each}`" for each in types)
+    lines = [f"| {' | '.join(HEAD)} |", "| --- |" + " --- |" * (len(HEAD) - 1)]
+    for (name, *cells), types in sorted(rows.items(), key=lambda each: (each[0][0], each[1])):
+        lines.append(f"| {' '.join([f'`{name}`', *types])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def section(kernels: Sequence[Kernel]) -> str:
+    """What stands between the marks of the page."""
+    found = [text for kernel in kernels for text in faults(kernel)]
+    made_by = " and ".join(sorted({kernel.compiler for kernel in kernels}))
+    parts = [
+        BEGIN,
+        f"Compiled by nvcc {made_by}. No figure here was measured: no GPU ran these kernels.",
+        f"{len(kernels)} kernels (each for each architecture), of which "
+        f"{found.count('local memory')} use local memory and {found.count('double')} compute in "
+        "double precision though their numbers are not double.",
+    ]
+    if EXEMPTIONS:
+        parts.append("Known, and to be mended:")
+        parts.append(
+            "\n".join(
+                f"- `{each.kernel}`{'' if each.architecture == '.*' else f' ({each.architecture})'}"
+                f", {each.fault}: {each.reason}"
+                for each in EXEMPTIONS
+            )
+        )
+    for source in dict.fromkeys(kernel.source for kernel in kernels):
+        parts += [f"### {source}", table([each for each in kernels if each.source == source])]
+    return "\n\n".join([*parts, END])
+
+
+def write(page: Path, text: str) -> None:
+    """Puts the section in the place of the one that is there.
+
+    Raises:
+        SystemExit: the page does not have the marks once.
+    """
+    before = page.read_text("utf-8")
+    after, count = re.subn(f"{BEGIN}.*?{END}", lambda _: text, before, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"{page} must have the lines {BEGIN} and {END} once")
+    page.write_text(after, "utf-8")
+
+
+def cubins(named: Sequence[str], jobs: int, folder: Path) -> list[cuda_cubins.Cubin]:
+    """What was asked for: libraries as they are, sources compiled."""
+    found: list[cuda_cubins.Cubin] = []
+    sources: list[Path] = []
+    for name in named:
+        source = cuda_cubins.ROOT / "csrc" / "cuda" / f"{Path(name).stem}.cu"
+        if Path(name).suffix in (".so", ".whl", ".cubin"):
+            target = folder / str(len(found))
+            target.mkdir()
+            found += cuda_cubins.extracted(Path(name), target)
+        elif source.exists():
+            sources.append(source)
+        else:
+            raise SystemExit(f"'{name}' is no operator of csrc/cuda, no library and no wheel")
+    if not named:
+        sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    if sources:
+        found += cuda_cubins.compiled(sources, cuda_cubins.ARCHITECTURES, jobs)
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", help="operators of csrc/cuda, libraries, wheels")
+    parser.add_argument("--check", action="store_true", help="fail where a kernel has a fault")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="page with the marks")
+    parser.add_argument("--jobs", type=int, default=2, help="files compiled at a time")
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Compiles, reads, and tells what was asked; 1 where the check failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = cubins(options.what, options.jobs, Path(folder))
+        kernels = [
+            kernel
+            for cubin in found
+            for kernel in read(cubin)
+            if kernel.architecture in cuda_model.GPUS
+        ]
+    text = section(kernels)
+    if options.write:
+        write(options.write, text)
+    elif not options.check:
+        say(text)
+    wrong = problems(kernels) if options.check else []
+    for each in wrong:
+        print(f"cuda_report: {each}", file=sys.stderr)
+    if options.check:
+        say(f"{len(kernels)} kernels, {len(wrong)} problems")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    """Read the command line and do what it says."""
+    try:
+        return run(arguments(), print)
+    except cuda_cubins.MissingProgramError as missing:
+        raise SystemExit(f"cuda_report: {missing}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
