@@ -22,51 +22,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import cuda_cubins
+import cuda_known
 import cuda_model
 import cuda_sass
 from cuda_flow import Loop, main_loop
+from cuda_known import Exemption
 from cuda_model import Bound, Occupancy
 from cuda_sass import Instruction, Resources
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by tools/cuda_report.py -->", "<!-- end of the kernels -->"
-
-
-@dataclasses.dataclass(frozen=True)
-class Exemption:
-    """Kernels that have a fault today, and why: to be removed with the fault.
-
-    ``kernel`` and ``architecture`` are regular expressions of the whole name, ``fault`` is one of
-    those that ``faults`` names.
-    """
-
-    kernel: str
-    fault: str
-    reason: str
-    architecture: str = ".*"
-
-
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """The least that a main loop has of some instructions: fewer, and it is another loop."""
-
-    kernel: str
-    counts: dict[str, int]
-
-
-EXEMPTIONS: tuple[Exemption, ...] = ()
-
-EXPECTED = (
-    # 8 x 8 products of a thread, and its 16 numbers, for each of four steps unrolled.
-    Expected("matmul_kernel<float, float, KeepSums>", {"FFMA": 256, "LDS.128": 16}),
-)
-
-# Bytes that a launch adds to the shared memory of a block, which no cubin tells: by a regular
-# expression of the kernel's name, the largest that csrc/cuda asks for.
-DYNAMIC_SHARED: dict[str, int] = {}
-
-# Kernels that multiply integers without tensor cores: in others IMAD makes addresses.
-INTEGERS = r"matmul_kernel<int8, .*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +73,7 @@ class Kernel:
 
 def has_integers(name: str) -> bool:
     """Whether this kernel's multiply-adds of integers are its arithmetic."""
-    return re.fullmatch(INTEGERS, name) is not None
+    return re.fullmatch(cuda_known.INTEGERS, name) is not None
 
 
 def short_name(demangled: str) -> str:
@@ -142,7 +107,7 @@ TYPES = {
 
 def dynamic_shared(name: str, resources: Resources) -> int | None:
     """Bytes that the launch adds, or None where it does and nobody wrote down how many."""
-    for pattern, size in DYNAMIC_SHARED.items():
+    for pattern, size in cuda_known.DYNAMIC_SHARED.items():
         if re.fullmatch(pattern, name):
             return size
     return None if resources.has_dynamic_shared else 0
@@ -232,12 +197,12 @@ def faults(kernel: Kernel) -> dict[str, str]:
         found["double"] = f"{kernel.double} instructions of double precision"
     if kernel.dynamic_shared is None:
         found["dynamic shared memory"] = (
-            "it has shared memory of a size that its launch gives: add the size to DYNAMIC_SHARED"
+            "its launch gives the size of shared memory, which belongs in tools/cuda_known.py"
         )
     if kernel.resources.threads is None:
         found["launch bounds"] = "it has no __launch_bounds__, which the compiler and this need"
     has = counts(kernel.loop.instructions) if kernel.loop else Counter()
-    for expected in EXPECTED:
+    for expected in cuda_known.EXPECTED:
         if re.fullmatch(expected.kernel, kernel.name):
             for instruction, least in expected.counts.items():
                 if has[instruction] < least:
@@ -247,9 +212,16 @@ def faults(kernel: Kernel) -> dict[str, str]:
     return found
 
 
-def problems(kernels: Sequence[Kernel], exemptions: Sequence[Exemption] | None = None) -> list[str]:
+def applies(exemption: Exemption, kernel: Kernel) -> bool:
+    """Whether an exemption is for this kernel."""
+    names = ((exemption.kernel, kernel.name), (exemption.architecture, kernel.architecture))
+    return all(re.fullmatch(pattern, name) for pattern, name in names)
+
+
+def problems(
+    kernels: Sequence[Kernel], exemptions: Sequence[Exemption] = cuda_known.EXEMPTIONS
+) -> list[str]:
     """What is wrong: faults that no exemption knows of, and exemptions without a fault."""
-    exemptions = EXEMPTIONS if exemptions is None else exemptions
     found = []
     seen: set[Exemption] = set()
     needed: set[Exemption] = set()
@@ -257,9 +229,7 @@ def problems(kernels: Sequence[Kernel], exemptions: Sequence[Exemption] | None =
         here = faults(kernel)
         known = set()
         for exemption in exemptions:
-            if re.fullmatch(exemption.kernel, kernel.name) and re.fullmatch(
-                exemption.architecture, kernel.architecture
-            ):
+            if applies(exemption, kernel):
                 seen.add(exemption)
                 if exemption.fault in here:
                     needed.add(exemption)
@@ -267,8 +237,8 @@ def problems(kernels: Sequence[Kernel], exemptions: Sequence[Exemption] | None =
         where = f"{kernel.source}.cu, {kernel.architecture}: {kernel.name}"
         found += [f"{where}: {text}" for fault, text in here.items() if fault not in known]
     found += [
-        f"EXEMPTIONS: {each.kernel} ({each.architecture}) has no fault of {each.fault} any more: "
-        "remove the line"
+        f"{each.kernel}, {each.architecture}: no fault of {each.fault} any more: remove the "
+        "exemption from tools/cuda_known.py"
         for each in exemptions
         if each in seen - needed
     ]
@@ -352,26 +322,30 @@ def table(kernels: Sequence[Kernel]) -> str:
     return "\n".join(lines)
 
 
+def known_faults(kernels: Sequence[Kernel]) -> Iterable[str]:
+    """A line for each exemption that a kernel needs."""
+    for each in cuda_known.EXEMPTIONS:
+        found = [
+            kernel for kernel in kernels if applies(each, kernel) and each.fault in faults(kernel)
+        ]
+        if not found:
+            continue
+        names = dict.fromkeys(kernel.name.split("<")[0] for kernel in found)
+        where = " and ".join(dict.fromkeys(kernel.architecture for kernel in found))
+        what = f"{', '.join(f'`{name}`' for name in names)}, {len(found)} for {where}"
+        yield f"- {what}, {each.fault}: {each.reason}."
+
+
 def section(kernels: Sequence[Kernel]) -> str:
     """What stands between the marks of the page."""
-    found = [text for kernel in kernels for text in faults(kernel)]
     made_by = " and ".join(sorted({kernel.compiler for kernel in kernels}))
     parts = [
         BEGIN,
-        f"Compiled by nvcc {made_by}. No figure here was measured: no GPU ran these kernels.",
-        f"{len(kernels)} kernels (each for each architecture), of which "
-        f"{found.count('local memory')} use local memory and {found.count('double')} compute in "
-        "double precision though their numbers are not double.",
+        f"{len(kernels)} kernels, those of two architectures counted twice, by nvcc {made_by}.\n"
+        "Nothing here was measured: no GPU ran these kernels.",
     ]
-    if EXEMPTIONS:
-        parts.append("Known, and to be mended:")
-        parts.append(
-            "\n".join(
-                f"- `{each.kernel}`{'' if each.architecture == '.*' else f' ({each.architecture})'}"
-                f", {each.fault}: {each.reason}"
-                for each in EXEMPTIONS
-            )
-        )
+    if lines := list(known_faults(kernels)):
+        parts += ["What is known, and should not be:", "\n".join(lines)]
     for source in dict.fromkeys(kernel.source for kernel in kernels):
         parts += [f"### {source}", table([each for each in kernels if each.source == source])]
     return "\n\n".join([*parts, END])

@@ -1,0 +1,112 @@
+"""What tools/cuda_report.py cannot read from machine code: faults that are known, and sizes.
+
+Kernels are named by regular expressions of the whole name that the report gives them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Exemption:
+    """Kernels that have a fault today, and why: the line goes when the fault does.
+
+    ``fault`` is a word of ``faults`` in tools/cuda_report.py. The check fails where an exemption
+    is not needed any more.
+    """
+
+    kernel: str
+    fault: str
+    reason: str
+    architecture: str = ".*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The least that a main loop has of some instructions: fewer, and it is another loop."""
+
+    kernel: str
+    counts: dict[str, int]
+
+
+SPILLS = "local memory"
+DOUBLE = "double"
+
+EXEMPTIONS = (
+    Exemption(
+        r"int4_linear_wide_kernel<float, \d>",
+        SPILLS,
+        "255 registers do not suffice; spilled and read again around the main loop, not in it",
+    ),
+    Exemption(
+        r"int4_linear_half_kernel<\w+, \d>",
+        SPILLS,
+        "a register, for the whole kernel; read again once a tile",
+        "sm_80",
+    ),
+    Exemption(
+        r"decode_attention_kernel<(bfloat16|float16), 1, 64>",
+        SPILLS,
+        "spilled around the loop over keys; on 9.0 one register",
+    ),
+    Exemption(
+        r"lltm_step_kernel<(float|float16|bfloat16)>",
+        SPILLS,
+        "a register, for the whole kernel; read again once a tile",
+        "sm_80",
+    ),
+    Exemption(
+        r"pointwise_dense<double, ActivationBackward<Gelu>>",
+        SPILLS,
+        "six times in the main loop: an error function and an exponential of four numbers",
+        "sm_90a",
+    ),
+    Exemption(
+        r"attention_grad_key_value_kernel<double, 64, (true|false)>",
+        SPILLS,
+        "numbers of two registers; spilled around the products of tiles, not in them",
+    ),
+    Exemption(
+        r"attention_grad_key_value_kernel<(float|float16|bfloat16), 128, true>",
+        SPILLS,
+        "a register, for the whole kernel; read again once a tile",
+    ),
+    Exemption(
+        r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
+    ),
+    Exemption(
+        r"attention_forward_kernel<double, 64>",
+        SPILLS,
+        "one or two registers, around the loop over keys",
+    ),
+    Exemption(
+        r"spatial_correlation(_gradient)?_kernel<.*>",
+        SPILLS,
+        "spilled in the outer loops, over positions; not in the inner ones, that sum",
+    ),
+    Exemption(
+        r"(attention_forward|attention_grad_\w+|decode_attention)_kernel<.*>",
+        DOUBLE,
+        "whether there is a softcap is asked of a double, once a score (DSETP)",
+    ),
+    Exemption(
+        r"rowwise_scaled_linear_kernel<(true|false)>",
+        DOUBLE,
+        "the epilogue of float64 results, which is in the kernel of every type",
+    ),
+)
+
+EXPECTED = (
+    # 8 x 8 products of a thread, and its 16 numbers, for each of four steps unrolled.
+    Expected(r"matmul_kernel<float, float, KeepSums>", {"FFMA": 256, "LDS.128": 16}),
+    Expected(r"matmul_kernel<double, double, KeepSums>", {"DFMA": 64, "LDS.128": 16}),
+    Expected(r"int4_linear_half_kernel<.*>", {"HMMA.16816": 1}),
+)
+
+# Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.
+# The check names a kernel that needs a line here.
+DYNAMIC_SHARED: dict[str, int] = {}
+
+# Kernels that multiply integers without tensor cores: in others IMAD makes addresses.
+INTEGERS = r"matmul_kernel<int8, .*"
