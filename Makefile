@@ -48,7 +48,7 @@ WHEEL_ARGUMENTS ?=
 CHECK_WHEEL_ARGUMENTS ?=
 MATRIX ?= torch==2.10.0 torch==2.11.0 torch==2.13.0 torch==2.15.0
 
-.PHONY: help demo test test-all bench debug generate format lint clean wheel test-matrix test-processors
+.PHONY: help demo test test-all bench debug generate format lint clean wheel test-matrix test-processors cuda-report
 .DELETE_ON_ERROR:
 
 help:
@@ -63,6 +63,7 @@ help:
 	@echo 'make wheel   build, repair, check, install and test a wheel for this platform, in dist/'
 	@echo 'make test-matrix   test that wheel with every PyTorch of MATRIX'
 	@echo 'make test-processors   test as processors of 2008 and 2013 (by qemu-user), and as this one'
+	@echo 'make cuda-report   compile the CUDA kernels, check what became of them, write docs/cuda_kernels.md'
 	@echo 'make clean   remove what was built'
 	@echo 'PYTHON=python3.12 TORCH="torch==2.13.0" VENV=.venv choose the environment'
 
@@ -110,6 +111,12 @@ test-matrix: dist/wheel
 # PROCESSORS="Nehalem Haswell native" for some of them; PROCESSORS_ARGUMENTS="--every 60" for less.
 test-processors: $(COMPILED)
 	$(RUN) tools/test_processors.py $(PROCESSORS) $(PROCESSORS_ARGUMENTS)
+
+# CUDA_REPORT_ARGUMENTS="--jobs 8" where there are more cores; or a library, or a wheel.
+CUDA_REPORT_ARGUMENTS ?=
+cuda-report: $(TORCH_STAMP)
+	$(PIP) install --quiet --no-deps nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(RUN) tools/cuda_report.py --check --write docs/cuda_kernels.md $(CUDA_REPORT_ARGUMENTS)
 
 # By way of the source distribution, so that it is whole too.
 dist/wheel: $(BUILT_FROM) $(wildcard pkg/*.py pkg/*/*.py tools/*.py)

@@ -198,19 +198,30 @@ def find_loops(code: Code, work: Work) -> dict[int, Loop]:
     return found
 
 
+def uses_tensor_cores(instructions: Iterable[Instruction]) -> bool:
+    """Whether there is an instruction of matrices among these."""
+    return any(each.base.endswith("MMA") for each in instructions)
+
+
 def main_loop(code: Code, work: Work) -> Loop | None:
     """The innermost loop with most arithmetic on the way round it.
 
-    A loop is innermost where none inside does an eighth of its arithmetic, since those are gone
-    round more often. Of two that do as much it is the one with the shorter way: the other has
-    checks of edges. Where no loop computes, it is the one that moves most of global memory.
+    Of two that do as much it is the one with the shorter way: the other has checks of edges. Where
+    no loop computes, it is the one that moves most of global memory.
     """
     loops = find_loops(code, work)
     done = {header: work(loop.way) for header, loop in loops.items()}
+
+    def counts(inner: int, outer: int) -> bool:
+        """Whether a loop does enough that the one around it is not the main one.
+
+        A 64th: what is around is gone round less often. Tensor cores make it more.
+        """
+        tensor = uses_tensor_cores(loops[inner].way) or not uses_tensor_cores(loops[outer].way)
+        return tensor and 0 < done[outer] <= 64 * done[inner]
+
     innermost = [
-        header
-        for header, loop in loops.items()
-        if not any(done[other] and 8 * done[other] >= done[header] for other in loop.inside)
+        outer for outer in loops if not any(counts(inner, outer) for inner in loops[outer].inside)
     ]
 
     def importance(header: int) -> tuple[float, int, int]:

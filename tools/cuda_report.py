@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cuda_cubins
@@ -28,7 +29,7 @@ import cuda_sass
 from cuda_flow import Loop, main_loop
 from cuda_known import Exemption
 from cuda_model import Bound, Occupancy
-from cuda_sass import Instruction, Resources
+from cuda_sass import Code, Instruction, Resources
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- made by tools/cuda_report.py -->", "<!-- end of the kernels -->"
@@ -105,12 +106,16 @@ TYPES = {
 }
 
 
-def dynamic_shared(name: str, resources: Resources) -> int | None:
-    """Bytes that the launch adds, or None where it does and nobody wrote down how many."""
+def dynamic_shared(name: str, static: int, code: Code) -> int | None:
+    """Bytes that the launch adds, or None where it does and nobody wrote down how many.
+
+    That it does is seen where shared memory is used and none is there. A kernel that has some of
+    each kind has to be in tools/cuda_known.py, or it is taken to have the static one alone.
+    """
     for pattern, size in cuda_known.DYNAMIC_SHARED.items():
         if re.fullmatch(pattern, name):
             return size
-    return None if resources.has_dynamic_shared else 0
+    return None if cuda_sass.uses_shared_memory(code) and not static else 0
 
 
 def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> list[Kernel]:
@@ -137,7 +142,7 @@ def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> lis
                 cuda_sass.compiler(text),
                 name,
                 taken[mangled],
-                dynamic_shared(name, taken[mangled]),
+                dynamic_shared(name, taken[mangled].shared, code),
                 loads,
                 stores,
                 cuda_sass.double_arithmetic(code),
@@ -394,19 +399,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="fail where a kernel has a fault")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="page with the marks")
     parser.add_argument("--jobs", type=int, default=2, help="files compiled at a time")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.write and not all(name.endswith((".so", ".whl")) for name in options.what):
+        parser.error("--write takes all kernels: name a library or a wheel, or nothing")
+    return options
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Compiles, reads, and tells what was asked; 1 where the check failed."""
     with tempfile.TemporaryDirectory() as folder:
         found = cubins(options.what, options.jobs, Path(folder))
-        kernels = [
-            kernel
-            for cubin in found
-            for kernel in read(cubin)
-            if kernel.architecture in cuda_model.GPUS
-        ]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            kernels = [kernel for each in pool.map(read, found) for kernel in each]
+    kernels = [kernel for kernel in kernels if kernel.architecture in cuda_model.GPUS]
     text = section(kernels)
     if options.write:
         write(options.write, text)

@@ -72,7 +72,6 @@ class Resources:
     stack: int
     shared: int
     threads: int | None
-    has_dynamic_shared: bool
 
 
 def parse_instruction(line: str) -> Instruction | None:
@@ -153,12 +152,9 @@ def resources(usage: str, text: str) -> dict[str, Resources]:
     found = {}
     for name, *numbers in _USAGE.findall(usage):
         registers, stack, shared, local = map(int, numbers)
-        has_section = f".section\t.nv.shared.{name}," in text
-        shared -= min(reserved, shared) if has_section else 0
-        # An array of a size that the launch gives makes a section, and no bytes of it.
-        found[name] = Resources(
-            registers, stack + local, shared, threads.get(name), has_section and shared == 0
-        )
+        if f".section\t.nv.shared.{name}," in text:
+            shared -= min(reserved, shared)
+        found[name] = Resources(registers, stack + local, shared, threads.get(name))
     return found
 
 
@@ -166,6 +162,12 @@ def local_accesses(code: Code) -> tuple[int, int]:
     """Loads and stores of local memory: spilled registers, arrays that are indexed."""
     counts = Counter(each.base for each in code.instructions)
     return counts["LDL"], counts["STL"]
+
+
+def uses_shared_memory(code: Code) -> bool:
+    """Whether a kernel reads or writes shared memory."""
+    direct = ("LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOMS", "UTMALDG")
+    return any(each.base in direct or "gdesc" in each.operands for each in code.instructions)
 
 
 def double_arithmetic(code: Code) -> int:
