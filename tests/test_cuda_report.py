@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import cuda_report  # noqa: E402
 import cuda_sass  # noqa: E402
 from cuda_known import Exemption, Expected  # noqa: E402
 from cuda_model import A100, H200  # noqa: E402
+from cuda_report import read  # noqa: E402
 
 pytestmark = pytest.mark.checkout
 
@@ -331,9 +333,11 @@ def test_cycles_of_shared_memory(instruction: str, least: float, most: float) ->
     assert cuda_model.memory_cycles(each, broadcasts=False) == most
 
 
-def test_an_unknown_shape_is_not_passed_over() -> None:
+def test_matrix_instructions_that_are_not_known_are_not_passed_over() -> None:
     with pytest.raises(ValueError, match=r"shape of HMMA\.12345"):
         cuda_model.operations(cuda_sass.Instruction("HMMA.12345.F32"))
+    with pytest.raises(ValueError, match=r"the H200's rate of IMMA\.16864\.S4\.S4 is not known"):
+        cuda_model.cycles(H200, cuda_sass.Instruction("IMMA.16864.S4.S4"))
 
 
 @pytest.mark.parametrize(
@@ -626,7 +630,7 @@ def test_compiled_faults_are_found(toolchain: Path, capfd: pytest.CaptureFixture
     source.write_text(KERNELS, "utf-8")
     for architecture in ("sm_80", "sm_90a"):
         (cubin,) = cuda_cubins.compiled([source], [architecture], 1)
-        found = {each.name: each for each in cuda_report.read(cubin)}
+        found = {each.name: each for each in read(cubin)}
         faults = {name: set(cuda_report.faults(each)) for name, each in found.items()}
         assert faults == {
             "spills": {"local memory"},
@@ -650,7 +654,34 @@ def test_compiled_faults_are_found(toolchain: Path, capfd: pytest.CaptureFixture
     cuda_cubins.digest.cache_clear()
     (cubin,) = cuda_cubins.compiled([source], ["sm_80"], 1)
     assert "nvcc: planted.cu" in capfd.readouterr().err
-    assert all(each.double == 0 for each in cuda_report.read(cubin))
+    assert all(each.double == 0 for each in read(cubin))
+
+
+def test_libraries_and_wheels_are_read_as_they_are(toolchain: Path) -> None:
+    source, library = toolchain / "one.cu", toolchain / "pkg" / "_cuda.abi3.so"
+    source.write_text(
+        'extern "C" __global__ void __launch_bounds__(64) one(float* x) { *x = 1.0F; }', "utf-8"
+    )
+    library.parent.mkdir()
+    command = [cuda_cubins.nvcc(), "-shared", "-Xcompiler=-fPIC", source, "-o", library]
+    for architecture, kind in (("80", "sm"), ("80", "compute"), ("90a", "sm")):
+        command.append(f"-gencode=arch=compute_{architecture},code={kind}_{architecture}")
+    subprocess.run(command, check=True)
+    wheel = toolchain / "one.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.write(library, "pkg/_cuda.abi3.so")
+    for number, what in enumerate((library, wheel)):
+        folder = toolchain / str(number)
+        folder.mkdir()
+        found = [each for cubin in cuda_cubins.extracted(what, folder) for each in read(cubin)]
+        assert [(each.architecture, each.name) for each in found] == [
+            ("sm_80", "one"),
+            ("sm_90a", "one"),
+        ]
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("pkg/_C.abi3.so", "")
+    with pytest.raises(SystemExit, match="built without nvcc"):
+        cuda_cubins.extracted(wheel, toolchain)
 
 
 def test_a_source_of_the_tree_passes(toolchain: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,10 +149,9 @@ def operations(instruction: Instruction, integers: bool = False) -> int:
 def number_type(instruction: Instruction) -> str:
     """Which rate of the tensor cores a matrix instruction has."""
     variants = instruction.variants
-    if instruction.base == "DMMA":
-        return "double"
-    if instruction.base == "QGMMA":
-        return "fp8"
+    by_name = {"DMMA": "double", "QGMMA": "fp8", "BMMA": "bits"}
+    if instruction.base in by_name:
+        return by_name[instruction.base]
     if instruction.base in ("IMMA", "IGMMA"):
         return "int4" if {"S4", "U4"} & set(variants) else "int8"
     return "tf32" if "TF32" in variants else "half"
@@ -204,7 +203,10 @@ def cycles(gpu: Gpu, instruction: Instruction, broadcasts: bool = True) -> dict[
         taken[part] = WARP / gpu.lanes[rate]
 
     if shape(instruction):
-        taken["tensor"] = operations(instruction) / gpu.tensor[number_type(instruction)]
+        rate = gpu.tensor.get(number_type(instruction))
+        if rate is None:
+            raise ValueError(f"the {gpu.name}'s rate of {instruction.opcode} is not known here")
+        taken["tensor"] = operations(instruction) / rate
     elif base in ("FFMA", "FADD", "FMUL"):
         lanes("FMA", "FMA")
     elif base in ("IMAD", "IDP", "IMUL"):
