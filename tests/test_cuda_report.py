@@ -215,6 +215,7 @@ def test_a_call_of_a_label_leaves_a_loop_and_one_of_a_function_returns() -> None
         EXIT
     """)
     assert [each.base for each in loop.way] == ["CALL", "FFMA", "CALL", "BRA"]
+    assert [each.base for each in loop.around] == ["STG", "BRA"]
 
 
 def test_threads_that_diverge_meet_where_they_were_told() -> None:
