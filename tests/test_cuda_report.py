@@ -204,6 +204,7 @@ def test_of_two_ways_it_is_that_with_the_arithmetic() -> None:
 def test_a_call_of_a_label_leaves_a_loop_and_one_of_a_function_returns() -> None:
     loop = main_loop("""
         .L_x_0:
+        MOV R9, RZ
         .L_x_1:
         CALL.REL.NOINC `($__internal_0_$__cuda_sm20_div_s64)
         FFMA R9, R4, R4, R9
@@ -215,7 +216,7 @@ def test_a_call_of_a_label_leaves_a_loop_and_one_of_a_function_returns() -> None
         EXIT
     """)
     assert [each.base for each in loop.way] == ["CALL", "FFMA", "CALL", "BRA"]
-    assert [each.base for each in loop.around] == ["STG", "BRA"]
+    assert [each.base for each in loop.around] == ["MOV", "STG", "BRA"]
 
 
 def test_threads_that_diverge_meet_where_they_were_told() -> None:
