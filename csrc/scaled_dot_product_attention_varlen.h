@@ -168,6 +168,7 @@ inline PackedAttentionShape plan_packed_attention(
 
 // The sequences that offsets in memory of the host describe. `operand` is what
 // they divide, of `total` tokens, of which no sequence has more than `most`.
+// Tokens in front of the first and behind the last belong to none.
 inline std::vector<PackedRange> read_packed_ranges(
     const TensorView& offsets, const char* name, const char* operand,
     int64_t total, const char* most_name, int64_t most) {
@@ -180,8 +181,8 @@ inline std::vector<PackedRange> read_packed_ranges(
                : static_cast<const int64_t*>(data)[index * stride];
   };
   const int64_t sequences = sizes_of(offsets)[0] - 1;
-  PKG_CHECK(at(0) == 0, op, ": ", name, " begins with ", at(0),
-            "; the first sequence begins at 0");
+  PKG_CHECK(at(0) >= 0, op, ": ", name, " begins with ", at(0),
+            "; no sequence begins in front of token 0");
   std::vector<PackedRange> ranges;
   ranges.reserve(static_cast<size_t>(sequences));
   for (int64_t i = 0; i < sequences; ++i) {
@@ -192,7 +193,7 @@ inline std::vector<PackedRange> read_packed_ranges(
               " tokens by ", name, ", more than ", most_name, " ", most);
     ranges.push_back({at(i), count});
   }
-  PKG_CHECK(at(sequences) == total, op, ": ", name, " ends with ",
+  PKG_CHECK(at(sequences) <= total, op, ": ", name, " ends with ",
             at(sequences), " but ", operand, " has ", total, " tokens");
   return ranges;
 }
@@ -273,7 +274,5 @@ inline void check_packed_attention_backward(const PackedAttentionShape& shape,
     check("output_residual", output_residual, shape.output_sizes(), shape.type);
   }
 }
-
-// All that can be told without computing: on the CPU the offsets too.
 
 }  // namespace pkg

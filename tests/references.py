@@ -212,8 +212,12 @@ def scaled_dot_product_attention_varlen(
     alibi_slopes: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """Sequence by sequence; ``kept`` has the shape (B, Hq, max_seqlen_q, max_seqlen_k)."""
-    outputs = [query.new_zeros(0, query.shape[1], value.shape[2])]
+    """Sequence by sequence; ``kept`` has the shape (B, Hq, max_seqlen_q, max_seqlen_k).
+
+    Zeros for the tokens in front of the first sequence and behind the last.
+    """
+    covered = (int(cu_seqlens_q[0]), int(cu_seqlens_q[-1]))
+    outputs = [query.new_zeros(covered[0], query.shape[1], value.shape[2])]
     for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
         q, k, v = (t.transpose(0, 1) for t in (query[rows], key[columns], value[columns]))
         scores = (q.shape[1], k.shape[1])
@@ -226,6 +230,7 @@ def scaled_dot_product_attention_varlen(
             q, k, v, mask, dropout_p, False, softmax_scale, True, *extras, kept=own
         )
         outputs.append(output.transpose(0, 1))
+    outputs.append(query.new_zeros(len(query) - covered[1], query.shape[1], value.shape[2]))
     return torch.cat(outputs)
 
 
@@ -247,7 +252,8 @@ def packed_log_sum_exp(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The log-sum-exp of each query of a packed batch, of shape (Hq, total_q)."""
-    sums = [query.new_zeros(query.shape[1], 0)]
+    covered = (int(cu_seqlens_q[0]), int(cu_seqlens_q[-1]))
+    sums = [query.new_full((query.shape[1], covered[0]), -torch.inf)]
     for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
         q, k = query[rows].transpose(0, 1), key[columns].transpose(0, 1)
         mask = None
@@ -256,6 +262,7 @@ def packed_log_sum_exp(
             mask = mask.tril(k.shape[1] - q.shape[1])
         extras = (window_left, window_right, softcap, slopes_of_sequence(alibi_slopes, index))
         sums.append(attention_log_sum_exp(q, k, mask, False, softmax_scale, True, *extras))
+    sums.append(query.new_full((query.shape[1], len(query) - covered[1]), -torch.inf))
     return torch.cat(sums, -1)
 
 

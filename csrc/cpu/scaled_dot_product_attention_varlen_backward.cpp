@@ -16,6 +16,7 @@
 #include "cpu/attention/row_statistics.h"
 #include "cpu/attention/varlen_problem.h"
 #include "cpu/attention/varlen_schedule.h"
+#include "cpu/attention/varlen_uncovered.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/element_types.h"
 #include "cpu/simd/simd.h"
@@ -123,9 +124,9 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
   check_packed_attention_backward(shape, query, grad_output, output,
                                   log_sum_exp, output_residual);
-  const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
-                                read_packed_columns(shape, cu_seqlens_k),
-                                options);
+  const auto rows = read_packed_rows(shape, cu_seqlens_q);
+  const auto columns = read_packed_columns(shape, cu_seqlens_k);
+  const PackedSchedule schedule(shape, rows, columns, options);
   const auto like = [&](const TensorView& tensor) {
     return allocate_attention_gradient(tensor, shape.heads == 0);
   };
@@ -133,6 +134,10 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
   if (shape.heads == 0) {
     return {gradients.query, gradients.key, gradients.value};
   }
+  UncoveredTokens(rows, shape.total_rows).zero(gradients.query);
+  const UncoveredTokens uncovered_keys(columns, shape.total_columns);
+  uncovered_keys.zero(gradients.key);
+  uncovered_keys.zero(gradients.value);
   const PackedInputs forward{shape, query, key, value, dropout_seed, options};
   const BackwardInputs inputs{forward, grad_output, output, log_sum_exp,
                               output_residual};

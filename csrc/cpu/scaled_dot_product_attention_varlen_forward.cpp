@@ -15,6 +15,7 @@
 #include "cpu/attention/forward_outputs.h"
 #include "cpu/attention/varlen_problem.h"
 #include "cpu/attention/varlen_schedule.h"
+#include "cpu/attention/varlen_uncovered.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/element_types.h"
 #include "cpu/simd/simd.h"
@@ -29,14 +30,19 @@ using namespace attention;
 
 template <class Input>
 void run_forward(const PackedInputs& inputs, const PackedSchedule& schedule,
-                 const Tensor& output, const Tensor& output_residual,
-                 const Tensor& log_sum_exp) {
+                 const UncoveredTokens& uncovered, const Tensor& output,
+                 const Tensor& output_residual, const Tensor& log_sum_exp) {
   using Number = simd::Compute<Input>;
   const PackedAttentionShape& shape = inputs.shape;
   const AttentionOperand layout = packed_operand(strides_of(output), 1);
   auto* const outputs = static_cast<Input*>(output.mutable_data_ptr());
   auto* const residuals = data_or_null<Input>(output_residual);
   auto* const sums = static_cast<Number*>(log_sum_exp.mutable_data_ptr());
+  uncovered.zero(output);
+  if (residuals != nullptr) {
+    uncovered.zero(output_residual);
+  }
+  uncovered.have_no_key(sums, shape.heads);
   const auto run = [&](const PackedHeads& heads) {
     const int64_t row = heads.sequence.rows.begin;
     const int64_t head = heads.key_head * shape.group();
@@ -71,9 +77,10 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
   const PackedAttentionShape shape = plan_packed_attention(
       query, key, value, cu_seqlens_q, cu_seqlens_k, options);
   check_packed_dropout_seed(query, dropout_seed, dropout_p);
-  const PackedSchedule schedule(shape, read_packed_rows(shape, cu_seqlens_q),
-                                read_packed_columns(shape, cu_seqlens_k),
-                                options);
+  const auto rows = read_packed_rows(shape, cu_seqlens_q);
+  const PackedSchedule schedule(
+      shape, rows, read_packed_columns(shape, cu_seqlens_k), options);
+  const UncoveredTokens uncovered(rows, shape.total_rows);
   const Tensor output =
       empty_contiguous(shape.output_sizes(), shape.type, device_of(query));
   const Tensor log_sum_exp = empty_contiguous(
@@ -85,8 +92,8 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
   }
   const PackedInputs inputs{shape, query, key, value, dropout_seed, options};
   with_floating_type(shape.type, [&](auto example) {
-    run_forward<decltype(example)>(inputs, schedule, output, output_residual,
-                                   log_sum_exp);
+    run_forward<decltype(example)>(inputs, schedule, uncovered, output,
+                                   output_residual, log_sum_exp);
   });
   return {output, log_sum_exp, output_residual};
 }

@@ -34,14 +34,21 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
                               cu_seqlens_q, cu_seqlens_k, dropout_seed};
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
+    const cudaStream_t stream = current_stream(query);
+    const auto problem = packed_problem<Element>(shape, tensors, options);
+    auto* const sums =
+        static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr());
+    const bool has_residual = has_elements(output_residual);
+    launch_uncovered_queries(
+        problem, zeroed_rows(output),
+        has_residual ? zeroed_rows(output_residual) : ZeroedRows{}, sums,
+        stream);
     launch_attention_forward<Element>(
-        {packed_problem<Element>(shape, tensors, options),
-         packed_result<Element>(shape, output, true),
-         has_elements(output_residual)
-             ? packed_result<Element>(shape, output_residual, true)
-             : ResultBatch<Element>{},
-         static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())},
-        current_stream(query));
+        {problem, packed_result<Element>(shape, output, true),
+         has_residual ? packed_result<Element>(shape, output_residual, true)
+                      : ResultBatch<Element>{},
+         sums},
+        stream);
   });
   return {output, log_sum_exp, output_residual};
 }

@@ -228,7 +228,8 @@ def flash_attn_varlen_func(
         k: Shape (total_k, Hk, E); with ``block_table`` (pages, page size, Hk, E).
         v: Shape (total_k, Hk, Ev); with ``block_table`` (pages, page size, Hk, Ev).
         cu_seqlens_q: Shape (B + 1,), int32 or int64: where the queries of each sequence begin, and
-            at the end ``total_q``.
+            where the last one ends. Tokens in front of the first and behind the last, such as
+            padding, belong to no sequence: their outputs and gradients are zeros.
         cu_seqlens_k: The same of keys and values.
         max_seqlen_q: At least the most queries of a sequence.
         max_seqlen_k: At least the most keys of one.
@@ -250,7 +251,8 @@ def flash_attn_varlen_func(
         (B, H, max_seqlen_q, max_seqlen_k), zero beyond a sequence, or empty without dropout.
 
     Raises:
-        RuntimeError: As for :func:`flash_attn_func`; or the sequences do not cover the tokens.
+        RuntimeError: As for :func:`flash_attn_func`; on the CPU also if offsets decrease or lie
+            outside the tokens, or a sequence is longer than the maximum given.
 
     Example:
         >>> v = torch.tensor([1.0, 3.0, 8.0]).view(3, 1, 1)
@@ -266,6 +268,7 @@ def flash_attn_varlen_func(
     else:
         _check_rank(name, 4, "(pages, page size, heads, size)", k=k, v=v)
         k, v = out_of_pages(name, k, v, cu_seqlens_k.diff(), block_table)
+        cu_seqlens_k = cu_seqlens_k - cu_seqlens_k[:1]
     left, right, softcap = _rules(window_size, causal, softcap)
     sides = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if not return_attn_probs:
@@ -290,8 +293,8 @@ def flash_attn_varlen_func(
         ).view(*batch, max_seqlen_q, max_seqlen_k)
         weights = q.new_zeros(kept.shape)
         for b in range(batch[0]):
-            rows = slice(int(cu_seqlens_q[b]), int(cu_seqlens_q[b + 1]))
-            columns = slice(int(cu_seqlens_k[b]), int(cu_seqlens_k[b + 1]))
+            rows = _sequence(cu_seqlens_q, b, max_seqlen_q)
+            columns = _sequence(cu_seqlens_k, b, max_seqlen_k)
             slopes = (
                 alibi_slopes[b]
                 if alibi_slopes is not None and alibi_slopes.dim() == 2
@@ -524,6 +527,12 @@ def _rules(window_size: tuple[int, int], causal: bool, softcap: float) -> tuple[
     left, right = (int(side) if side >= 0 else -1 for side in window_size)
     # flash-attn takes what is negative for none.
     return left, 0 if causal else right, max(softcap, 0.0)
+
+
+def _sequence(cu_seqlens: Tensor, index: int, longest: int) -> slice:
+    """Where a sequence lies, without what of it is too long to be computed."""
+    begin, end = int(cu_seqlens[index]), int(cu_seqlens[index + 1])
+    return slice(begin, min(end, begin + longest))
 
 
 def _seed(dropout_p: float, device: torch.device) -> Tensor | None:

@@ -79,12 +79,14 @@ def scaled_dot_product_attention_varlen(
             Hk: each key head is shared by as many neighbouring query heads.
         value: Shape (total_k, Hk, Ev), likewise.
         cu_seqlens_q: Shape (B + 1,), int32 or int64, on the same device: where each
-            sequence's queries begin, and at the end ``total_q``. It begins with 0
-            and does not decrease; a sequence may be empty.
-        cu_seqlens_k: The same for keys and values, ending with ``total_k``.
-        max_seqlen_q: At least the most queries of a sequence. Of a longer one a CUDA device
-            does not compute the rest; the CPU refuses it.
-        max_seqlen_k: At least the most keys of a sequence.
+            sequence's queries begin, and behind the last one's end. It does not decrease,
+            and a sequence may be empty. Tokens in front of the first offset and behind
+            the last, such as padding, belong to no sequence.
+        cu_seqlens_k: The same for keys and values.
+        max_seqlen_q: At least the most queries of a sequence. The CPU refuses a longer one.
+            A CUDA device, whose host does not wait for the offsets, takes the tokens beyond
+            for ones of no sequence.
+        max_seqlen_k: The same for keys and values.
         dropout_p: Probability with which a weight is dropped; the others are
             divided by ``1 - dropout_p``. Drawn from PyTorch's generator, so that
             :func:`torch.manual_seed` reproduces it. Always applied: pass 0 to
@@ -103,13 +105,15 @@ def scaled_dot_product_attention_varlen(
             ``-slope * |i + k - q - j|`` is added, behind the cap. It may not require grad.
 
     Returns:
-        Shape (total_q, Hq, Ev), contiguous. A query without any key gets zeros.
+        Shape (total_q, Hq, Ev), contiguous. A query without any key gets zeros, and so does a
+        token of no sequence, as do its gradients.
 
     Raises:
         RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported,
             ``dropout_p`` is no probability, a side of the window is less than -1, ``softcap``
             is negative or not finite, or ``alibi_slopes`` requires grad; on the CPU also if
-            the sequences do not cover the tokens or one is longer than the maximum given.
+            offsets decrease or lie outside the tokens, or a sequence is longer than the
+            maximum given.
 
     Example:
         >>> value = torch.tensor([[[1.0]], [[3.0]], [[5.0]]])
@@ -304,28 +308,39 @@ class _Packing:
 
     def __init__(self, cu_seqlens: Tensor, longest: int, tokens: int) -> None:
         first = cu_seqlens[:-1].long()
-        self.counts = cu_seqlens[1:].long() - first
         positions = torch.arange(longest, device=cu_seqlens.device)
-        self.exists = positions < self.counts.unsqueeze(-1)
+        self.exists = positions < (cu_seqlens[1:].long() - first).unsqueeze(-1)
+        self.counts = self.exists.sum(-1)
         # A place without a token takes the last one, and loses it again.
         self.token = (first.unsqueeze(-1) + positions).clamp(max=max(tokens - 1, 0))
-        every = torch.arange(tokens, device=cu_seqlens.device)
-        self.sequence = torch.searchsorted(cu_seqlens.long(), every, right=True) - 1
-        self.position = every - first[self.sequence]
         self.tokens = tokens
+        self.is_empty = tokens == 0 or first.shape[0] == 0 or longest == 0
+        if self.is_empty:
+            return
+        every = torch.arange(tokens, device=cu_seqlens.device)
+        # The end of the last sequence begins one without tokens, to which all go that no other has.
+        begins, counts = cu_seqlens.long(), torch.nn.functional.pad(self.counts, (0, 1))
+        sequence = torch.searchsorted(begins, every, right=True) - 1
+        position = every - begins[sequence]
+        is_inside = (position >= 0) & (position < counts[sequence])
+        self.is_covered = is_inside[:, None, None]
+        self.sequence = sequence.where(is_inside, 0)
+        self.position = position.where(is_inside, 0)
 
     def pad(self, packed: Tensor) -> Tensor:
         """(tokens, heads, size) to (sequences, heads, longest, size), zero where there is none."""
         shape = (*self.token.shape, *packed.shape[1:])
-        if self.tokens == 0:
+        if self.is_empty:
             return packed.new_zeros(shape).transpose(1, 2)
         padded = packed[self.token.flatten()].view(shape)
         return padded.masked_fill(~self.exists[..., None, None], 0.0).transpose(1, 2)
 
     def pack(self, padded: Tensor) -> Tensor:
-        """The inverse of :meth:`pad`."""
-        packed: Tensor = padded.transpose(1, 2)[self.sequence, self.position]
-        return packed
+        """The inverse of :meth:`pad`; zero for tokens of no sequence."""
+        if self.is_empty:
+            return padded.new_zeros(self.tokens, padded.shape[1], padded.shape[3])
+        packed = padded.transpose(1, 2)[self.sequence, self.position]
+        return packed.masked_fill(~self.is_covered, 0.0)
 
 
 def _mask_of_padding(

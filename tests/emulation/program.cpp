@@ -12,7 +12,7 @@ int main() {
         run_lltm(request) || run_decode_attention(request) ||
         run_spatial_correlation_sample(request) ||
         run_attention_forward(request) || run_attention_backward(request) ||
-        run_attention_dropout_mask(request);
+        run_attention_uncovered(request) || run_attention_dropout_mask(request);
     if (!known) {
       fail("no kernel is called " + request.text("kernel"));
     }

@@ -22,6 +22,7 @@ bool run_spatial_correlation_sample(const Request& request);
 bool run_attention_forward(const Request& request);
 bool run_attention_backward(const Request& request);
 bool run_attention_dropout_mask(const Request& request);
+bool run_attention_uncovered(const Request& request);
 
 // Fewer blocks than there is work, so that blocks have to take more than one
 // piece, unless the test asks for a number.

@@ -1,6 +1,7 @@
 #include "attention_request.h"
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/forward_kernels.cuh"
+#include "cuda/attention/uncovered.cuh"
 
 namespace pkg::emulation {
 namespace {
@@ -21,7 +22,71 @@ void run_forward(const Request& request) {
       });
 }
 
+// A tensor (tokens, heads, size), contiguous; none where it is absent.
+cuda::ZeroedRows zeroed_rows(const Request& request, const std::string& name,
+                             int64_t heads, int64_t size, int64_t bytes) {
+  return {request.buffer<uint8_t>(name), heads * size * bytes};
+}
+
+template <class Element>
+void run_uncovered_queries(const Request& request) {
+  using Number = cuda::Accumulator<Element>;
+  const auto problem = attention_problem<Element>(request);
+  const auto rows = [&](const std::string& name) {
+    return zeroed_rows(request, name, problem.packed.heads,
+                       request.integer("zeroed_size"), sizeof(Element));
+  };
+  const cuda::UncoveredTokens<Number> call = {
+      .offsets = problem.packed.rows,
+      .sequences = problem.batch.sizes[0],
+      .tokens = problem.packed.total_rows,
+      .most = problem.rows,
+      .rows = {rows("output"), rows("output_residual")},
+      .log_sum_exp = request.buffer<Number>("log_sum_exp"),
+      .heads = problem.packed.heads,
+  };
+  launch_blocks(request, call.block_count(), cuda::kUncoveredThreads,
+                cuda::attention_uncovered_kernel<Number>, call);
+}
+
+template <class Element>
+void run_uncovered_keys(const Request& request) {
+  using Number = cuda::Accumulator<Element>;
+  const auto problem = attention_problem<Element>(request);
+  const int64_t heads = problem.batch.sizes[1];
+  const cuda::UncoveredTokens<Number> call = {
+      .offsets = problem.packed.columns,
+      .sequences = problem.batch.sizes[0],
+      .tokens = problem.packed.total_columns,
+      .most = problem.columns,
+      .rows = {zeroed_rows(request, "grad_key", heads, problem.head_size,
+                           sizeof(Element)),
+               zeroed_rows(request, "grad_value", heads, problem.value_size,
+                           sizeof(Element))},
+      .log_sum_exp = nullptr,
+      .heads = 0,
+  };
+  launch_blocks(request, call.block_count(), cuda::kUncoveredThreads,
+                cuda::attention_uncovered_kernel<Number>, call);
+}
+
 }  // namespace
+
+bool run_attention_uncovered(const Request& request) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel == "attention_uncovered_queries") {
+    for_attention_type(request, 0, [&]<class Element, int>() {
+      run_uncovered_queries<Element>(request);
+    });
+  } else if (kernel == "attention_uncovered_keys") {
+    for_attention_type(request, 0, [&]<class Element, int>() {
+      run_uncovered_keys<Element>(request);
+    });
+  } else {
+    return false;
+  }
+  return true;
+}
 
 bool run_attention_forward(const Request& request) {
   if (request.text("kernel") != "attention_forward") {

@@ -196,6 +196,7 @@ VARLEN = list(
         heads=((4, 2), (2, 2)),
         dtype=DTYPES,
         paged=(False, True),
+        padding=((0, 0), (0, 5), (3, 2)),
     )
 )
 
@@ -220,7 +221,9 @@ def in_pages(tensor: Tensor, lengths: tuple[int, ...], page: int) -> tuple[Tenso
 
 @pytest.mark.parametrize("options", VARLEN, ids=text_of)
 def test_packed_sequences(options: dict[str, Any]) -> None:
+    """Padding in front of the sequences and behind them, which NaN must not leave, gives zeros."""
     (rows, columns), (heads, key_heads) = options["lengths"], options["heads"]
+    front, behind = options["padding"]
     tensors = [
         normal(sum(rows), heads, 8),
         normal(sum(columns), key_heads, 8, seed=1),
@@ -230,17 +233,30 @@ def test_packed_sequences(options: dict[str, Any]) -> None:
     rules = (options["causal"], options["window"], options["softcap"])
     most = (max(rows), max(columns) + 3)
 
+    def pad(packed: Tensor) -> Tensor:
+        ends = (packed.new_full((count, *packed.shape[1:]), math.nan) for count in (front, behind))
+        return torch.cat([next(ends), packed, next(ends)])
+
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         table = None
         if options["paged"]:
             k, table = in_pages(k, columns, 4)
             v, _ = in_pages(v, columns, 4)
-        arguments = (q, k, v, offsets(rows), offsets(columns), *most, 0.0, None, *rules, slopes)
+        else:
+            k, v = pad(k), pad(v)
+        starts = (offsets(rows) + front, offsets(columns) + front)
+        arguments = (pad(q), k, v, *starts, *most, 0.0, None, *rules, slopes)
         alone = ours.flash_attn_varlen_func(*arguments, block_table=table)
         output, log_sum_exp, weights = ours.flash_attn_varlen_func(*arguments, False, True, table)
         assert torch.equal(alone, output)
         assert weights.numel() == 0
-        return output, log_sum_exp
+        covered = slice(front, front + len(q))
+        is_padding = torch.ones(len(output), dtype=torch.bool).index_fill(
+            0, torch.arange(len(output))[covered], False
+        )
+        assert (output[is_padding] == 0).all()
+        assert (log_sum_exp[:, is_padding] == torch.inf).all()
+        return output[covered], log_sum_exp[:, covered]
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         parts = [

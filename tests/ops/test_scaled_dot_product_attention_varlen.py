@@ -54,6 +54,12 @@ def packed(
     )
 
 
+def padded(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same batch without its first and its last sequence, whose tokens stay."""
+    query, key, value, starts, ends, *most = arguments
+    return (query, key, value, starts[1:-1], ends[1:-1], *most)
+
+
 def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]]:
     """Name, operands, options, and what else of a sample."""
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = []
@@ -76,6 +82,11 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
         add("empty", packed(rows, columns), values if index else {})
     add("empty values", packed((2, 3), (4, 1), (2, 1), (4, 0)), values)
     add("empty heads", packed((2, 3), (4, 1), (2, 1), (0, 4)), values)
+    several = packed((2, 3, 0, 4, 3), (1, 2, 5, 3, 4), (4, 2), (4, 3))
+    add("uncovered", padded(several), causal=True)
+    add("uncovered alone", padded(packed((2, 3), (1, 4))), values)
+    add("uncovered keys", (*several[:3], several[3][2:5], several[4][:3], 4, 5), values)
+    add("uncovered strips", padded(packed((70, 65, 9), (3, 130, 66), (2, 1), (8, 9))), values)
     for heads in ((0, 2), (0, 0)):
         add("no query heads", packed((2, 3), (4, 1), heads), values)
     for rows, columns in BATCHES:
@@ -324,14 +335,14 @@ class TestAttentionVarlen(OperatorTests):
         tokens, good = torch.ones(6, 1, 2), torch.tensor([0, 2, 6])
         assert attend(tokens, tokens, tokens, good, good, 4, 4).shape == tokens.shape
         wrong = {
-            "cu_seqlens_q begins with 1": [1, 2, 6],
+            "cu_seqlens_q begins with -1": [-1, 2, 6],
             "cu_seqlens_q decreases from 7 to 6 at element 2": [0, 7, 6],
-            "cu_seqlens_q ends with 5 but query has 6 tokens": [0, 2, 5],
+            "cu_seqlens_q ends with 7 but query has 6 tokens": [0, 3, 7],
             "sequence 1 has 5 tokens by cu_seqlens_q, more than max_seqlen_q 4": [0, 1, 6],
         }
         for message, given in wrong.items():
             starts = torch.tensor(given)
-            most = 7 if "7" in message else 4
+            most = 7 if "from 7" in message else 4
             with pytest.raises(RuntimeError, match=message):
                 attend(tokens, tokens, tokens, starts, good, most, 4)
             other = message.replace("_q", "_k").replace("query", "key")

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cuda/attention/attention_host.h"
+#include "cuda/attention/uncovered.cuh"
 #include "scaled_dot_product_attention_varlen.h"
 
 namespace pkg::cuda {
@@ -103,6 +104,47 @@ AttentionProblem<Element> packed_problem(
        shape.total_columns},
       packed_variant(shape, options.extras),
   };
+}
+
+// The rows of a contiguous tensor (tokens, heads, size).
+inline ZeroedRows zeroed_rows(const Tensor& tensor) {
+  const auto sizes = sizes_of(tensor);
+  return {tensor.mutable_data_ptr(),
+          sizes[1] * sizes[2] * element_size(dtype_of(tensor))};
+}
+
+// What queries that no sequence covers get: zeros, and minus infinity where
+// `log_sum_exp` is not null.
+template <class Element>
+void launch_uncovered_queries(const AttentionProblem<Element>& problem,
+                              const ZeroedRows& rows,
+                              const ZeroedRows& more_rows,
+                              Accumulator<Element>* log_sum_exp,
+                              cudaStream_t stream) {
+  const PackedSequences& packed = problem.packed;
+  const UncoveredTokens<Accumulator<Element>> call = {
+      packed.rows,  problem.batch.sizes[0], packed.total_rows,
+      problem.rows, {rows, more_rows},      log_sum_exp,
+      packed.heads};
+  launch(attention_uncovered_kernel<Accumulator<Element>>, call.block_count(),
+         kUncoveredThreads, stream, call);
+}
+
+// Zeros in the gradients of keys and values that no sequence covers.
+template <class Element>
+void launch_uncovered_keys(const AttentionProblem<Element>& problem,
+                           const ZeroedRows& grad_key,
+                           const ZeroedRows& grad_value, cudaStream_t stream) {
+  const PackedSequences& packed = problem.packed;
+  const UncoveredTokens<Accumulator<Element>> call = {packed.columns,
+                                                      problem.batch.sizes[0],
+                                                      packed.total_columns,
+                                                      problem.columns,
+                                                      {grad_key, grad_value},
+                                                      nullptr,
+                                                      0};
+  launch(attention_uncovered_kernel<Accumulator<Element>>, call.block_count(),
+         kUncoveredThreads, stream, call);
 }
 
 }  // namespace pkg::cuda
