@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from samples import around, normal
 from torch import Tensor
@@ -149,3 +151,29 @@ def errors(is_packed: bool) -> list[ErrorSample]:
         )
     )
     return wrong
+
+
+def assert_zeros_have_the_signs_of_their_scales(
+    op: Callable[..., Tensor], is_packed: bool, device: torch.device
+) -> None:
+    """A sum of zero times a negative scale is -0, unless a bias of +0 is added to it.
+
+    Of sizes that CUTLASS's kernel takes, where it is built in, and of others.
+    """
+    for rows, inner, columns in ((32, 64, 16), (3, 10, 5)):
+        values = torch.zeros(rows, inner, dtype=torch.int8, device=device)
+        weight = pkg.ops.pack_int4(torch.ones(columns, inner, dtype=torch.int8, device=device))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            scale = torch.ones(rows, dtype=dtype, device=device)
+            scale[::2] = -1
+            factors = torch.ones(columns, dtype=dtype, device=device)
+            operands = (pkg.ops.pack_int4(values) if is_packed else values, scale, weight, factors)
+            is_negative = (scale < 0).unsqueeze(-1).expand(rows, columns)
+            for bias, expected in (
+                (None, is_negative),
+                (torch.zeros_like(factors), torch.zeros_like(is_negative)),
+                (-torch.zeros_like(factors), is_negative),
+            ):
+                result = op(*operands, bias)
+                assert (result == 0).all()
+                assert torch.equal(result.signbit(), expected)

@@ -112,3 +112,6 @@ class TestRowwiseScaledLinearS8S4(OperatorTests):
             pkg.ops.rowwise_scaled_linear_s8s4(*args)
         with torch.no_grad():
             pkg.ops.rowwise_scaled_linear_s8s4(*args)
+
+    def test_zeros_have_the_signs_of_their_scales(self, device: torch.device) -> None:
+        shared.assert_zeros_have_the_signs_of_their_scales(self.op, False, device)

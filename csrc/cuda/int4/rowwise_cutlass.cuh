@@ -157,8 +157,11 @@ bool run_cutlass(const RowwiseScaledProblem<kPacked>& problem,
   const auto values_of = [](const FloatingValues& values) {
     return static_cast<Element*>(const_cast<void*>(values.data));
   };
+  // Where there is no bias -0 takes its place: added to any number, -0 too, it
+  // leaves that number, and so the result has the bits that the other kernel's
+  // has, which adds nothing.
   typename Config::OfColumns::Arguments bias = {
-      values_of(problem.bias), Element(0), {}};
+      values_of(problem.bias), Element(-0.0f), {}};
   const typename Config::Stored::Arguments epilogue = {
       {{{{}, {values_of(problem.input_scale), Element(0), {}}, {}},
         {values_of(problem.weight_scale), Element(0), {}},
