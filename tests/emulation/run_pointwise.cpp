@@ -40,23 +40,47 @@ void run_dense(const Request& request, Function function) {
                 cuda::pointwise_dense<Element, Function>, operands, function);
 }
 
+template <class Number, class Indices, class Function>
+void run_strided_by(const Request& request, Function function) {
+  const auto shape = batch_sizes(request.integers("shape"));
+  auto operands = cuda::strided_operands<Indices>(
+      shape, batch_strides(request.integers("output_strides")),
+      {batch_strides(request.integers("a_strides")),
+       batch_strides(request.integers("b_strides"))});
+  operands.output = request.buffer<uint8_t>("output");
+  operands.inputs[0] = request.buffer<uint8_t>("a");
+  operands.inputs[1] = request.buffer<uint8_t>("b");
+  operands.output_type = element_type(request.text("output_type"));
+  operands.input_types[0] = element_type(request.text("a_type"));
+  operands.input_types[1] = element_type(request.text("b_type"));
+  operands.common_type = element_type(request.text("common_type"));
+  launch_blocks(request, operands.count, cuda::kPointwiseThreads,
+                cuda::pointwise_strided<Number, Indices, Function>, operands,
+                function);
+}
+
 template <class Number, class Function>
 void run_strided(const Request& request, Function function) {
-  const cuda::StridedOperands operands = {
-      .output = request.buffer<uint8_t>("output"),
-      .inputs = {request.buffer<uint8_t>("a"), request.buffer<uint8_t>("b")},
-      .output_type = element_type(request.text("output_type")),
-      .input_types = {element_type(request.text("a_type")),
-                      element_type(request.text("b_type"))},
-      .common_type = element_type(request.text("common_type")),
-      .shape = batch_sizes(request.integers("shape")),
-      .output_strides = batch_strides(request.integers("output_strides")),
-      .input_strides = {batch_strides(request.integers("a_strides")),
-                        batch_strides(request.integers("b_strides"))},
-      .count = count_of(request.integers("shape")),
-  };
-  launch_blocks(request, operands.count, cuda::kPointwiseThreads,
-                cuda::pointwise_strided<Number, Function>, operands, function);
+  if (request.text("indices") == "wide") {
+    run_strided_by<Number, cuda::WideIndices>(request, function);
+  } else {
+    run_strided_by<Number, cuda::NarrowIndices>(request, function);
+  }
+}
+
+// Divides the numbers of each row by the row's divisor.
+void run_division(const Request& request) {
+  const int64_t count = request.integer("count");
+  const auto* numbers = request.buffer<int64_t>("numbers");
+  auto* results = request.buffer<int64_t>("results");
+  for (const int64_t by : request.integers("divisors")) {
+    const cuda::FastDivisor divisor(by);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto divided = divisor.divide(static_cast<uint32_t>(*numbers++));
+      *results++ = divided.quotient;
+      *results++ = divided.remainder;
+    }
+  }
 }
 
 template <class Function>
@@ -96,6 +120,10 @@ void run(const Request& request, Function function) {
 
 bool run_pointwise(const Request& request) {
   const std::string& kernel = request.text("kernel");
+  if (kernel == "division") {
+    run_division(request);
+    return true;
+  }
   if (kernel != "pointwise_dense" && kernel != "pointwise_strided") {
     return false;
   }

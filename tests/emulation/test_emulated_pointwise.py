@@ -91,7 +91,12 @@ def emulated_dense(emulator: Emulator, function: str, *inputs: Tensor, blocks: i
 
 
 def emulated_strided(
-    emulator: Emulator, function: str, output: Tensor, *inputs: Tensor, blocks: int = 3
+    emulator: Emulator,
+    function: str,
+    output: Tensor,
+    *inputs: Tensor,
+    blocks: int = 3,
+    indices: str = "narrow",
 ) -> Tensor:
     """On inputs that broadcast to the output, of any dtypes; writes into the output."""
     if function == "muladd" and not torch.result_type(*inputs).is_floating_point:
@@ -103,6 +108,7 @@ def emulated_strided(
         "pointwise_strided",
         ["output"],
         blocks,
+        indices=indices,
         function=function,
         common_type=name_of(common),
         output_type=name_of(output.dtype),
@@ -187,6 +193,9 @@ def test_strided(cuda_emulator: Emulator, layout: str, function: str) -> None:
             emulated_strided(cuda_emulator, function, output, *operands)
             expanded = [each.expand(shape) for each in operands]
             agree(function, output, *expanded)
+        wide = torch.full(shape, 77, dtype=dtype)
+        emulated_strided(cuda_emulator, function, wide, *operands, indices="wide")
+        assert torch.equal(wide, output)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=name_of)
@@ -219,6 +228,34 @@ def test_sums_into_every_dtype_that_holds_them(cuda_emulator: Emulator, dtype: t
             output = torch.empty(257, dtype=wide)
             result = emulated_strided(cuda_emulator, "add", output, a, b)
             torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_division_by_multiplication(cuda_emulator: Emulator) -> None:
+    """Around the multiples of each divisor, where a quotient that is off by one shows."""
+    most = 2**31 - 1
+    powers = [2**power + offset for power in range(1, 31) for offset in (-1, 0, 1)]
+    some = torch.randint(1, most, (200,)).tolist()
+    divisors = torch.tensor(sorted({1, most - 1, most, *range(1, 100), *powers, *some}))
+    by = divisors.unsqueeze(-1)
+    last = most // by
+    quotients = (torch.rand(len(divisors), 100, dtype=torch.float64) * (last + 1)).long()
+    quotients = torch.cat([quotients, torch.zeros_like(last), torch.ones_like(last), last], 1)
+    around = (quotients * by).unsqueeze(-1) + torch.tensor([-1, 0, 1])
+    numbers = torch.cat([around.flatten(1), torch.full_like(by, most)], 1).clamp(0, most)
+    results = torch.full((*numbers.shape, 2), -1)
+    count = numbers.shape[1]
+    given = {"numbers": numbers, "results": results, "count": count, "divisors": divisors.tolist()}
+    cuda_emulator.run("division", ["results"], **given)
+    assert torch.equal(results, torch.stack([numbers // by, numbers % by], -1))
+
+
+def test_places_beyond_31_bits(emulated_operators: torch._ops._OpNamespace) -> None:
+    """Of a few elements far apart; the memory between them is never touched."""
+    step = 1_100_000_000
+    apart = torch.empty(2 * step + 1, dtype=torch.uint8)[::step]
+    apart.copy_(torch.tensor([3, 5, 7]))
+    factors = torch.tensor([2, 4, 6], dtype=torch.uint8)
+    assert emulated_operators.mul(apart, factors).tolist() == [6, 20, 42]
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 100])

@@ -12,7 +12,8 @@
 // order without gaps, or that are a single element; a thread moves 16 bytes of
 // each operand at a time, the widest access there is. `pointwise_strided` takes
 // any strides (0 where an operand is broadcast) and any mixture of dtypes, an
-// element at a time.
+// element at a time; where each element's place fits 31 bits, as it does but in
+// the largest tensors, it is computed in 32 without a division.
 //
 // Bytes: each operand is read once and the result written once, for at most a
 // few tens of operations an element: bound by memory. Blocks of 256 threads
@@ -24,6 +25,7 @@
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
 
@@ -116,39 +118,97 @@ __global__ void __launch_bounds__(kPointwiseThreads)
   }
 }
 
+// How an element's index and its place in each operand are computed.
+struct NarrowIndices {
+  using Index = uint32_t;
+  using Stride = int32_t;
+  using Divisor = FastDivisor;
+};
+
+struct WideIndices {
+  using Index = int64_t;
+  using Stride = int64_t;
+  using Divisor = WideDivisor;
+};
+
+template <class Indices>
 struct StridedOperands {
   void* output;
   const void* inputs[2];
   ElementType output_type;
   ElementType input_types[2];
   ElementType common_type;
-  BatchSizes shape;
-  BatchStrides output_strides;
-  BatchStrides input_strides[2];
+  int dims;
+  typename Indices::Divisor sizes[kMaxBatchDims];
+  typename Indices::Stride output_strides[kMaxBatchDims];
+  typename Indices::Stride input_strides[2][kMaxBatchDims];
   int64_t count;
 };
 
+// Of operands whose dimensions are in row order.
+template <class Indices>
+StridedOperands<Indices> strided_operands(const BatchSizes& shape,
+                                          const BatchStrides& output,
+                                          const BatchStrides (&inputs)[2]) {
+  using Stride = typename Indices::Stride;
+  StridedOperands<Indices> operands = {};
+  operands.dims = shape.count;
+  operands.count = 1;
+  for (int dimension = 0; dimension < shape.count; ++dimension) {
+    const int64_t size = shape.sizes[dimension];
+    operands.sizes[dimension] = typename Indices::Divisor(size > 0 ? size : 1);
+    operands.count *= size;
+    operands.output_strides[dimension] =
+        static_cast<Stride>(output.strides[dimension]);
+    for (int input = 0; input < 2; ++input) {
+      operands.input_strides[input][dimension] =
+          static_cast<Stride>(inputs[input].strides[dimension]);
+    }
+  }
+  return operands;
+}
+
+// Whether every index, and every place of an operand, fits 31 bits.
+inline bool has_narrow_indices(const BatchSizes& shape,
+                               const BatchStrides& strides) {
+  int64_t count = 1;
+  int64_t last = 0;
+  for (int dimension = 0; dimension < shape.count; ++dimension) {
+    const int64_t size = shape.sizes[dimension];
+    const int64_t stride = strides.strides[dimension];
+    if (size > INT32_MAX || stride > INT32_MAX || stride < -INT32_MAX) {
+      return false;
+    }
+    count *= size;
+    last += (size - 1) * (stride < 0 ? -stride : stride);
+    if (count > INT32_MAX || last > INT32_MAX) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Number is the type of the computation in the common dtype.
-template <class Number, class Function>
+template <class Number, class Indices, class Function>
 __global__ void __launch_bounds__(kPointwiseThreads)
-    pointwise_strided(const __grid_constant__ StridedOperands operands,
+    pointwise_strided(const __grid_constant__ StridedOperands<Indices> operands,
                       Function function) {
+  using Stride = typename Indices::Stride;
   const int64_t threads = global_thread_count();
   for (int64_t index = global_thread_index(); index < operands.count;
        index += threads) {
-    int64_t output_offset = 0;
-    int64_t input_offsets[2] = {};
-    int64_t rest = index;
-    for (int dimension = operands.shape.count - 1; dimension >= 0;
-         --dimension) {
-      const int64_t size = operands.shape.sizes[dimension];
-      const int64_t coordinate = rest % size;
-      rest /= size;
-      output_offset += coordinate * operands.output_strides.strides[dimension];
+    Stride output_offset = 0;
+    Stride input_offsets[2] = {};
+    auto rest = static_cast<typename Indices::Index>(index);
+    for (int dimension = operands.dims - 1; dimension >= 0; --dimension) {
+      const auto divided = operands.sizes[dimension].divide(rest);
+      rest = divided.quotient;
+      const auto coordinate = static_cast<Stride>(divided.remainder);
+      output_offset += coordinate * operands.output_strides[dimension];
       PKG_UNROLL
       for (int input = 0; input < Function::kInputs; ++input) {
         input_offsets[input] +=
-            coordinate * operands.input_strides[input].strides[dimension];
+            coordinate * operands.input_strides[input][dimension];
       }
     }
     Number values[2];

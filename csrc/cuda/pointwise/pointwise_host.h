@@ -87,6 +87,22 @@ void launch_dense(const PointwiseCall<Function::kInputs>& call,
          stream, operands, function);
 }
 
+template <class Number, class Indices, class Function>
+void launch_strided(const PointwiseCall<Function::kInputs>& call,
+                    StridedOperands<Indices> operands, Function function,
+                    cudaStream_t stream) {
+  operands.output = call.output.mutable_data_ptr();
+  operands.output_type = element_type(dtype_of(call.output));
+  operands.common_type = element_type(call.common);
+  for (int input = 0; input < Function::kInputs; ++input) {
+    operands.inputs[input] = call.inputs[input]->const_data_ptr();
+    operands.input_types[input] = element_type(dtype_of(*call.inputs[input]));
+  }
+  launch(pointwise_strided<Number, Indices, Function>,
+         (operands.count + kPointwiseThreads - 1) / kPointwiseThreads,
+         kPointwiseThreads, stream, operands, function);
+}
+
 template <class Number, class Function>
 void launch_strided(const char* op,
                     const PointwiseCall<Function::kInputs>& call,
@@ -95,30 +111,28 @@ void launch_strided(const char* op,
   check_batch_dims(op, loop.dims);
   // The loop counts dimensions from the innermost one, the kernel from the
   // outermost.
-  const auto strides = [&](int operand) {
-    BatchStrides result;
+  BatchSizes shape;
+  shape.count = loop.dims;
+  std::reverse_copy(loop.sizes.begin(), loop.sizes.begin() + loop.dims,
+                    shape.sizes);
+  BatchStrides strides[3];  // of an operand that is not there 0
+  bool is_narrow = true;
+  for (int operand = 0; operand <= Function::kInputs; ++operand) {
     std::reverse_copy(loop.strides[operand].begin(),
                       loop.strides[operand].begin() + loop.dims,
-                      result.strides);
-    return result;
-  };
-  StridedOperands operands = {};
-  operands.output = call.output.mutable_data_ptr();
-  operands.output_type = element_type(dtype_of(call.output));
-  operands.common_type = element_type(call.common);
-  operands.shape.count = loop.dims;
-  std::reverse_copy(loop.sizes.begin(), loop.sizes.begin() + loop.dims,
-                    operands.shape.sizes);
-  operands.output_strides = strides(0);
-  operands.count = loop.numel();
-  for (int input = 0; input < Function::kInputs; ++input) {
-    operands.inputs[input] = call.inputs[input]->const_data_ptr();
-    operands.input_types[input] = element_type(dtype_of(*call.inputs[input]));
-    operands.input_strides[input] = strides(input + 1);
+                      strides[operand].strides);
+    is_narrow = is_narrow && has_narrow_indices(shape, strides[operand]);
   }
-  launch(pointwise_strided<Number, Function>,
-         (operands.count + kPointwiseThreads - 1) / kPointwiseThreads,
-         kPointwiseThreads, stream, operands, function);
+  const BatchStrides inputs[2] = {strides[1], strides[2]};
+  if (is_narrow) {
+    launch_strided<Number>(
+        call, strided_operands<NarrowIndices>(shape, strides[0], inputs),
+        function, stream);
+  } else {
+    launch_strided<Number>(
+        call, strided_operands<WideIndices>(shape, strides[0], inputs),
+        function, stream);
+  }
 }
 
 // Integers of one width share a dense kernel, and all of them the strided one.
