@@ -150,6 +150,8 @@ def test_quantised_rows_are_the_bits_of_the_cpu(
 ) -> None:
     inputs = [torch.randn(9, inner, dtype=torch.float64) for inner in (0, 2, 30, 32, 34, 64, 130)]
     inputs += [torch.randn(2, 3, 7, 40).double().permute(1, 0, 3, 2)[..., :6], torch.zeros(3, 4)]
+    # Rows that are read 16 bytes at a time but written unaligned, and rows that are not.
+    inputs += [torch.randn(9, 64)[:, :46], torch.randn(9 * 64 + 1)[1:].view(9, 64)]
     special = torch.ones(4, 70)
     special[1, 33], special[2, 5] = torch.nan, -torch.inf
     special[3, ::2] = -0.99  # within 1/16 of the others, which turns the scale's limit
@@ -174,6 +176,13 @@ def test_the_operators_whole(emulated_operators: Operators, kind: str, dtype: to
     input, row, *rest = sample.args
     turned = Sample((input.transpose(0, 2), row.transpose(0, 2), *rest))
     assert_right(kind, operator(*turned.args), turned)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_have_the_signs_of_their_scales(emulated_operators: Operators, kind: str) -> None:
+    operator = getattr(emulated_operators, f"rowwise_scaled_linear_{kind}")
+    device = torch.device("cpu")
+    shared.assert_zeros_have_the_signs_of_their_scales(operator, kind == "s4s4", device)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
