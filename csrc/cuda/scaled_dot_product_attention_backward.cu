@@ -122,11 +122,25 @@ void launch_grad_mask(const BackwardCall& call,
   const auto size = [&](size_t from_last) {
     return from_last <= sizes.size() ? sizes[sizes.size() - from_last] : 1;
   };
-  const AttentionGradMask<Element, MaskElement> gradient = {
+  AttentionGradMask<Element, MaskElement> gradient = {
       backward, call.batch.partition(call.shape, mask, 1),
       data_of<MaskElement>(call.grad_mask), size(2), size(1)};
+  gradient.splits = gradient.suitable_splits();
+  const bool has_parts = gradient.splits > 1;
+  // Freed when the launches are queued: the stream's later allocations alone
+  // get its memory.
+  const Tensor parts = empty_contiguous(
+      std::array<int64_t, 1>{
+          has_parts ? gradient.splits * gradient.element_count() : 0},
+      attention_accumulate_type(call.shape), device_of(mask));
+  gradient.parts = data_of<Accumulator<Element>>(parts);
   launch(attention_grad_mask_kernel<Element, MaskElement>,
-         gradient.tile_count(), kTileThreads, call.stream, gradient);
+         gradient.piece_count(), kTileThreads, call.stream, gradient);
+  if (has_parts) {
+    launch(attention_grad_mask_sum_kernel<Element, MaskElement>,
+           tiles_of(gradient.element_count(), kWarp), kPartWarps * kWarp,
+           call.stream, gradient);
+  }
 }
 
 template <class Element>

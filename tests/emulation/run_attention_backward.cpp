@@ -1,3 +1,6 @@
+#include <limits>
+#include <vector>
+
 #include "attention_request.h"
 #include "cuda/attention/grad_key_value.cuh"
 #include "cuda/attention/grad_mask.cuh"
@@ -70,15 +73,30 @@ void run_grad_key_value(const Request& request) {
 
 template <class Element, class MaskElement>
 void run_grad_mask(const Request& request) {
-  const cuda::AttentionGradMask<Element, MaskElement> call = {
+  cuda::AttentionGradMask<Element, MaskElement> call = {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "mask"),
       .grad_mask = request.buffer<MaskElement>("grad_mask"),
       .rows = request.integers("mask_shape").at(0),
       .columns = request.integers("mask_shape").at(1),
   };
-  launch_blocks(request, call.tile_count(), cuda::kTileThreads,
+  using Number = cuda::Accumulator<Element>;
+  call.splits = call.suitable_splits();
+  std::vector<Number> parts(
+      call.splits > 1 ? call.splits * call.element_count() : 0,
+      std::numeric_limits<Number>::quiet_NaN());
+  call.parts = parts.data();
+  launch_blocks(request, call.piece_count(), cuda::kTileThreads,
                 cuda::attention_grad_mask_kernel<Element, MaskElement>, call);
+  if (call.splits > 1) {
+    launch_blocks(request, cuda::tiles_of(call.element_count(), cuda::kWarp),
+                  cuda::kPartWarps * cuda::kWarp,
+                  cuda::attention_grad_mask_sum_kernel<Element, MaskElement>,
+                  call);
+  }
+  if (auto* const pieces = request.buffer<int64_t>("pieces")) {
+    *pieces = call.piece_count();
+  }
 }
 
 }  // namespace

@@ -268,7 +268,8 @@ def emulated_backward(
             else:
                 grouped = call.with_groups(result, name != "grad_query")
                 given |= operand(name, grouped, call.batch)
-        emulator.run(kernel, list(results), blocks, **given, **arguments)
+        names = [*results, *(["pieces"] if "pieces" in arguments else [])]
+        emulator.run(kernel, names, blocks, **given, **arguments)
         return list(results.values())
 
     results = gradients("attention_grad_query", query=call.query)
@@ -280,7 +281,12 @@ def emulated_backward(
         arguments["key_owned"] = owned[1]
         results += gradients("attention_grad_key_value", value=call.value)
     if call.mask is not None and call.mask.is_floating_point():
+        pieces = torch.zeros(1, dtype=torch.int64)
+        arguments["pieces"] = pieces
         results += gradients("attention_grad_mask", mask=call.mask)
+        # However few elements the mask has, no block has more to do than a tile of scores.
+        tiles = -(-call.rows // 64) * -(-call.columns // 64) * call.batch.numel()
+        assert int(pieces) == tiles
     return results
 
 

@@ -1,10 +1,16 @@
 // The gradient of attention's mask: dS, summed wherever the mask is broadcast,
 // see cuda/attention/gradients.cuh.
 //
-// A block owns a tile of the mask and walks the matrices of the batch, the rows
-// and the columns that share it: a mask of one number is the work of one block.
+// What adds to a tile of the mask are steps: tiles of scores of the matrices of
+// the batch, the rows and the columns that share it. Where the mask has too few
+// tiles to occupy a device, the steps of each are split among blocks, which
+// write their sums as parts, and a second kernel adds the parts of an element.
+// Either sum runs in one fixed order, and how often is split depends on sizes
+// alone: the result is the same to the last bit each time.
+//
 // 2 rows columns (head_size + value_size) operations for each matrix of the
-// batch. Bound by the multiply-add units.
+// batch. The parts are no more than kGradMaskBlocks + tiles tiles, written and
+// read once.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +19,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
@@ -61,19 +68,54 @@ __device__ __forceinline__ void sum_rows(GradMaskTile<Number>& tile,
   __syncthreads();
 }
 
+// Enough blocks for the largest devices, some 150 multiprocessors, to hold four
+// each.
+constexpr int64_t kGradMaskBlocks = 600;
+
 // `rows` and `columns` are the mask's own: the problem's, or 1 where the mask
 // is broadcast along them.
 template <class Element, class MaskElement>
 struct AttentionGradMask {
+  using Number = Accumulator<Element>;
   AttentionBackward<Element> backward;
   BatchPartition partition;
   MaskElement* grad_mask;  // contiguous: owned, rows, columns
   int64_t rows;
   int64_t columns;
+  int64_t splits = 1;       // of the steps of a tile
+  Number* parts = nullptr;  // of several splits: splits, and then as grad_mask
 
   __host__ __device__ int64_t tile_count() const {
     return partition.owned_count * tiles_of(rows, kAttentionTile) *
            tiles_of(columns, kAttentionTile);
+  }
+  __host__ __device__ int64_t piece_count() const {
+    return tile_count() * splits;
+  }
+  __host__ __device__ int64_t element_count() const {
+    return partition.owned_count * rows * columns;
+  }
+  // Tiles of scores along the rows and the columns that a tile of the mask is
+  // the sum of, and those of all matrices.
+  __host__ __device__ int64_t row_steps() const {
+    return rows != backward.problem.rows
+               ? tiles_of(backward.problem.rows, kAttentionTile)
+               : 1;
+  }
+  __host__ __device__ int64_t column_steps() const {
+    return columns != backward.problem.columns
+               ? tiles_of(backward.problem.columns, kAttentionTile)
+               : 1;
+  }
+  __host__ __device__ int64_t step_count() const {
+    return partition.shared_count * row_steps() * column_steps();
+  }
+  int64_t suitable_splits() const {
+    const int64_t tiles = tile_count();
+    const int64_t wanted =
+        tiles == 0 ? 1 : (kGradMaskBlocks + tiles - 1) / tiles;
+    const int64_t steps = step_count();
+    return steps < 1 ? 1 : wanted < steps ? wanted : steps;
   }
 };
 
@@ -87,40 +129,81 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_mask_kernel(
   PKG_SHARED(Number, b_panels, [2][kDepth][kTile + kPanelPadding]);
   PKG_SHARED(Number, lane_sums, [16][kTile]);
 
-  const AttentionProblem<Element>& problem = call.backward.problem;
-  const TileThread thread;
   const int64_t row_tiles = tiles_of(call.rows, kTile);
   const int64_t column_tiles = tiles_of(call.columns, kTile);
-  const bool sums_rows = call.rows != problem.rows;
-  const bool sums_columns = call.columns != problem.columns;
-  const int64_t tiles = call.tile_count();
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const int64_t owned = index / column_tiles / row_tiles;
-    const int64_t row_begin = index / column_tiles % row_tiles * kTile;
-    const int64_t column_begin = index % column_tiles * kTile;
-    const int64_t row_end = sums_rows ? problem.rows : row_begin + kTile;
-    const int64_t column_end =
-        sums_columns ? problem.columns : column_begin + kTile;
+  const int64_t row_steps = call.row_steps();
+  const int64_t column_steps = call.column_steps();
+  const int64_t steps = call.step_count();
+  const int64_t steps_of_split = (steps + call.splits - 1) / call.splits;
+  for (int64_t index = blockIdx.x; index < call.piece_count();
+       index += gridDim.x) {
+    const int64_t split = index % call.splits;
+    const int64_t tile = index / call.splits;
+    const int64_t owned = tile / column_tiles / row_tiles;
+    const int64_t row_begin = tile / column_tiles % row_tiles * kTile;
+    const int64_t column_begin = tile % column_tiles * kTile;
+    const int64_t step_end = steps_of_split * (split + 1) < steps
+                                 ? steps_of_split * (split + 1)
+                                 : steps;
 
     GradMaskTile<Number> sum(0);
-    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      const int64_t batch = call.partition.batch_index(owned, shared);
-      for (int64_t row = row_begin; row < row_end; row += kTile) {
-        for (int64_t column = column_begin; column < column_end;
-             column += kTile) {
-          sum.add(grad_score_tile<false>(call.backward, batch, row, column,
-                                         a_panels, b_panels));
-        }
-      }
+    for (int64_t step = steps_of_split * split; step < step_end; ++step) {
+      const int64_t shared = step / column_steps / row_steps;
+      sum.add(grad_score_tile<false>(
+          call.backward, call.partition.batch_index(owned, shared),
+          row_begin + step / column_steps % row_steps * kTile,
+          column_begin + step % column_steps * kTile, a_panels, b_panels));
     }
-    if (sums_columns) {
+    if (call.columns != call.backward.problem.columns) {
       sum_columns<Number>(sum);
     }
-    if (sums_rows) {
+    if (call.rows != call.backward.problem.rows) {
       sum_rows<Number>(sum, lane_sums);
     }
-    store_tile(sum, call.grad_mask + owned * call.rows * call.columns,
-               call.rows, call.columns, call.columns, row_begin, column_begin);
+    const int64_t first = owned * call.rows * call.columns;
+    if (call.splits == 1) {
+      store_tile(sum, call.grad_mask + first, call.rows, call.columns,
+                 call.columns, row_begin, column_begin);
+    } else {
+      store_tile(sum, call.parts + split * call.element_count() + first,
+                 call.rows, call.columns, call.columns, row_begin,
+                 column_begin);
+    }
+  }
+}
+
+// Neighbouring lanes of a warp add the parts of neighbouring elements; the
+// warps of a block share the parts out.
+constexpr int kPartWarps = 8;
+
+template <class Element, class MaskElement>
+__global__ void __launch_bounds__(kPartWarps* kWarp)
+    attention_grad_mask_sum_kernel(
+        const __grid_constant__ AttentionGradMask<Element, MaskElement> call) {
+  using Number = Accumulator<Element>;
+  PKG_SHARED(Number, warp_sums, [kPartWarps][kWarp]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t elements = call.element_count();
+  const int64_t blocks = tiles_of(elements, kWarp);
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int64_t element = block * kWarp + lane;
+    Number sum = 0;
+    if (element < elements) {
+      PKG_UNROLL_BY_4
+      for (int64_t split = warp; split < call.splits; split += kPartWarps) {
+        sum += call.parts[split * elements + element];
+      }
+    }
+    warp_sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && element < elements) {
+      for (int other = 1; other < kPartWarps; ++other) {
+        sum += warp_sums[other][lane];
+      }
+      call.grad_mask[element] = convert<MaskElement>(sum);
+    }
+    __syncthreads();
   }
 }
 
