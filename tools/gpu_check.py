@@ -1,8 +1,10 @@
 """The Python half of ``tools/gpu_check.sh``: what is missing, a sample of calls, and the figures.
 
-``requirements`` says in words what this machine lacks. ``sample`` calls every kernel over sizes
-around its tiles, for compute-sanitizer to watch. ``time`` verifies and times the benchmarks of
-every operator beside PyTorch's and writes a JSON file.
+``requirements`` says in words what this machine lacks. ``sample`` calls every operator over sizes
+around its tiles (``gpu_calls.py``), again, on another stream, in a CUDA graph and where waiting for
+the device is an error (``gpu_ways.py``), or with ``--plain`` once, for compute-sanitizer to watch.
+``time`` verifies and times the benchmarks of every operator beside PyTorch's and writes a JSON
+file.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
-import itertools
 import json
 import re
 import statistics
@@ -66,51 +67,24 @@ def requirements(options: argparse.Namespace) -> int:
 
 
 def sample(options: argparse.Namespace) -> int:
-    """Call every kernel, over sizes around its tiles, for compute-sanitizer to watch.
-
-    Whether the results are right is the suite's concern; here they only have to be finite.
-    """
+    """Call every operator, over sizes around its tiles and in every way that the device has."""
+    import gpu_calls
+    import gpu_ways
     import torch
-
-    from pkg import ops
 
     device = torch.device(options.device)
     torch.manual_seed(0)
-    results: list[torch.Tensor] = []
-    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-    for dtype, size in itertools.product(dtypes, (1, 63, 65, 129)):
-
-        def make(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return torch.rand(shape, device=device).to(dtype)
-
-        a, b, out = make(size, 70), make(70, size), make(size, 70)
-        ops.add_out(a, a[:1], out=out)
-        leaf = a.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(ops.d_sigmoid(leaf).sum(), leaf)
-        results += [out, gradient, ops.mul(a, b.mT), ops.muladd(a, a[:1], 0.5), ops.matmul(a, b)]
-        for head in (20, 130):
-            inputs = [make(2, 3, size, head).requires_grad_() for _ in range(3)]
-            mask = make(3, 1, size).requires_grad_()
-            capped = {"softcap": 3.0, "window_left": 40, "alibi_slopes": make(3).float()}
-            for arguments in ({"attn_mask": mask}, {"is_causal": True}, {"dropout_p": 0.5}, capped):
-                output = ops.scaled_dot_product_attention(*inputs, **arguments)
-                wanted = [*inputs, *([mask] if "attn_mask" in arguments else [])]
-                results += [output, *torch.autograd.grad(output.sum(), wanted)]
-            lengths = torch.tensor([size, size // 2], device=device)
-            query, key, value = (each.detach() for each in inputs)
-            results.append(ops.decode_attention(query[:, :, -4:], key, value, lengths))
-            results.append(ops.decode_attention(query[:, :, -4:], key, value, lengths, **capped))
-            starts = torch.tensor([0, size, size, size + 40], device=device)
-            packed = [make(size + 40, 3, head).requires_grad_() for _ in range(3)]
-            longest = max(size, 40)
-            output = ops.scaled_dot_product_attention_varlen(
-                *packed, starts, starts, longest, longest, 0.5, None, True
-            )
-            results += [output, *torch.autograd.grad(output.sum(), packed)]
-    numbers = torch.randint(-128, 128, (65, 65), dtype=torch.int8, device=device)
-    results.append(ops.matmul(numbers, numbers, out_dtype=torch.int32))
-    wrong = sum(not bool(result.isfinite().all()) for result in results)
-    print(f"{len(results)} results, {wrong} of them not finite")
+    sizes = options.sizes or gpu_calls.SIZES
+    calls = list(gpu_calls.calls(device, gpu_calls.DTYPES, sizes))
+    ways = () if options.plain else gpu_ways.ways_on(device)
+    wrong = list(gpu_ways.faults(calls, ways))
+    few = gpu_calls.calls(device, gpu_calls.DTYPES[1:2], sizes[-1:])
+    wrong += [f"{name}: no call reaches it" for name in gpu_ways.never_called(few, device)]
+    if device.type == "cuda" and not options.plain:
+        wrong += gpu_ways.beyond_31_bits(device)
+    print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
+    for fault in wrong:
+        print(f"WRONG {fault}", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -205,6 +179,9 @@ def main() -> int:
             command.add_argument("--folder", type=Path, default=Path("benchmarks", "results"))
             command.add_argument("--seconds", type=float, default=0.2, help="a case, on the CPU")
             command.add_argument("operators", nargs="*", metavar="OPERATOR")
+        if function is sample:
+            command.add_argument("--plain", action="store_true", help="each call once, in one way")
+            command.add_argument("--sizes", type=int, nargs="+", help="in place of those of tiles")
     options = parser.parse_args()
     return int(options.function(options))
 

@@ -57,7 +57,7 @@ workers=()
 "$python" -c 'import xdist' 2> /dev/null && workers=(-n "$(($(nproc) / 2 + 1))")
 "$python" -m pytest -q tests/ops -k "$device" -p no:cacheprovider "${workers[@]}"
 
-step "Every kernel"
+step "Every operator, in every way"
 "$python" "$root/tools/gpu_check.py" sample --device "$device"
 
 if [[ $device == cuda ]]; then
@@ -68,7 +68,7 @@ if [[ $device == cuda ]]; then
     for tool in memcheck racecheck; do
       status=0
       compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name kns=pkg4cuda \
-        "$python" "$root/tools/gpu_check.py" sample > "$work/$tool.log" 2>&1 || status=$?
+        "$python" "$root/tools/gpu_check.py" sample --plain > "$work/$tool.log" 2>&1 || status=$?
       if grep -q 'Device not supported' "$work/$tool.log"; then
         echo "SKIPPED: compute-sanitizer does not support this device ($tool)"
       else

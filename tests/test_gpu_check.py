@@ -1,0 +1,63 @@
+"""tools/gpu_check.py: that its sample reaches every operator, and notices what goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+TOOLS = Path(__file__).parents[1] / "tools"
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    monkeypatch.syspath_prepend(TOOLS)
+    import gpu_calls
+    import gpu_ways
+
+    return gpu_calls, gpu_ways
+
+
+def test_the_sample_passes_on_the_cpu() -> None:
+    command = [sys.executable, str(TOOLS / "gpu_check.py"), "sample", "--device", "cpu"]
+    result = subprocess.run([*command, "--sizes", "3"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "in 2 ways, 0 faults" in result.stdout
+
+
+def test_every_operator_is_called(sample: tuple[ModuleType, ModuleType]) -> None:
+    """What tracing sees is what has a kernel; without the calls of a group its operators miss."""
+    gpu_calls, gpu_ways = sample
+    calls = list(gpu_calls.calls(CPU, [torch.float32], [3]))
+    assert gpu_ways.kernels(CPU) >= {"pkg::lltm_backward", "pkg::attention_dropout_mask"}
+    assert gpu_ways.never_called(calls, CPU) == []
+    without = [call for call in calls if not call.name.startswith("rowwise_scaled_linear_s4s4")]
+    assert gpu_ways.never_called(without, CPU) == ["pkg::rowwise_scaled_linear_s4s4"]
+
+
+def test_faults_are_noticed(sample: tuple[ModuleType, ModuleType]) -> None:
+    gpu_calls, gpu_ways = sample
+    count = itertools.count()
+
+    def refused() -> list[torch.Tensor]:
+        raise RuntimeError("it waits")
+
+    calls = [
+        gpu_calls.Call("right", lambda: [torch.ones(2)]),
+        gpu_calls.Call("random", lambda: [torch.rand(2)], is_random=True),
+        gpu_calls.Call("infinite", lambda: [torch.ones(2) / 0]),
+        gpu_calls.Call("counts", lambda: [torch.ones(1), torch.tensor([next(count)])]),
+        gpu_calls.Call("refused", refused),
+    ]
+    assert list(gpu_ways.faults(calls, gpu_ways.ways_on(CPU))) == [
+        "infinite: a result is not finite",
+        "counts: results 1 of 2 differ from those of the first call",
+        "refused: it waits",
+    ]
