@@ -11,10 +11,10 @@
 //
 // Tiles: 64 keys; 1 or 8 rows, 64 or 128 columns of the output: blocks of a
 // wider output repeat the scores. In float32 a block takes 18 KiB of shared
-// memory, so that several share a multiprocessor and wait for memory in turns.
+// memory, so that several fit a multiprocessor.
 //
 // 2 (head_size + value_size) operations for a row and key, and as many elements
-// to read for each key head. Bound by memory.
+// to read for each key head.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,7 @@
 // and backward kernels of attention draw it.
 //
 // A thread draws four neighbouring columns at once, the words of one Philox
-// counter (csrc/host/philox.h), some 70 integer operations for 4 bytes written:
-// bound by arithmetic.
+// counter (csrc/host/philox.h): some 70 integer operations for 4 bytes written.
 #pragma once
 
 #include <cstdint>

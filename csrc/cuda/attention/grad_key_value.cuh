@@ -4,8 +4,7 @@
 // A block owns 64 keys and up to 128 columns of both gradients, and walks the
 // queries 64 at a time, those of all heads that share the key. 4 rows columns
 // (head_size + value_size) operations for each matrix of the batch, a half if
-// causal; wider heads repeat the first two of the four products. Bound by the
-// multiply-add units.
+// causal; wider heads repeat the first two of the four products.
 #pragma once
 
 #include <cstdint>

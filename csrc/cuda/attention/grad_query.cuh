@@ -4,7 +4,7 @@
 // A block owns 64 queries and 64 or 128 columns of their gradient, and walks
 // the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
 // for each matrix of the batch, a half if causal; a wider head repeats the
-// first two of the three products. Bound by the multiply-add units.
+// first two of the three products.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@
 // fixed order. Tiles are those of the forward pass, for the same reasons.
 //
 // The delta kernel reads 2 rows value_size elements for as many operations, in
-// half precision 3, the output in two parts: bound by memory.
+// half precision 3, the output in two parts.
 #pragma once
 
 #include <cstdint>

@@ -17,8 +17,7 @@
 // dilations, are read from global memory in place.
 //
 // 2 C operations for each pixel and shift, forward and for each gradient; each
-// block reads (32 + 15 steps) pixels for 32 x 16 products a channel. Bound by
-// reads of shared memory.
+// block reads (32 + 15 steps) pixels for 32 x 16 products a channel.
 #pragma once
 
 #include <cstdint>

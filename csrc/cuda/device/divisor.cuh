@@ -1,7 +1,7 @@
 // Division by a number that the host knows, for indices.
 //
-// A multiprocessor has no instruction that divides integers: of 32 bits it is
-// about ten of others, of 64 bits a routine of many more. FastDivisor
+// There is no instruction that divides integers: the compiler makes it of up to
+// 20 others (CUDA C++ Programming Guide, arithmetic instructions). FastDivisor
 // multiplies by a rounded reciprocal instead and shifts (Granlund and
 // Montgomery, "Division by Invariant Integers using Multiplication", 1994,
 // section 4): with 2^(s-1) < d <= 2^s and m = floor(2^32 (2^s - d) / d) + 1,

@@ -13,8 +13,8 @@
 // values of its words, scaled, with each row, and four lanes add up their sums.
 //
 // Operations: 2 M N K. Bytes: K N / 2 of the weight for 16 (8) rows of
-// activations. Few rows are bound by reading the weight; 4096 columns of the
-// result are 128 blocks, one for each multiprocessor of a large GPU.
+// activations. 4096 columns of the result are 128 blocks, about one for each
+// multiprocessor of a large GPU.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,7 @@
 // the first has just read. Elements that are neighbours, from an aligned
 // address on, are read 16 bytes at a time and their values written as many at a
 // time; else and at the end of the row an element at a time. Bytes: the input
-// twice, of which once at most from memory as long as the rows of the warps
-// that run fit the caches, and the values once.
+// twice, and the values once.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The tensor-core tiled layout on the device: packing, unpacking, dequantising.
 //
 // A thread a word of eight values; the four lanes of a row's block are
-// neighbours, and read or write whole sectors of the matrix. Bound by memory.
+// neighbours, and read or write whole sectors of the matrix.
 //
 // The kernels are templates so that several files may include them.
 #pragma once

@@ -3,7 +3,7 @@
 // The pass over a step's elements: a block owns 32 hidden units and walks over
 // the rows, eight at a time, so that each thread sums the bias's gradient of
 // its unit in registers; the eight sums of a unit are added in shared memory in
-// one order. 9 elements are moved for each of the B H states: bound by memory.
+// one order. 9 elements are moved for each of the B H states.
 //
 // The products are those of cuda/gemm/block_product.cuh with an operand in two
 // parts, since the states that the steps of a sequence began with lie in two

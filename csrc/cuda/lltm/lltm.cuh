@@ -9,9 +9,8 @@
 // gradient needs them. In a sequence the input's product is made for all steps
 // at once, and a step begins from its sums.
 //
-// 2 B 3H (H + F) operations. Global memory is read 2 B 3H (H + F) (1/192 +
-// 1/64) elements, from the L2 cache for the most part: bound by the
-// multiply-add units for a large batch, by reading W for a small one.
+// 2 B 3H (H + F) operations. The blocks read 2 B 3H (H + F) (1/192 + 1/64)
+// elements of global memory.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,8 @@
 // the largest tensors, it is computed in 32 without a division.
 //
 // Bytes: each operand is read once and the result written once, for at most a
-// few tens of operations an element: bound by memory. Blocks of 256 threads
-// without shared memory fill a multiprocessor whatever its limits are.
+// few tens of operations an element. Blocks of 256 threads without shared
+// memory: 2048 threads, or 1536, of a multiprocessor are whole blocks.
 #pragma once
 
 #include <cstdint>
