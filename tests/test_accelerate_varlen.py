@@ -136,6 +136,22 @@ def test_gradients_in_float64() -> None:
         )
 
 
+def test_padding_behind_the_sequences() -> None:
+    """Zeros for it, and for its gradients; what the sequences get is what they get alone."""
+    side, options = starts(4, 6), options_of("causal")
+    inputs = [packed(13, torch.float32) for _ in range(3)]
+    results = []
+    with pkg.accelerate():
+        for tokens in (10, 13):
+            leaves = [each[:tokens].detach().requires_grad_() for each in inputs]
+            output = varlen.varlen_attn(*leaves, side, side, 6, 6, **options)
+            gradients = torch.autograd.grad(output, leaves, torch.ones_like(output))
+            results.append([output.detach(), *gradients])
+    for alone, padded in zip(*results, strict=True):
+        assert torch.equal(padded[:10], alone)
+        assert (padded[10:] == 0).all()
+
+
 @needs_windows
 def test_keys_that_are_used_alone() -> None:
     """As if the others were not there: the last query's own key is the last that is used."""

@@ -50,15 +50,11 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
         packed_problem<Element>(shape, tensors, options),
         packed_matrices<Element>(shape, grad_output, true),
         packed_matrices<Element>(shape, output, true),
-        has_elements(output_residual)
-            ? packed_matrices<Element>(shape, output_residual, true)
-            : MatrixBatch<Element>{},
+        packed_residual<Element>(shape, output_residual),
         static_cast<const Number*>(dense_log_sum_exp.const_data_ptr()),
         static_cast<Number*>(delta.mutable_data_ptr())};
-    launch_uncovered_queries(backward.problem, zeroed_rows(grad_query),
-                             ZeroedRows{}, nullptr, stream);
-    launch_uncovered_keys(backward.problem, zeroed_rows(grad_key),
-                          zeroed_rows(grad_value), stream);
+    launch_uncovered_gradients(backward.problem, grad_query, grad_key,
+                               grad_value, stream);
     launch_attention_delta(backward, stream);
     launch_attention_grad_query<Element>(
         {backward, packed_partition(shape, true),

@@ -329,11 +329,15 @@ def test_results_do_not_depend_on_the_grid_or_the_order_of_threads(
 def test_offsets_that_make_no_sense_touch_nothing_else(
     cuda_emulator: Emulator, starts: list[int]
 ) -> None:
-    """The device reads them when it is too late to refuse: the sanitizer sees every access."""
+    """The device reads them when it is too late to refuse: the sanitizer sees every access.
+
+    And every element of the results is written, with whatever.
+    """
     call = make((5, 4), (6, 3), is_causal=True)
     wrong = torch.tensor(starts, dtype=torch.int32)
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        emulated(cuda_emulator, replace(call, **{name: wrong}))
+        results = emulated(cuda_emulator, replace(call, **{name: wrong}))
+        assert not any((result == 77).any() for result in results)
 
 
 def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:

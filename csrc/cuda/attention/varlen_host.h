@@ -40,6 +40,15 @@ MatrixBatch<Element> packed_matrices(const PackedAttentionShape& shape,
           packed_strides(shape, tensor, of_query), strides[0], strides[2]};
 }
 
+// What rounding took off the output, which may be empty.
+template <class Element>
+MatrixBatch<Element> packed_residual(const PackedAttentionShape& shape,
+                                     const Tensor& output_residual) {
+  return has_elements(output_residual)
+             ? packed_matrices<Element>(shape, output_residual, true)
+             : MatrixBatch<Element>{};
+}
+
 template <class Element>
 ResultBatch<Element> packed_result(const PackedAttentionShape& shape,
                                    const Tensor& tensor, bool of_query) {
@@ -130,21 +139,25 @@ void launch_uncovered_queries(const AttentionProblem<Element>& problem,
          kUncoveredThreads, stream, call);
 }
 
-// Zeros in the gradients of keys and values that no sequence covers.
+// Zeros in the gradients of tokens that no sequence covers.
 template <class Element>
-void launch_uncovered_keys(const AttentionProblem<Element>& problem,
-                           const ZeroedRows& grad_key,
-                           const ZeroedRows& grad_value, cudaStream_t stream) {
+void launch_uncovered_gradients(const AttentionProblem<Element>& problem,
+                                const Tensor& grad_query,
+                                const Tensor& grad_key,
+                                const Tensor& grad_value, cudaStream_t stream) {
+  launch_uncovered_queries(problem, zeroed_rows(grad_query), ZeroedRows{},
+                           nullptr, stream);
   const PackedSequences& packed = problem.packed;
-  const UncoveredTokens<Accumulator<Element>> call = {packed.columns,
-                                                      problem.batch.sizes[0],
-                                                      packed.total_columns,
-                                                      problem.columns,
-                                                      {grad_key, grad_value},
-                                                      nullptr,
-                                                      0};
-  launch(attention_uncovered_kernel<Accumulator<Element>>, call.block_count(),
-         kUncoveredThreads, stream, call);
+  const UncoveredTokens<Accumulator<Element>> keys = {
+      packed.columns,
+      problem.batch.sizes[0],
+      packed.total_columns,
+      problem.columns,
+      {zeroed_rows(grad_key), zeroed_rows(grad_value)},
+      nullptr,
+      0};
+  launch(attention_uncovered_kernel<Accumulator<Element>>, keys.block_count(),
+         kUncoveredThreads, stream, keys);
 }
 
 }  // namespace pkg::cuda
