@@ -7,7 +7,9 @@ for it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from pkg import ops
 
+ROOT = Path(__file__).parents[1]
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIZES = (1, 63, 65, 129)  # around the tiles of 64 and 128
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
@@ -91,6 +94,16 @@ def pointwise(make: Inputs, size: int) -> Iterator[Call]:
     yield Call("d_sigmoid", both_ways(ops.d_sigmoid, a))
     yield Call("mul", both_ways(ops.mul, a, b.mT))
     yield Call("muladd", both_ways(lambda x, y: ops.muladd(x, y, 0.5), a, a[:1]))
+
+
+def elementwise(make: Inputs, size: int) -> Iterator[Call]:
+    """Every operator that is made of a formula, by its schema: a new one needs no line here."""
+    for source in sorted((ROOT / "csrc" / "cpu").glob("*.cpp")):
+        for name in re.findall(r"^PKG_ELEMENTWISE\((\w+)", source.read_text(), re.MULTILINE):
+            operator = getattr(torch.ops.pkg, name).default
+            values = {"Tensor": make.floats(size, 70), "float": 0.5, "int": 1, "bool": True}
+            arguments = [values[str(each.type)] for each in operator._schema.arguments]
+            yield Call(name, only_forward(operator, *arguments))
 
 
 def products(make: Inputs, size: int) -> Iterator[Call]:
@@ -233,7 +246,7 @@ def of_integers(make: Inputs) -> Iterator[Call]:
 
 
 GROUPS = (
-    *(pointwise, products, attention, packed_attention, decoding),
+    *(pointwise, elementwise, products, attention, packed_attention, decoding),
     *(recurrent, correlation, quantised),
 )
 

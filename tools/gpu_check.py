@@ -79,7 +79,10 @@ def sample(options: argparse.Namespace) -> int:
     ways = () if options.plain else gpu_ways.ways_on(device)
     wrong = list(gpu_ways.faults(calls, ways))
     few = gpu_calls.calls(device, gpu_calls.DTYPES[1:2], sizes[-1:])
-    wrong += [f"{name}: no call reaches it" for name in gpu_ways.never_called(few, device)]
+    wrong += [
+        f"{name}: no call reaches it, see tools/gpu_calls.py"
+        for name in gpu_ways.never_called(few, device)
+    ]
     if device.type == "cuda" and not options.plain:
         wrong += gpu_ways.beyond_31_bits(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
