@@ -76,7 +76,7 @@ EXEMPTIONS = (
         r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
     ),
     Exemption(
-        r"attention_forward_kernel<double, 64>",
+        r"attention_forward_panels_kernel<double, 64>",
         SPILLS,
         "one or two registers, around the loop over keys",
     ),
@@ -100,13 +100,26 @@ EXEMPTIONS = (
 EXPECTED = (
     # 8 x 8 products of a thread, and its 16 numbers, for each of four steps unrolled.
     Expected(r"matmul_kernel<float, float, KeepSums>", {"FFMA": 256, "LDS.128": 16}),
-    Expected(r"matmul_kernel<double, double, KeepSums>", {"DFMA": 64, "LDS.128": 16}),
+    Expected(r"matmul_kernel<double, double, KeepSums>", {"DMMA": 16}),
+    # 64 x 64 sums of a warp, over 64 steps of halves: 128 products by 32 loads of four matrices.
+    Expected(
+        r"matmul_kernel<(bfloat16|float16), .*>", {"HMMA.16816": 128, "LDSM.x4": 32, "LDGSTS": 16}
+    ),
+    Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS": 16}),
+    # 16 x 64 scores of a warp, for 64 columns of the head.
+    Expected(r"attention_forward_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
     Expected(r"int4_linear_half_kernel<.*>", {"HMMA.16816": 1}),
 )
 
 # Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.
 # The check names a kernel that needs a line here.
-DYNAMIC_SHARED: dict[str, int] = {}
+DYNAMIC_SHARED: dict[str, int] = {
+    r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
+    r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
+    # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
+    r"attention_forward_mma_kernel<.*, 64>": 40960,
+    r"attention_forward_mma_kernel<.*, 128>": 81920,
+}
 
 # Kernels that multiply integers without tensor cores: in others IMAD makes addresses.
 INTEGERS = r"matmul_kernel<int8, .*"

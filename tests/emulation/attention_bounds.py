@@ -89,7 +89,7 @@ class Bounds:
         self.output_exact = dropped @ value
         self.output_error = (dropped * relative) @ value.abs()
         if problem.result.itemsize == 2:
-            # The tensor cores take weights of the operands' type, at most 1 relative to the largest.
+            # The tensor cores take weights of the operands' type, relative to the largest.
             info = torch.finfo(problem.result)
             rounding = unit_roundoff(problem.result) * dropped
             rounding = rounding + info.smallest_normal * info.eps * problem.factors

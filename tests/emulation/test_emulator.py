@@ -50,7 +50,7 @@ REPORTS = {
     "copy of another lane without a barrier": "has not arrived|race on shared memory|nobody has",
     "copy from a misaligned place": "which is not aligned",
     "copy of a later group": "reads shared memory, element 4, where an asynchronous copy",
-    "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on, which",
+    "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on",
 }
 
 
