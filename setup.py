@@ -146,13 +146,17 @@ def binding() -> Extension:
 
 
 def cpu_library(level: str) -> Extension:
-    """pkg._cpu_<level>: every CPU kernel, compiled whole for one instruction set."""
+    """pkg._cpu_<level>: every CPU kernel, compiled whole for one instruction set.
+
+    ``PKG_EXTRA_CFLAGS_AVX512`` and so on are the caller's wishes for one of the libraries.
+    """
+    wishes = os.environ.get(f"PKG_EXTRA_CFLAGS_{level.upper()}", "").split()
     return CppExtension(
         f"pkg._cpu_{level}",
         relative(list((CSRC / "cpu").rglob("*.cpp"))),
         depends=[*relative(list(CSRC.glob("*.h"))), *headers(CSRC / "host", CSRC / "cpu")],
         include_dirs=[str(CSRC)],
-        extra_compile_args=[*cxx_flags(), *FLAGS.cpu_kernel_flags(level)],
+        extra_compile_args=[*cxx_flags(), *FLAGS.cpu_kernel_flags(level), *wishes],
         extra_link_args=link_flags(),
     )
 

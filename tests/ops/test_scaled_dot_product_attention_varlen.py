@@ -539,6 +539,9 @@ class TestAttentionVarlenForward(OperatorTests):
             "structural_inputs": STRUCTURE,
         }
     )
+    # Values are compared of all samples. These checks TestAttentionVarlen makes of every one of the
+    # same calls, by the same kernel and formula: here a third, dropout among them.
+    one_of = MappingProxyType(dict.fromkeys(("gradients", "layouts", "fake", "compile", "vmap"), 3))
 
     def samples(self) -> list[Sample]:
         samples = []

@@ -146,6 +146,10 @@ class TestSpatialCorrelationSampleBackward(OperatorTests):
     op = torch.ops.pkg.spatial_correlation_sample_backward.default
     reference = staticmethod(references.spatial_correlation_sample_backward)
     options = MappingProxyType({})
+    # Values are compared of all samples, and TestSpatialCorrelationSample has this operator compute
+    # the gradients of every call. What is thinned is the derivative of this backward operator,
+    # which is made of the forward one and of itself, whatever the sizes.
+    one_of = MappingProxyType(dict.fromkeys(("gradients", "layouts"), 3))
 
     def samples(self) -> list[Sample]:
         def sample(shape: tuple[int, ...], of_input2: bool, given: Any, **more: Any) -> Sample:
