@@ -68,7 +68,8 @@ def _state(libraries: list[str]) -> str:
 
 
 def _flags_of_the_caller() -> str:
-    names = ("CXX", "CUDA_HOME", "PKG_EXTRA_CFLAGS", "PKG_EXTRA_NVCC_FLAGS", "PKG_CUTLASS_INCLUDE")
+    names = ["CXX", "CUDA_HOME", "PKG_EXTRA_CFLAGS", "PKG_EXTRA_NVCC_FLAGS", "PKG_CUTLASS_INCLUDE"]
+    names += [f"PKG_EXTRA_CFLAGS_{level.upper()}" for level in _build_flags.cpu_levels()]
     values = [os.environ.get(name, "") for name in names]
     return "\0".join([*values, _build_flags.asked_cuda_architectures()])
 

@@ -106,10 +106,11 @@ VALUES = {
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_tracing_tells_the_strides_that_come(operator: str, dtype: torch.dtype) -> None:
     ours, _ = OPERATORS[operator]
+    mode = FakeTensorMode()
     for a, b in pairs_for(operator)[::3]:
         a, b = (laid_out_like(tensor, dtype=dtype) for tensor in (a, b))
         expected = ours(a, b).stride()
-        with FakeTensorMode() as mode:
+        with mode:
             assert ours(mode.from_tensor(a), mode.from_tensor(b)).stride() == expected, describe(
                 a, b
             )

@@ -310,8 +310,17 @@ def converted(call: PackedCall, dtype: torch.dtype) -> PackedCall:
     return replace(call, **{name: getattr(call, name).to(dtype) for name in names})
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+OF_THE_OPERATOR = some_of_each_dtype(DTYPES, CALLS)
+# These calls the test of the operator compares too, where it runs the kernels on them.
+OF_THE_KERNELS = [
+    pytest.param(dtype, name, id=f"{name_of(dtype)}-{name}")
+    for dtype in DTYPES
+    for name in CALLS
+    if [dtype, name] not in [list(each.values) for each in OF_THE_OPERATOR]
+]
+
+
+@pytest.mark.parametrize(("dtype", "name"), OF_THE_KERNELS)
 def test_results(cuda_emulator: Emulator, name: str, dtype: torch.dtype) -> None:
     check(cuda_emulator, converted(CALLS[name](), dtype))
 
@@ -352,14 +361,14 @@ def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
     return [*outputs[:2], *gradients]
 
 
-@pytest.mark.parametrize(("dtype", "name"), some_of_each_dtype(DTYPES, CALLS))
+@pytest.mark.parametrize(("dtype", "name"), OF_THE_OPERATOR)
 def test_the_operator_is_that_of_the_kernels(
     cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
 ) -> None:
-    """To the last bit: what the host code passes is what the tests of the kernels pass."""
+    """To the last bit: what the host code passes is what is passed here, with right results."""
     call = converted(CALLS[name](), dtype)
     actual = operator_results(emulated_operators, call)
-    expected = emulated(cuda_emulator, call)
+    expected = check(cuda_emulator, call)
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
