@@ -274,7 +274,7 @@ PLANTED = {
     "copy beyond the last step": (
         *HALF_MATMUL,
         "cuda/gemm/operand_tile.cuh",
-        "const int left = width - place;",
+        "const int left = slice.width - place;",
         "const int left = kVector;",
         "heap-buffer-overflow.*READ|assert",
     ),

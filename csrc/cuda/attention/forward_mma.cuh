@@ -54,9 +54,9 @@ class AttentionMma {
   using Output =
       Tile<float, kRows, kWidth, MmaThread<kRows, kWidth, kWarpRows, kWidth>>;
   using Softmax = OnlineSoftmax<Scores, FastExponential>;
-  using Query = OperandTile<Element, kRows, kThreads>;
-  using Key = OperandTile<Element, kKeys, kThreads>;
-  using Value = OperandTile<Element, kWidth, kThreads>;
+  using Query = OperandTile<Element, kRows, kThreads, OperandLines::outer>;
+  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
+  using Value = OperandTile<Element, kWidth, kThreads, OperandLines::steps>;
   static_assert(Value::kDepth == kKeys);
 
   static LaunchShape launch_shape(int64_t head_size) {

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kPartWarps* kWarp)
     const int64_t element = block * kWarp + lane;
     Number sum = 0;
     if (element < elements) {
-      PKG_UNROLL_BY_4
+      PKG_UNROLL_BY(4)
       for (int64_t split = warp; split < call.splits; split += kPartWarps) {
         sum += call.parts[split * elements + element];
       }

@@ -2,11 +2,10 @@
 // slice of 128 bytes of the summed dimension, for every row or column of the
 // block's tile.
 //
-// A dense and aligned operand is copied asynchronously, 16 bytes at a time, as
-// it lies: lines are its rows or columns, or, where those are neighbours in
-// memory, steps of the summed dimension, which are transposed on their way to
-// the registers. Any other operand goes element by element through registers
-// to where the first kind would be.
+// A dense and aligned operand is copied asynchronously, 16 bytes at a time.
+// Lines in shared memory are its rows or columns, or, where those are
+// neighbours in memory, steps of the summed dimension. Any other operand goes
+// element by element through registers to the same places.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,15 @@
 
 namespace pkg::cuda {
 
-template <class Element, int kOuterSize, int kThreads>
+// What the lines are of an operand's slice in shared memory.
+enum class OperandLines {
+  outer,  // its rows or columns
+  steps,  // of the summed dimension; transposed on the way to the registers
+  as_it_lies,
+};
+
+template <class Element, int kOuterSize, int kThreads,
+          OperandLines kLines = OperandLines::as_it_lies>
 class OperandTile {
  public:
   static constexpr int kOuter = kOuterSize;
@@ -38,17 +45,19 @@ class OperandTile {
         depth_size_(source.depth_size),
         outer_size_(at_most<kOuter>(source.outer_size - outer_begin)) {
     const bool is_whole = is_aligned(source.data, kVector);
-    along_depth_ =
+    const bool along_depth =
         is_whole && depth_stride_ == 1 && outer_stride_ % kVector == 0;
-    along_outer_ = kTransposes && !along_depth_ && is_whole &&
-                   outer_stride_ == 1 && depth_stride_ % kVector == 0;
+    const bool along_outer =
+        is_whole && outer_stride_ == 1 && depth_stride_ % kVector == 0;
+    lines_are_steps_ = along_outer && !along_depth;
+    is_dense_ = by_steps() ? along_outer : along_depth;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int low = lane / 8 % 2;
     const int high = lane / 16;
     const int outer = warp_outer + 8 * (outer_first ? low : high);
     const int depth = kVector * (outer_first ? high : low);
-    lane_index_ = along_outer_ ? ByDepth::index(depth + lane % 8, outer)
-                               : ByOuter::index(outer + lane % 8, depth);
+    lane_index_ = by_steps() ? BySteps::index(depth + lane % 8, outer)
+                             : ByOuter::index(outer + lane % 8, depth);
   }
 
   // Begins to copy the slice from `depth_begin` on, zeros beyond the operand.
@@ -57,14 +66,12 @@ class OperandTile {
                                        int64_t depth_begin) const {
     const int depth_size = at_most<kDepth>(depth_size_ - depth_begin);
     const Element* from = first_ + depth_begin * depth_stride_;
-    if (along_depth_) {
-      copy_vectors<ByOuter, kDepth>(to, from, outer_stride_, outer_size_,
-                                    depth_size);
-    } else if (along_outer_) {
-      copy_vectors<ByDepth, kOuter>(to, from, depth_stride_, depth_size,
-                                    outer_size_);
+    if (by_steps()) {
+      copy<BySteps, kOuter>(
+          to, {from, depth_stride_, outer_stride_, depth_size, outer_size_});
     } else {
-      copy_elements(to, from, depth_size);
+      copy<ByOuter, kDepth>(
+          to, {from, outer_stride_, depth_stride_, outer_size_, depth_size});
     }
   }
 
@@ -77,73 +84,97 @@ class OperandTile {
                                             int part, int step,
                                             uint32_t (&words)[4]) const {
     constexpr int kLine = ByOuter::kLine;
-    if constexpr (kTransposes) {
-      if (along_outer_) {
-        const int line = part * 16 / kLine * kDepth + step * kStep;
-        from.load_matrices((lane_index_ ^ part * 16 % kLine) + line * kLine,
-                           true, words);
-        return;
-      }
+    if (by_steps()) {
+      const int line = part * 16 / kLine * kDepth + step * kStep;
+      from.load_matrices((lane_index_ ^ part * 16 % kLine) + line * kLine, true,
+                         words);
+    } else {
+      from.load_matrices((lane_index_ ^ step * kStep) + part * 16 * kLine,
+                         false, words);
     }
-    from.load_matrices((lane_index_ ^ step * kStep) + part * 16 * kLine, false,
-                       words);
   }
 
  private:
   static constexpr int kVector = 16 / sizeof(Element);
   // ldmatrix transposes elements of 16 bits.
   static constexpr bool kTransposes = sizeof(Element) == 2;
+  static_assert(kTransposes || kLines != OperandLines::steps);
   using ByOuter = SwizzledTile<Element, kOuter, kDepth>;
-  using ByDepth = SwizzledTile<Element, kDepth, kOuter>;
+  using BySteps = SwizzledTile<Element, kDepth, kOuter>;
 
-  // Lines of kWidth elements, of which `lines` exist, `width` elements of each.
-  template <class Layout, int kWidth>
-  __device__ __forceinline__ void copy_vectors(const SharedSpan<Element>& to,
-                                               const Element* from,
-                                               int64_t line_stride, int lines,
-                                               int width) const {
-    constexpr int kInLine = kWidth / kVector;
-    constexpr int kLines = kThreads / kInLine;  // at a time
-    constexpr int kCopies = kElements / kVector / kThreads;
-    static_assert(kCopies * kVector * kThreads == kElements);
-    static_assert(kThreads % kInLine == 0 && kLines % 8 == 0);
-    const int place = static_cast<int>(threadIdx.x) % kInLine * kVector;
-    const int line = static_cast<int>(threadIdx.x) / kInLine;
-    const int left = width - place;
-    const int valid = left < 0 ? 0 : left < kVector ? left : kVector;
-    const Element* vector = from + line * line_stride + place;
-    const int index = Layout::index(line, place);
-    PKG_UNROLL
-    for (int i = 0; i < kCopies; ++i) {
-      to.copy_async(index + i * kLines * Layout::kLine, vector,
-                    line + i * kLines < lines ? valid : 0);
-      vector += kLines * line_stride;
+  // Known to the compiler where the lines do not depend on the operand.
+  __device__ __forceinline__ bool by_steps() const {
+    if constexpr (!kTransposes || kLines == OperandLines::outer) {
+      return false;
+    } else {
+      return kLines == OperandLines::steps || lines_are_steps_;
     }
   }
 
-  // A thread puts sixteen bytes together. Neighbouring threads read along the
-  // dimension of the smaller stride.
-  __device__ __forceinline__ void copy_elements(const SharedSpan<Element>& to,
-                                                const Element* from,
-                                                int depth_size) const {
-    constexpr int kVectors = kDepth / kVector;
-    const bool by_depth = depth_stride_ <= outer_stride_;
+  // The slice in global memory, counted by the lines it gets.
+  struct Slice {
+    const Element* from;
+    int64_t line_stride;
+    int64_t place_stride;  // in a line
+    int lines;
+    int width;
+  };
+
+  template <class Layout, int kWidth>
+  __device__ __forceinline__ void copy(const SharedSpan<Element>& to,
+                                       const Slice& slice) const {
+    if (is_dense_) {
+      copy_vectors<Layout, kWidth>(to, slice);
+    } else {
+      copy_elements<Layout, kWidth>(to, slice);
+    }
+  }
+
+  template <class Layout, int kWidth>
+  __device__ __forceinline__ static void copy_vectors(
+      const SharedSpan<Element>& to, const Slice& slice) {
+    constexpr int kInLine = kWidth / kVector;
+    constexpr int kAtATime = kThreads / kInLine;  // lines
+    constexpr int kCopies = kElements / kVector / kThreads;
+    static_assert(kCopies * kVector * kThreads == kElements);
+    static_assert(kThreads % kInLine == 0 && kAtATime % 8 == 0);
+    const int place = static_cast<int>(threadIdx.x) % kInLine * kVector;
+    const int line = static_cast<int>(threadIdx.x) / kInLine;
+    const int left = slice.width - place;
+    const int valid = left < 0 ? 0 : left < kVector ? left : kVector;
+    const Element* vector = slice.from + line * slice.line_stride + place;
+    const int index = Layout::index(line, place);
+    PKG_UNROLL
+    for (int i = 0; i < kCopies; ++i) {
+      to.copy_async(index + i * kAtATime * Layout::kLine, vector,
+                    line + i * kAtATime < slice.lines ? valid : 0);
+      vector += kAtATime * slice.line_stride;
+    }
+  }
+
+  // A thread puts sixteen bytes of a line together. Neighbouring threads read
+  // along the dimension of the smaller stride.
+  template <class Layout, int kWidth>
+  __device__ __forceinline__ static void copy_elements(
+      const SharedSpan<Element>& to, const Slice& slice) {
+    constexpr int kInLine = kWidth / kVector;
+    constexpr int kAll = kElements / kWidth;  // lines
+    const bool along_line = slice.place_stride <= slice.line_stride;
     PKG_UNROLL_BY(1)  // what is in flight is in registers
-    for (int index = static_cast<int>(threadIdx.x); index < kOuter * kVectors;
+    for (int index = static_cast<int>(threadIdx.x); index < kAll * kInLine;
          index += kThreads) {
-      const int outer = by_depth ? index / kVectors : index % kOuter;
-      const int depth =
-          kVector * (by_depth ? index % kVectors : index / kOuter);
-      const int valid = outer < outer_size_ ? depth_size - depth : 0;
+      const int line = along_line ? index / kInLine : index % kAll;
+      const int place = kVector * (along_line ? index % kInLine : index / kAll);
+      const int valid = line < slice.lines ? slice.width - place : 0;
       const Element* element =
-          from + outer * outer_stride_ + depth * depth_stride_;
+          slice.from + line * slice.line_stride + place * slice.place_stride;
       Packet<Element, kVector> vector;
       PKG_UNROLL
       for (int i = 0; i < kVector; ++i) {
-        vector.values[i] =
-            i < valid ? element[i * depth_stride_] : convert<Element>(0.0f);
+        vector.values[i] = i < valid ? element[i * slice.place_stride]
+                                     : convert<Element>(0.0f);
       }
-      to.store(ByOuter::index(outer, depth), vector);
+      to.store(Layout::index(line, place), vector);
     }
   }
 
@@ -153,8 +184,8 @@ class OperandTile {
   int64_t depth_size_;
   int outer_size_;
   int lane_index_;
-  bool along_depth_;
-  bool along_outer_;
+  bool lines_are_steps_;
+  bool is_dense_;
 };
 
 }  // namespace pkg::cuda
