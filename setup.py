@@ -114,7 +114,10 @@ def nvcc_version() -> str | None:
 
 def cuda_architectures() -> str:
     """Compute capabilities to build for, as TORCH_CUDA_ARCH_LIST writes them."""
-    return FLAGS.asked_cuda_architectures() or FLAGS.DEFAULT_CUDA_ARCHITECTURES
+    try:
+        return FLAGS.package_cuda_architectures()
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 def build_facts() -> str:

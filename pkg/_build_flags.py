@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 
 WINDOWS = sys.platform == "win32"
@@ -30,6 +31,7 @@ if sys.platform == "linux":
 
 # PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
+_BEFORE_AMPERE = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # as PyTorch's list names them
 
 
 def builds_cuda() -> bool:
@@ -45,6 +47,24 @@ def builds_cuda() -> bool:
 def asked_cuda_architectures() -> str:
     """Compute capabilities asked for, as TORCH_CUDA_ARCH_LIST writes them; or nothing."""
     return os.environ.get("PKG_CUDA_ARCH_LIST") or os.environ.get("TORCH_CUDA_ARCH_LIST") or ""
+
+
+def package_cuda_architectures() -> str:
+    """Compute capabilities to build pkg's own kernels for.
+
+    Raises:
+        ValueError: one that lacks the instructions which they are written with.
+    """
+    asked = asked_cuda_architectures() or DEFAULT_CUDA_ARCHITECTURES
+    for name in filter(None, re.split("[;, ]+", asked)):
+        number = re.match(r"\d+", name)
+        if int(number[0]) < 8 if number else name.split("+")[0] in _BEFORE_AMPERE:
+            raise ValueError(
+                f"the CUDA architectures '{asked}' have {name}, and pkg's kernels are written for "
+                "tensor cores and asynchronous copies, which there are from 8.0 (Ampere) on. Set "
+                "PKG_CUDA_ARCH_LIST to those of your GPUs that are newer, or PKG_BUILD_CUDA=0"
+            )
+    return asked
 
 
 def _words(flags: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from torch.utils import cpp_extension
 from tree_copies import ROOT, variables_of
 
 import pkg
+from pkg import _build_flags
 
 pytestmark = pytest.mark.long
 
@@ -166,6 +167,25 @@ def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("PKG_CUDA_ARCH_LIST")
     with pkg.jit._cuda_architectures():
         assert "TORCH_CUDA_ARCH_LIST" not in os.environ, "PyTorch asks the GPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "old"), [("7.5", "7.5"), ("8.0;7.0+PTX", r"7.0\+PTX"), ("Ampere Turing", "Turing")]
+)
+def test_kernels_of_pkg_are_not_built_for_what_lacks_their_instructions(
+    monkeypatch: pytest.MonkeyPatch, asked: str, old: str
+) -> None:
+    monkeypatch.setenv("PKG_CUDA_ARCH_LIST", asked)
+    with pytest.raises(ValueError, match=f"have {old}, .* from 8.0"):
+        _build_flags.package_cuda_architectures()
+
+
+@pytest.mark.parametrize("asked", ["8.0+PTX;9.0a", "8.6 12.0", "Ampere,Hopper", "10.0a"])
+def test_kernels_of_pkg_are_built_for_newer_gpus(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("PKG_CUDA_ARCH_LIST", asked)
+    assert _build_flags.package_cuda_architectures() == asked
 
 
 IMPORT = """
