@@ -51,12 +51,6 @@ EXEMPTIONS = (
         "spilled around the loop over keys; on 9.0 one register",
     ),
     Exemption(
-        r"lltm_step_kernel<(float|float16|bfloat16)>",
-        SPILLS,
-        "a register, for the whole kernel; read again once a tile",
-        "sm_80",
-    ),
-    Exemption(
         r"pointwise_dense<double, ActivationBackward<Gelu>>",
         SPILLS,
         "six times in the main loop: an error function and an exponential of four numbers",
@@ -68,15 +62,10 @@ EXEMPTIONS = (
         "numbers of two registers; spilled around the products of tiles, not in them",
     ),
     Exemption(
-        r"attention_grad_key_value_kernel<(float|float16|bfloat16), 128, true>",
-        SPILLS,
-        "a register, for the whole kernel; read again once a tile",
-    ),
-    Exemption(
         r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
     ),
     Exemption(
-        r"(matmul|lltm_product)_kernel<(bfloat16|float16), .*>",
+        r"(matmul|lltm_product)_kernel<(bfloat16|float16|float), .*>",
         SPILLS,
         "registers around the 64-bit divisions of the tile's and the batch's index, once a tile",
     ),
@@ -89,11 +78,6 @@ EXEMPTIONS = (
         r"spatial_correlation(_gradient)?_kernel<.*>",
         SPILLS,
         "spilled in the outer loops, over positions; not in the inner ones, that sum",
-    ),
-    Exemption(
-        r"(attention_forward|attention_grad_\w+|decode_attention)_kernel<.*>",
-        DOUBLE,
-        "whether there is a softcap is asked of a double, once a score (DSETP)",
     ),
     Exemption(
         r"rowwise_scaled_linear_kernel<(true|false)>",

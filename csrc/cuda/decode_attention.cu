@@ -33,7 +33,7 @@ DecodeAttention<Element> decode_call(
     call.table = decode_indices(*block_table);
   }
   call.window_left = plan.window_left;
-  call.softcap = plan.softcap;
+  call.softcap = static_cast<Accumulator<Element>>(plan.softcap);
   if (extras.alibi_slopes) {
     const TensorView& slopes = *extras.alibi_slopes;
     const DecodeSlopeStrides strides = decode_slope_strides(slopes);

@@ -61,7 +61,7 @@ cuda::DecodeAttention<Element> decode_call(const Request& request) {
       .states = request.buffer<Number>("states"),
       .sums = request.buffer<Number>("sums"),
       .window_left = request.integer("window"),
-      .softcap = request.real("softcap"),
+      .softcap = static_cast<Number>(request.real("softcap")),
       .slopes = decode_slopes(request),
   };
 }

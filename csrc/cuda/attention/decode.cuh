@@ -62,6 +62,7 @@ struct DecodeSlopes {
 
 template <class Element>
 struct DecodeAttention {
+  using Number = Accumulator<Element>;
   int64_t batch;
   int64_t key_heads;
   int64_t group;  // query heads that share a key head
@@ -84,7 +85,7 @@ struct DecodeAttention {
   Accumulator<Element>* states;
   Accumulator<Element>* sums;
   int64_t window_left = -1;  // keys before its own that a row sees; -1: all
-  double softcap = 0;        // 0 where scores are not capped
+  Number softcap = 0;        // 0 where scores are not capped
   DecodeSlopes slopes = {};
 
   __host__ __device__ int64_t shared_rows() const { return group * rows; }
@@ -131,10 +132,8 @@ struct DecodeAttention {
   __device__ __forceinline__ Accumulator<Element> modified(
       Accumulator<Element> score, int64_t sequence, int64_t head, int64_t row,
       int64_t distance) const {
-    using Number = Accumulator<Element>;
-    if (softcap > 0) {
-      const auto cap = static_cast<Number>(softcap);
-      score = cap * tanh(score / cap);
+    if (softcap > Number(0)) {
+      score = softcap * tanh(score / softcap);
     }
     if (slopes.data != nullptr) {
       const int64_t at = sequence * slopes.strides[0] +

@@ -33,6 +33,26 @@
 
 namespace pkg::cuda {
 
+// Replaces scores by weights, after dropout, and rescales the output so far.
+template <class Attention, class Softmax, class Scores, class Output>
+__device__ __forceinline__ void weigh_tile(const Attention& attention,
+                                           Softmax& softmax, Scores& scores,
+                                           Output& output, int64_t row_begin,
+                                           int64_t column_begin) {
+  const TileThread thread;
+  PKG_UNROLL
+  for (int i = 0; i < scores.kThreadRows; ++i) {
+    output.scale_row(i, softmax.update_row(i, scores));
+    typename Scores::Value factors[4];
+    attention.dropout_factors(row_begin + thread.row(i),
+                              column_begin + thread.column(0), factors);
+    PKG_UNROLL
+    for (int j = 0; j < scores.kThreadColumns; ++j) {
+      scores.values[i][j] *= factors[j];
+    }
+  }
+}
+
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
     const __grid_constant__ AttentionForward<Element> call) {
@@ -44,7 +64,6 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
   PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
 
   const AttentionProblem<Element>& problem = call.problem;
-  const TileThread thread;
   const int64_t row_tiles = tiles_of(problem.rows, kTile);
   const int64_t output_tiles = call.template output_tiles<kWidth>();
   const int64_t tiles = call.template tile_count<kTile, kWidth>();
@@ -78,17 +97,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
       scores.transform([&](int row, int column, Number product) {
         return attention.score(row_begin + row, column_begin + column, product);
       });
-      PKG_UNROLL
-      for (int i = 0; i < scores.kThreadRows; ++i) {
-        output.scale_row(i, softmax.update_row(i, scores));
-        Number factors[4];
-        attention.dropout_factors(row_begin + thread.row(i),
-                                  column_begin + thread.column(0), factors);
-        PKG_UNROLL
-        for (int j = 0; j < scores.kThreadColumns; ++j) {
-          scores.values[i][j] *= factors[j];
-        }
-      }
+      weigh_tile(attention, softmax, scores, output, row_begin, column_begin);
       store_transposed(scores, weights);
       multiply_shared<kDepth, kTile>(output, weights, value, output_begin,
                                      column_begin, key_panels);
