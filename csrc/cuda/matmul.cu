@@ -1,7 +1,6 @@
 #include <optional>
 
-#include "cuda/gemm/matmul.cuh"
-#include "cuda/host/launch.h"
+#include "cuda/gemm/matmul_host.h"
 #include "host/namespace.h"
 #include "matmul.h"
 
@@ -34,9 +33,7 @@ void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
     problem.b_batch_strides.strides[dims] = plan.b_batch_strides[d];
     ++dims;
   }
-  launch(matmul_kernel<Input, Output>, problem.count_tiles(),
-         launch_shape<BlockProduct<Input>>(), current_stream(output), problem,
-         KeepSums{});
+  launch_product(problem, KeepSums{}, output);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b,

@@ -66,7 +66,15 @@ struct SharedArray : SharedStorage {
   std::vector<AccessRecord> owned_records;
 };
 
+struct WatchedOutput {
+  const char* name;
+  const std::byte* bytes;
+  std::vector<std::byte> before;
+  std::vector<int64_t> writers;  // blocks, from 1; 0 is none
+};
+
 Fiber scheduler;
+std::vector<WatchedOutput> outputs;
 std::vector<std::unique_ptr<Thread>> threads;
 std::vector<Warp> warps;
 std::map<const char*, SharedArray> arrays;
@@ -251,6 +259,35 @@ void run_block(dim3 block) {
       }
     }
   } while (next_phase());
+}
+
+void begin_to_watch() {
+  for (WatchedOutput& output : outputs) {
+    std::copy_n(output.bytes, output.before.size(), output.before.begin());
+    output.writers.assign(output.before.size(), 0);
+  }
+}
+
+// Notes what the block that has ended has changed.
+void note_changes(int64_t block) {
+  for (WatchedOutput& output : outputs) {
+    const size_t size = output.before.size();
+    if (size == 0 ||
+        std::memcmp(output.bytes, output.before.data(), size) == 0) {
+      continue;
+    }
+    for (size_t i = 0; i < size; ++i) {
+      if (output.bytes[i] == output.before[i]) {
+        continue;
+      }
+      if (output.writers[i] != 0) {
+        report("byte %zu of %s is written by this block and by block %lld", i,
+               output.name, static_cast<long long>(output.writers[i] - 1));
+      }
+      output.before[i] = output.bytes[i];
+      output.writers[i] = block + 1;
+    }
+  }
 }
 
 SharedArray& add_array(const char* declaration, const char* name,
@@ -503,6 +540,10 @@ void synchronize_warp(unsigned mask, Site site) {
 
 void set_order(uint64_t seed) { order.seed(seed); }
 
+void watch_output(const char* name, const std::byte* bytes, size_t size) {
+  outputs.push_back({name, bytes, std::vector<std::byte>(size), {}});
+}
+
 void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
             const std::function<void()>& kernel) {
   gridDim = grid;
@@ -510,12 +551,14 @@ void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
   running_kernel = &kernel;
   dynamic_bytes = dynamic_shared_bytes;
   arrays.clear();
+  begin_to_watch();
   for (const size_t index :
        shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z)) {
     const auto linear = static_cast<unsigned>(index);
     blockIdx = {linear % grid.x, linear / grid.x % grid.y,
                 linear / grid.x / grid.y};
     run_block(block);
+    note_changes(linear);
   }
 }
 

@@ -13,7 +13,8 @@
 //     reach, or reach at another line,
 //   - an access to where an asynchronous copy goes before its thread has waited
 //     for it, and a copy that nobody waits for,
-//   - a vector or a row of a matrix in shared memory that is not aligned.
+//   - a vector or a row of a matrix in shared memory that is not aligned,
+//   - an output that two blocks of a launch change.
 //
 // Global memory is what the caller passes; build with -fsanitize=address and
 // pass allocations of the exact size, and accesses beyond it are reported too.
@@ -187,6 +188,9 @@ SharedView<Element[]> dynamic_shared_array(const char* name) {
 // a Report of the first fault.
 void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
             const std::function<void()>& kernel);
+// Watches memory that the kernels write: what one block of a launch changes, no
+// other may change. A byte that is written as it was is not seen.
+void watch_output(const char* name, const std::byte* bytes, size_t size);
 // Chooses the order of blocks and threads of the launches that follow.
 void set_order(uint64_t seed);
 

@@ -27,6 +27,9 @@ cudaStream_t current_stream(const Tensor&) {
 // That of compute capability 8.6, the least that there is from 8.0 on.
 inline int most_shared_bytes() { return 99 * 1024; }
 
+// As many as leave long products of few tiles to be divided.
+inline int multiprocessor_count() { return 3; }
+
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t, const Arguments&... arguments) {

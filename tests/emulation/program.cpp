@@ -5,6 +5,7 @@ int main() {
   using namespace pkg::emulation;
   const Request request = Request::read();
   set_order(static_cast<uint64_t>(request.integer("order")));
+  request.watch_outputs();
   try {
     const bool known =
         run_pointwise(request) || run_matmul(request) || run_linear(request) ||

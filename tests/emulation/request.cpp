@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "cuda_emulator.h"
+
 namespace pkg::emulation {
 namespace {
 
@@ -57,6 +59,13 @@ Request Request::read() {
     }
   }
   return request;
+}
+
+void Request::watch_outputs() const {
+  for (const std::string& name : outputs_) {
+    const Buffer& buffer = find(buffers_, name);
+    watch_output(name.c_str(), buffer.bytes, buffer.size);
+  }
 }
 
 void Request::write_outputs() const {

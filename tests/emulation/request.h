@@ -16,6 +16,8 @@ class Request {
   // `real NAME VALUE`, `output NAME`, or `buffer NAME OFFSET BYTES` with the
   // bytes after it.
   static Request read();
+  // Lets the emulator see that no two blocks of a launch write the same.
+  void watch_outputs() const;
   void write_outputs() const;
 
   const std::string& text(const std::string& name) const;

@@ -1,3 +1,6 @@
+#include <type_traits>
+#include <vector>
+
 #include "batches.h"
 #include "cuda/gemm/matmul.cuh"
 #include "program.h"
@@ -23,14 +26,42 @@ void run(const Request& request) {
       .a_batch_strides = batch_strides(request.integers("a_batch_strides")),
       .b_batch_strides = batch_strides(request.integers("b_batch_strides")),
   };
-  launch_blocks(request, problem.count_tiles(),
-                cuda::launch_shape<cuda::BlockProduct<Input>>(),
-                cuda::matmul_kernel<Input, Output>, problem, cuda::KeepSums{});
+  const int64_t tiles = problem.count_tiles();
+  const auto shape = cuda::launch_shape<cuda::BlockProduct<Input>>();
+  const int64_t split_depth = request.integer("split_depth");
+  if (split_depth == 0) {
+    launch_blocks(request, tiles, shape, cuda::matmul_kernel<Input, Output>,
+                  problem, cuda::KeepSums{});
+    return;
+  }
+  using Sum = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t,
+                                 cuda::Accumulator<Input>>;
+  auto parts = cuda::divided<Input, Output, Sum>(problem, split_depth, nullptr);
+  const int64_t pieces = parts.count_tiles();
+  std::vector<Sum> sums(
+      static_cast<size_t>(parts.batch_count * parts.rows * parts.columns));
+  parts.c = sums.data();
+  launch_blocks(request, pieces, shape, cuda::matmul_kernel<Input, Sum>, parts,
+                cuda::KeepSums{});
+  launch_blocks(request, tiles, cuda::BlockProduct<Input>::kThreads,
+                cuda::matmul_sum_kernel<Input, Output>,
+                cuda::sum_of(problem, parts), cuda::KeepSums{});
+}
+
+// How a product of so many tiles and panels is divided for so many blocks.
+void run_panels_of_split(const Request& request) {
+  const auto& sizes = request.integers("sizes");
+  *request.buffer<int64_t>("panels") =
+      cuda::panels_of_split(sizes.at(0), sizes.at(1), sizes.at(2));
 }
 
 }  // namespace
 
 bool run_matmul(const Request& request) {
+  if (request.text("kernel") == "panels_of_split") {
+    run_panels_of_split(request);
+    return true;
+  }
   if (request.text("kernel") != "matmul") {
     return false;
   }

@@ -23,8 +23,12 @@ def emulated_matmul(
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     blocks: int = 3,
+    split_depth: int = 0,
 ) -> torch.Tensor:
-    """``a @ b`` of operands of at least two dimensions, whose batches broadcast."""
+    """``a @ b`` of operands of at least two dimensions, whose batches broadcast.
+
+    With a ``split_depth`` the summed dimension is divided into parts of so many steps.
+    """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = a.expand(*batch, *a.shape[-2:])
     b = b.expand(*batch, *b.shape[-2:])
@@ -42,6 +46,7 @@ def emulated_matmul(
         rows=rows,
         columns=columns,
         depth=depth,
+        split_depth=split_depth,
         batch=batch,
         a_strides=a.stride()[-2:],
         b_strides=b.stride()[-2:],
@@ -159,3 +164,38 @@ def test_special_values_stay_in_their_row(cuda_emulator: Emulator, value: float)
     torch.testing.assert_close(
         emulated_matmul(cuda_emulator, a, b), a @ b, rtol=0, atol=0, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=name_of)
+def test_parts_of_a_divided_product_are_added_up(
+    cuda_emulator: Emulator, dtype: torch.dtype
+) -> None:
+    out_dtype = torch.int32 if dtype == torch.int8 else None
+    depth = TILES.get(dtype, WIDE)[2] * (2 if dtype == torch.int8 else 1)
+    # A last part that is whole, that is shorter, and of one step; columns of any alignment.
+    for steps, columns in ((3 * depth, 136), (2 * depth + 3, 7), (2 * depth + 1, 129)):
+        a = make(2, 1, 5, steps, dtype=dtype)
+        b = make(2, steps, columns, dtype=dtype)
+        divided = emulated_matmul(cuda_emulator, a, b, out_dtype, split_depth=depth)
+        assert_product(divided, a, b)
+
+
+def test_a_product_is_divided_where_its_tiles_are_few(cuda_emulator: Emulator) -> None:
+    """Parts fill the device and have eight panels at least; they are never more than there are."""
+
+    def panels_of_split(*sizes: int) -> int:
+        panels = torch.zeros(1, dtype=torch.int64)
+        cuda_emulator.run("panels_of_split", ["panels"], panels=panels, sizes=sizes)
+        return int(panels)
+
+    for tiles, panels, blocks in itertools.product(
+        (0, 1, 3, 36, 132, 133, 1000), (0, 1, 15, 16, 17, 64, 1000), (2, 264)
+    ):
+        each = panels_of_split(tiles, panels, blocks)
+        if each < panels:
+            splits = -(-panels // each)
+            assert each >= 8
+            assert 2 <= splits <= blocks // tiles
+        else:
+            assert each == panels
+            assert tiles == 0 or 2 * tiles > blocks or panels < 16

@@ -30,6 +30,7 @@ RIGHT = [
     "groups of copies",
     "matrices",
     "transposed matrices",
+    "blocks side by side",
 ]
 REPORTS = {
     "missing barrier after the store": "race on shared sums|nobody has written",
@@ -50,6 +51,7 @@ REPORTS = {
     "copy of another lane without a barrier": "has not arrived|race on shared memory|nobody has",
     "copy from a misaligned place": "which is not aligned",
     "copy of a later group": "reads shared memory, element 4, where an asynchronous copy",
+    "output of two blocks": "byte .* of output is written by this block and by block",
     "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on",
 }
 

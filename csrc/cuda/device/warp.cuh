@@ -2,6 +2,8 @@
 // them, and each gets the result of its group of kLanes neighbours.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/device.cuh"
 
 namespace pkg::cuda {
@@ -25,6 +27,27 @@ __device__ __forceinline__ Number lanes_maximum(Number value) {
     value = fmax(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   }
   return value;
+}
+
+// Of four neighbouring lanes the c-th gets the c-th word of each, in the order
+// of the lanes.
+__device__ __forceinline__ void transpose_quads(uint32_t (&words)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  PKG_UNROLL
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool is_upper = (lane & distance) != 0;
+    PKG_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if ((i & distance) == 0) {
+        // A lane keeps one word of each pair, and gives the other.
+        uint32_t& lower = words[i];
+        uint32_t& upper = words[i + distance];
+        const uint32_t received =
+            __shfl_xor_sync(0xffffffffu, is_upper ? lower : upper, distance);
+        (is_upper ? lower : upper) = received;
+      }
+    }
+  }
 }
 
 }  // namespace pkg::cuda

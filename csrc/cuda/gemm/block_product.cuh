@@ -36,6 +36,7 @@ template <class Element, int kTileSize, int kSteps, class Thread>
 struct PanelProduct {
   static constexpr int kRows = kTileSize;
   static constexpr int kColumns = kTileSize;
+  static constexpr int kDepth = kSteps;
   static constexpr int kThreads = kTileThreads;
   static constexpr int kSharedBytes = 0;  // beyond what is declared
   static constexpr int kBlocks = 2;       // in a multiprocessor

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "cuda/gemm/linear.cuh"
-#include "cuda/host/launch.h"
+#include "cuda/gemm/matmul_host.h"
 #include "linear.h"
 
 namespace pkg::cuda {
@@ -66,9 +66,7 @@ inline void launch_linear(const char* op, const LinearPlan& plan,
           pre_activation
               ? static_cast<Element*>(pre_activation->mutable_data_ptr())
               : nullptr};
-      launch(matmul_kernel<Element, Element, Epilogue>, problem.count_tiles(),
-             launch_shape<BlockProduct<Element>>(), current_stream(output),
-             problem, epilogue);
+      launch_product(problem, epilogue, output);
     });
   });
 }

@@ -1,6 +1,10 @@
 // matmul: c[batch] = a[batch] b[batch], for operands of any strides. A block
 // computes one tile of c by cuda/gemm/block_product.cuh, which says how, and
 // what moves.
+//
+// A product of few tiles and a long summed dimension is divided along it, so
+// that there is work for every multiprocessor: the parts' sums go to memory and
+// are added up in one order by a second kernel. (CUTLASS calls it split-K.)
 #pragma once
 
 #include <cstdint>
@@ -30,6 +34,12 @@ struct MatmulProblem {
   BatchStrides a_batch_strides;
   BatchStrides b_batch_strides;
 
+  // The last dimension of the batch may be parts of the summed dimension, of
+  // split_depth steps each: then c holds their sums, which matmul_sum_kernel
+  // adds up.
+  int64_t splits = 1;
+  int64_t split_depth = 0;
+
   // Known to the launch and not computed by each thread, whose registers the
   // sums take.
   int64_t row_tiles = 0;
@@ -37,12 +47,67 @@ struct MatmulProblem {
   int64_t tiles = 0;
 
   int64_t count_tiles() {
+    split_depth = splits > 1 ? split_depth : depth;
     row_tiles = tiles_of(rows, BlockProduct<Input>::kRows);
     column_tiles = tiles_of(columns, BlockProduct<Input>::kColumns);
     tiles = batch_count * row_tiles * column_tiles;
     return tiles;
   }
+
+  // The steps that the matrices of one index of the batch have.
+  __device__ __forceinline__ int64_t depth_of(int64_t index) const {
+    const int64_t left = depth - index % splits * split_depth;
+    return left < split_depth ? left : split_depth;
+  }
 };
+
+// Panels of the summed dimension that each part of a divided product has: all
+// of them where there are tiles for half of the blocks that the device runs at
+// a time; else so many that the parts fill it, but eight at least, for which
+// writing and reading a part's sums costs little.
+inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks) {
+  constexpr int64_t kLeast = 8;
+  if (tiles == 0 || 2 * tiles > blocks || panels < 2 * kLeast) {
+    return panels;
+  }
+  const int64_t splits = blocks / tiles;
+  const int64_t each = (panels + splits - 1) / splits;
+  return each > kLeast ? each : kLeast;
+}
+
+// The same product with its summed dimension divided, into `parts`, which are
+// contiguous: batch, splits, rows, columns.
+template <class Input, class Output, class Number>
+MatmulProblem<Input, Number> divided(
+    const MatmulProblem<Input, Output>& problem, int64_t split_depth,
+    Number* parts) {
+  MatmulProblem<Input, Number> result = {
+      problem.a,
+      problem.b,
+      parts,
+      problem.rows,
+      problem.columns,
+      problem.depth,
+      problem.a_row_stride,
+      problem.a_depth_stride,
+      problem.b_depth_stride,
+      problem.b_column_stride,
+      problem.batch_count,
+      problem.batch,
+      problem.a_batch_strides,
+      problem.b_batch_strides,
+  };
+  result.splits = (problem.depth + split_depth - 1) / split_depth;
+  result.split_depth = split_depth;
+  result.batch_count *= result.splits;
+  const int dimension = result.batch.count++;
+  result.batch.sizes[dimension] = result.splits;
+  result.a_batch_strides.strides[dimension] =
+      split_depth * problem.a_depth_stride;
+  result.b_batch_strides.strides[dimension] =
+      split_depth * problem.b_depth_stride;
+  return result;
+}
 
 // What becomes of a tile of finished sums before it is rounded and stored:
 // nothing. Others take the tile, the problem, the batch index and the tile's
@@ -67,11 +132,11 @@ __global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
 
     const PanelSource<Input> a = {
         problem.a + batch_offset(problem.batch, problem.a_batch_strides, batch),
-        problem.rows, problem.depth, problem.a_row_stride,
+        problem.rows, problem.depth_of(batch), problem.a_row_stride,
         problem.a_depth_stride};
     const PanelSource<Input> b = {
         problem.b + batch_offset(problem.batch, problem.b_batch_strides, batch),
-        problem.columns, problem.depth, problem.b_column_stride,
+        problem.columns, problem.depth_of(batch), problem.b_column_stride,
         problem.b_depth_stride};
 
     typename Product::Sums sums(0);
@@ -80,6 +145,59 @@ __global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
     store_tile(sums, problem.c + batch * problem.rows * problem.columns,
                problem.rows, problem.columns, problem.columns, row_begin,
                column_begin);
+  }
+}
+
+// What a divided product's parts become.
+template <class Input, class Output>
+struct MatmulSum {
+  const Accumulator<Input>* parts;  // contiguous: batch, splits, rows, columns
+  Output* c;                        // contiguous: batch, rows, columns
+  int64_t rows;
+  int64_t columns;
+  int64_t splits;
+  int64_t row_tiles;
+  int64_t column_tiles;
+  int64_t tiles;
+};
+
+template <class Input, class Output, class Number>
+MatmulSum<Input, Output> sum_of(const MatmulProblem<Input, Output>& problem,
+                                const MatmulProblem<Input, Number>& divided) {
+  using Sum = Accumulator<Input>;
+  static_assert(sizeof(Sum) == sizeof(Number));
+  return {reinterpret_cast<const Sum*>(divided.c),
+          problem.c,
+          problem.rows,
+          problem.columns,
+          divided.splits,
+          divided.row_tiles,
+          divided.column_tiles,
+          problem.batch_count * divided.row_tiles * divided.column_tiles};
+}
+
+// c = the sum of the parts, the first first, with what the epilogue makes of
+// it. Reads `splits` numbers for each element that it writes.
+template <class Input, class Output, class Epilogue = KeepSums>
+__global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
+                                  BlockProduct<Input>::kBlocks)
+    matmul_sum_kernel(const __grid_constant__ MatmulSum<Input, Output> sum,
+                      const __grid_constant__ Epilogue epilogue) {
+  using Product = BlockProduct<Input>;
+  const int64_t matrix = sum.rows * sum.columns;
+  for (int64_t index = blockIdx.x; index < sum.tiles; index += gridDim.x) {
+    const int64_t batch = index / sum.column_tiles / sum.row_tiles;
+    const int64_t row_begin =
+        index / sum.column_tiles % sum.row_tiles * Product::kRows;
+    const int64_t column_begin = index % sum.column_tiles * Product::kColumns;
+    typename Product::Sums sums(0);
+    for (int64_t split = 0; split < sum.splits; ++split) {
+      add_stored(sums, sum.parts + (batch * sum.splits + split) * matrix,
+                 sum.rows, sum.columns, row_begin, column_begin);
+    }
+    epilogue(sums, sum, batch, row_begin, column_begin);
+    store_tile(sums, sum.c + batch * matrix, sum.rows, sum.columns, sum.columns,
+               row_begin, column_begin);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "cuda/device/mma_places.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
+#include "cuda/device/words.cuh"
 
 namespace pkg::cuda {
 
@@ -176,6 +177,38 @@ __device__ __forceinline__ void store_transposed(
   }
 }
 
+// The same for a whole warp where elements have two bytes and a thread two
+// columns of every eight: four lanes exchange theirs, so that each writes eight
+// neighbours of a row, and together a line of 64 bytes.
+template <class Number, int kRows, int kColumns, class Thread, class Element>
+__device__ __forceinline__ void store_eights(
+    const Tile<Number, kRows, kColumns, Thread>& tile, Element* matrix,
+    int64_t row_count, int64_t column_count, int64_t row_stride,
+    int64_t row_begin, int64_t column_begin) {
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
+  using Eight = Packet<uint32_t, 4>;
+  const Thread thread;
+  PKG_UNROLL
+  for (int i = 0; i < TileType::kThreadRows; ++i) {
+    const int64_t row = row_begin + thread.row(i);
+    PKG_UNROLL
+    for (int j = 0; j < TileType::kThreadColumns; j += 8) {
+      Eight eight;
+      PKG_UNROLL
+      for (int pair = 0; pair < 4; ++pair) {
+        eight.values[pair] = pair_of<Element>(tile.values[i][j + 2 * pair],
+                                              tile.values[i][j + 2 * pair + 1]);
+      }
+      transpose_quads(eight.values);
+      const int64_t column =
+          column_begin + thread.warp_column + 4 * j + 8 * (thread.lane % 4);
+      if (row < row_count && column < column_count) {
+        *reinterpret_cast<Eight*>(matrix + row * row_stride + column) = eight;
+      }
+    }
+  }
+}
+
 // Writes the part of the tile that lies in a matrix of neighbouring columns,
 // all that are a thread's side by side at once where their address allows it.
 template <class Number, int kRows, int kColumns, class Thread, class Element>
@@ -187,6 +220,14 @@ __device__ __forceinline__ void store_tile(
   constexpr int kWidest = 16 / sizeof(Element);
   constexpr int kPacket =
       Thread::kNeighbours < kWidest ? Thread::kNeighbours : kWidest;
+  if constexpr (sizeof(Element) == 2 && Thread::kNeighbours == 2) {
+    static_assert(TileType::kThreadColumns % 8 == 0);
+    if (row_stride % 8 == 0 && column_count % 8 == 0 && is_aligned(matrix, 8)) {
+      store_eights(tile, matrix, row_count, column_count, row_stride, row_begin,
+                   column_begin);
+      return;
+    }
+  }
   const Thread thread;
   const bool vectorised =
       row_stride % kPacket == 0 && is_aligned(matrix, kPacket);
@@ -214,6 +255,44 @@ __device__ __forceinline__ void store_tile(
             matrix[first + k] = packet.values[k];
           }
         }
+      }
+    }
+  }
+}
+
+// Adds what store_tile has written into a matrix of whole rows of numbers.
+template <class Number, int kRows, int kColumns, class Thread>
+__device__ __forceinline__ void add_stored(
+    Tile<Number, kRows, kColumns, Thread>& tile, const Number* matrix,
+    int64_t row_count, int64_t column_count, int64_t row_begin,
+    int64_t column_begin) {
+  constexpr int kWidest = 16 / sizeof(Number);
+  constexpr int kPacket =
+      Thread::kNeighbours < kWidest ? Thread::kNeighbours : kWidest;
+  const Thread thread;
+  const bool vectorised =
+      column_count % kPacket == 0 && is_aligned(matrix, kPacket);
+  PKG_UNROLL
+  for (int i = 0; i < tile.kThreadRows; ++i) {
+    const int64_t row = row_begin + thread.row(i);
+    PKG_UNROLL
+    for (int j = 0; j < tile.kThreadColumns; j += kPacket) {
+      const int64_t column = column_begin + thread.column(j);
+      const Number* from = matrix + row * column_count + column;
+      Packet<Number, kPacket> packet = {};
+      if (vectorised && row < row_count && column < column_count) {
+        packet = *reinterpret_cast<const Packet<Number, kPacket>*>(from);
+      } else {
+        PKG_UNROLL
+        for (int k = 0; k < kPacket; ++k) {
+          if (row < row_count && column + k < column_count) {
+            packet.values[k] = from[k];
+          }
+        }
+      }
+      PKG_UNROLL
+      for (int k = 0; k < kPacket; ++k) {
+        tile.values[i][j + k] += packet.values[k];
       }
     }
   }

@@ -28,14 +28,21 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
 // Of shared memory that a block of the device may ask for.
 inline int most_shared_bytes() {
-  int device = 0;
-  int bytes = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(
-      &bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+inline int multiprocessor_count() {
+  return device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 // Runs a kernel whose blocks, walking in steps of the grid, share out `pieces`

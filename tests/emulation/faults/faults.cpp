@@ -253,6 +253,18 @@ void run_load_matrices(bool transposed, int offset) {
   launch({1}, {32}, 528, [&] { load_matrices(transposed, offset); });
 }
 
+// Each block counts up from its own place; `overlap` of them are the next
+// one's.
+void run_blocks_side_by_side(unsigned overlap) {
+  std::vector<std::byte> output(4 * kThreads);
+  pkg::emulation::watch_output("output", output.data(), output.size());
+  launch({3}, {kThreads + overlap}, 0, [&] {
+    output[blockIdx.x * kThreads + threadIdx.x] =
+        static_cast<std::byte>(blockIdx.x + 1);
+  });
+  expect(output[2 * kThreads] == std::byte{3}, "written by its block");
+}
+
 void print_place(const char* operand, int lane, int index,
                  pkg::cuda::MatrixPlace place) {
   std::printf("%s %d %d %d %d\n", operand, lane, index, place.row,
@@ -326,6 +338,8 @@ int main(int, char** arguments) {
          launch({1}, {1}, 512, [&] { copy_in_groups(counted.data(), 1); });
        }},
       {"misaligned row of a matrix", [] { run_load_matrices(false, 4); }},
+      {"right: blocks side by side", [] { run_blocks_side_by_side(0); }},
+      {"output of two blocks", [] { run_blocks_side_by_side(1); }},
       {"places of 8 bits", print_places<1>},
       {"places of 16 bits", print_places<2>},
       {"places of 64 bits", print_places_float64},
