@@ -179,8 +179,7 @@ MatmulSum<Input, Output> sum_of(const MatmulProblem<Input, Output>& problem,
 // c = the sum of the parts, the first first, with what the epilogue makes of
 // it. Reads `splits` numbers for each element that it writes.
 template <class Input, class Output, class Epilogue = KeepSums>
-__global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
-                                  BlockProduct<Input>::kBlocks)
+__global__ void __launch_bounds__(BlockProduct<Input>::kThreads)
     matmul_sum_kernel(const __grid_constant__ MatmulSum<Input, Output> sum,
                       const __grid_constant__ Epilogue epilogue) {
   using Product = BlockProduct<Input>;
