@@ -58,7 +58,8 @@ def package_cuda_architectures() -> str:
     asked = asked_cuda_architectures() or DEFAULT_CUDA_ARCHITECTURES
     for name in filter(None, re.split("[;, ]+", asked)):
         number = re.match(r"\d+", name)
-        if int(number[0]) < 8 if number else name.split("+")[0] in _BEFORE_AMPERE:
+        is_old = int(number[0]) < 8 if number else name.split("+")[0] in _BEFORE_AMPERE
+        if is_old:
             raise ValueError(
                 f"the CUDA architectures '{asked}' have {name}, and pkg's kernels are written for "
                 "tensor cores and asynchronous copies, which there are from 8.0 (Ampere) on. Set "

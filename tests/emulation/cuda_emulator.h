@@ -46,10 +46,6 @@
       ::pkg::emulation::shared_array<type dimensions>(&name##_declaration, \
                                                       #name)
 
-#define PKG_DYNAMIC_SHARED(type, name)              \
-  const ::pkg::emulation::SharedView<type[]> name = \
-      ::pkg::emulation::dynamic_shared_array<type>(#name)
-
 struct uint3 {
   unsigned x = 0;
   unsigned y = 0;
@@ -151,9 +147,7 @@ class SharedView {
   auto operator[](int64_t index) const {
     using Inner = std::remove_extent_t<Array>;
     constexpr size_t stride = sizeof(Inner) / sizeof(Element);
-    const size_t extent = std::is_unbounded_array_v<Array>
-                              ? storage_->count
-                              : std::extent_v<Array>;
+    constexpr size_t extent = std::extent_v<Array>;
     if (index < 0 || static_cast<size_t>(index) >= extent) {
       report_index(*storage_, index, extent);
     }
@@ -177,11 +171,6 @@ SharedView<Array> shared_array(const char* declaration, const char* name) {
   return {shared_storage(declaration, name, sizeof(Element),
                          sizeof(Array) / sizeof(Element)),
           0};
-}
-
-template <class Element>
-SharedView<Element[]> dynamic_shared_array(const char* name) {
-  return {dynamic_shared_storage(name, sizeof(Element)), 0};
 }
 
 // Runs every block of the grid. `kernel` is called once for each thread. Throws

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "cuda/device/mma_places.cuh"
 #include "cuda/device/numeric.cuh"
@@ -19,6 +20,22 @@ struct MmaLane {
   Operand b[kBWords];
   Sum sums[kSums];
 };
+
+// Each lane's sums, with the product of the matrices added.
+template <class Places, class Lane, class A, class B>
+void deal_out_sums(Lane (&lanes)[32], const A& a, const B& b,
+                   LaneBytes (&taken)[32]) {
+  for (int lane = 0; lane < 32; ++lane) {
+    auto& sums = lanes[lane].sums;
+    for (int index = 0; index < static_cast<int>(std::size(sums)); ++index) {
+      const cuda::MatrixPlace at = Places::sum(lane, index);
+      for (int k = 0; k < Places::kDepth; ++k) {
+        sums[index] += a[at.row][k] * b[k][at.column];
+      }
+    }
+    memcpy(taken[lane], sums, sizeof(sums));
+  }
+}
 
 // The matrices are put together from the lanes' parts, multiplied, and the sums
 // dealt out, all by what the places say.
@@ -44,16 +61,7 @@ void combine_mma(const LaneBytes (&given)[32], LaneBytes (&taken)[32]) {
       }
     }
   }
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int index = 0; index < 4; ++index) {
-      const cuda::MatrixPlace at = Places::sum(lane, index);
-      Sum& sum = lanes[lane].sums[index];
-      for (int k = 0; k < Places::kDepth; ++k) {
-        sum += a[at.row][k] * b[k][at.column];
-      }
-    }
-    memcpy(taken[lane], lanes[lane].sums, sizeof(lanes[lane].sums));
-  }
+  deal_out_sums<Places>(lanes, a, b, taken);
 }
 
 template <class Element, class Sum>
@@ -84,15 +92,7 @@ inline void combine_mma_float64(const LaneBytes (&given)[32],
     a[in_a.row][in_a.column] = lanes[lane].a[0];
     b[in_b.row][in_b.column] = lanes[lane].b[0];
   }
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int index = 0; index < 2; ++index) {
-      const cuda::MatrixPlace at = Places::sum(lane, index);
-      for (int k = 0; k < Places::kDepth; ++k) {
-        lanes[lane].sums[index] += a[at.row][k] * b[k][at.column];
-      }
-    }
-    memcpy(taken[lane], lanes[lane].sums, sizeof(lanes[lane].sums));
-  }
+  deal_out_sums<Places>(lanes, a, b, taken);
 }
 
 inline void multiply_add(double& c0, double& c1, double a, double b,

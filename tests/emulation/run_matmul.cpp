@@ -1,4 +1,3 @@
-#include <type_traits>
 #include <vector>
 
 #include "batches.h"
@@ -34,8 +33,7 @@ void run(const Request& request) {
                   problem, cuda::KeepSums{});
     return;
   }
-  using Sum = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t,
-                                 cuda::Accumulator<Input>>;
+  using Sum = cuda::StoredSum<Input>;
   auto parts = cuda::divided<Input, Output, Sum>(problem, split_depth, nullptr);
   const int64_t pieces = parts.count_tiles();
   std::vector<Sum> sums(

@@ -29,15 +29,6 @@ class SharedSpan {
   }
 
   template <class Vector>
-  Vector load(int64_t index) const {
-    check_vector(*storage_, place<Vector>(index), kNeighbours<Vector>,
-                 Access::read);
-    Vector value;
-    std::memcpy(&value, address(index), sizeof(value));
-    return value;
-  }
-
-  template <class Vector>
   void store(int64_t index, const Vector& value) const {
     check_vector(*storage_, place<Vector>(index), kNeighbours<Vector>,
                  Access::write);

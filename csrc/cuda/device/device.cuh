@@ -13,10 +13,6 @@
 #define PKG_SHARED(type, name, dimensions) \
   __shared__ __align__(16) type name dimensions
 
-#define PKG_DYNAMIC_SHARED(type, name)                               \
-  extern __shared__ __align__(16) unsigned char pkg_dynamic_bytes[]; \
-  type* const name = reinterpret_cast<type*>(pkg_dynamic_bytes)
-
 #define PKG_UNROLL _Pragma("unroll")
 #define PKG_PRAGMA(words) _Pragma(#words)
 #define PKG_UNROLL_BY(count) PKG_PRAGMA(unroll count)

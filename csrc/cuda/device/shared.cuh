@@ -30,11 +30,6 @@ class SharedSpan {
   }
 
   template <class Vector>
-  __device__ __forceinline__ Vector load(int index) const {
-    return *reinterpret_cast<const Vector*>(data_ + index);
-  }
-
-  template <class Vector>
   __device__ __forceinline__ void store(int index, const Vector& value) const {
     *reinterpret_cast<Vector*>(data_ + index) = value;
   }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
@@ -74,6 +75,11 @@ inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks) {
   const int64_t each = (panels + splits - 1) / splits;
   return each > kLeast ? each : kLeast;
 }
+
+// Sums as a tensor holds them: those of int8, modulo 2^32, as int32.
+template <class Input>
+using StoredSum = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t,
+                                     Accumulator<Input>>;
 
 // The same product with its summed dimension divided, into `parts`, which are
 // contiguous: batch, splits, rows, columns.

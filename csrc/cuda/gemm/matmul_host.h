@@ -8,25 +8,12 @@
 
 namespace pkg::cuda {
 
-// Sums as a tensor holds them.
-template <class Input>
-struct StoredSum {
-  using type = Accumulator<Input>;
-  static constexpr ScalarType kType =
-      sizeof(type) == sizeof(double) ? ScalarType::Double : ScalarType::Float;
-};
-template <>
-struct StoredSum<int8_t> {
-  using type = int32_t;
-  static constexpr ScalarType kType = ScalarType::Int;
-};
-
 // The caller holds a DeviceGuard. The output is written whole.
 template <class Input, class Output, class Epilogue>
 void launch_product(MatmulProblem<Input, Output> problem,
                     const Epilogue& epilogue, const Tensor& output) {
   using Product = BlockProduct<Input>;
-  using Sum = typename StoredSum<Input>::type;
+  using Sum = StoredSum<Input>;
   const LaunchShape shape = launch_shape<Product>();
   const cudaStream_t stream = current_stream(output);
   const int64_t tiles = problem.count_tiles();
@@ -41,7 +28,7 @@ void launch_product(MatmulProblem<Input, Output> problem,
   const int64_t splits = (panels + each - 1) / each;
   const Tensor parts = empty_contiguous(
       std::array{problem.batch_count, splits, problem.rows, problem.columns},
-      StoredSum<Input>::kType, device_of(output));
+      number_type<Sum>(), device_of(output));
   auto parts_of_product = divided(problem, each * Product::kDepth,
                                   static_cast<Sum*>(parts.mutable_data_ptr()));
   const int64_t pieces = parts_of_product.count_tiles();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/numeric.cuh"
@@ -90,6 +91,19 @@ void with_floating_type(ScalarType type, Function&& function) {
       return function(bfloat16{});
     default:
       fail("no CUDA kernel takes ", dtype_name(type));
+  }
+}
+
+// The dtype of a tensor that holds sums between two kernels.
+template <class Number>
+constexpr ScalarType number_type() {
+  if constexpr (std::is_same_v<Number, double>) {
+    return ScalarType::Double;
+  } else if constexpr (std::is_same_v<Number, int32_t>) {
+    return ScalarType::Int;
+  } else {
+    static_assert(std::is_same_v<Number, float>);
+    return ScalarType::Float;
   }
 }
 

@@ -35,14 +35,6 @@ MatrixOf<Element> all_rows_of(const LltmPlan& plan, const TensorView& tensor) {
   return rows;
 }
 
-// Forward and backward the sums of a half are float32, which a tensor between
-// two kernels has to hold too.
-template <class Number>
-constexpr ScalarType number_type() {
-  return sizeof(Number) == sizeof(double) ? ScalarType::Double
-                                          : ScalarType::Float;
-}
-
 template <class Element>
 PanelSource<Element> rows_as_panels(const MatrixOf<Element>& rows,
                                     int64_t count, int64_t depth) {

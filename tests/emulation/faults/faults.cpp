@@ -128,7 +128,7 @@ void run_atomics() {
 }
 
 void dynamic_shared(size_t index) {
-  PKG_DYNAMIC_SHARED(double, values);
+  const auto values = pkg::emulation::dynamic_shared<double>("values");
   values[static_cast<int64_t>(index + threadIdx.x)] = 1;
 }
 
