@@ -57,7 +57,7 @@ EXEMPTIONS = (
         "sm_90a",
     ),
     Exemption(
-        r"attention_grad_key_value_kernel<double, 64, (true|false)>",
+        r"attention_grad_key_value_panels_kernel<double, 64, (true|false)>",
         SPILLS,
         "numbers of two registers; spilled around the products of tiles, not in them",
     ),
@@ -103,6 +103,8 @@ EXPECTED = (
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
     # 16 x 64 scores of a warp, for 64 columns of the head.
     Expected(r"attention_forward_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    Expected(r"attention_grad_key_value_mma_kernel<.*, 128>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     Expected(r"int4_linear_half_kernel<.*>", {"HMMA.16816": 1}),
 )
 
@@ -114,6 +116,11 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
+    # Of such heads too, with two places for what is loaded in turns.
+    r"attention_grad_query_mma_kernel<.*, 64>": 57344,
+    r"attention_grad_query_mma_kernel<.*, 128>": 114688,
+    r"attention_grad_key_value_mma_kernel<.*, 64>": 65536,
+    r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
 }
 
 # Kernels that multiply integers without tensor cores: in others IMAD makes addresses.

@@ -1,12 +1,12 @@
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <tuple>
 
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/grad_mask.cuh"
+#include "cuda/attention/gradient_kernels.cuh"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -24,29 +24,23 @@ void launch_attention_delta(const AttentionBackward<Element>& call,
 template <class Element>
 void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
                                  cudaStream_t stream) {
-  with_attention_width<Element>(
-      call.backward.problem.head_size, [&]<int kWidth>() {
-        launch(attention_grad_query_kernel<Element, kWidth>,
-               call.template tile_count<kWidth>(), kTileThreads, stream, call);
+  launch_attention_grad_query_kernel(
+      call, most_shared_bytes(),
+      [&](auto kernel, int64_t tiles, LaunchShape shape,
+          const auto& arguments) {
+        launch(kernel, tiles, shape, stream, arguments);
       });
 }
 
 template <class Element>
 void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
                                      cudaStream_t stream) {
-  const auto& problem = call.backward.problem;
-  const int64_t head_size = std::max(problem.head_size, problem.value_size);
-  with_attention_width<Element>(head_size, [&]<int kWidth>() {
-    const auto run = [&](auto kernel) {
-      launch(kernel, call.template tile_count<kWidth>(), kTileThreads, stream,
-             call);
-    };
-    if (problem.variant.softcap > 0) {
-      run(attention_grad_key_value_kernel<Element, kWidth, true>);
-    } else {
-      run(attention_grad_key_value_kernel<Element, kWidth, false>);
-    }
-  });
+  launch_attention_grad_key_value_kernel(
+      call, most_shared_bytes(),
+      [&](auto kernel, int64_t tiles, LaunchShape shape,
+          const auto& arguments) {
+        launch(kernel, tiles, shape, stream, arguments);
+      });
 }
 
 #define PKG_INSTANTIATE(Element)                                          \

@@ -88,18 +88,29 @@ class Bounds:
         relative = score_error + sum_error + unit * (columns + 2 * tiles + 8)
         self.output_exact = dropped @ value
         self.output_error = (dropped * relative) @ value.abs()
-        if problem.result.itemsize == 2:
+        if self.is_half:
             # The tensor cores take weights of the operands' type, relative to the largest.
-            info = torch.finfo(problem.result)
-            rounding = unit_roundoff(problem.result) * dropped
-            rounding = rounding + info.smallest_normal * info.eps * problem.factors
+            rounding = self.rounding(dropped, problem.factors)
             self.output_error = self.output_error + rounding @ value.abs()
         self.output = self.rounded(self.output_error, self.output_exact)
         self.log_sum_exp = (log_sum_exp_error * SECOND_ORDER).squeeze(-1)
         self.log_sum_exp = self.log_sum_exp * self.reference_factor
         # In the backward pass a weight is the exponential of score minus log-sum-exp.
         difference = magnitude + finite(self.log_sum_exp_exact).abs()
-        self.weight_error = score_error + log_sum_exp_error + unit * (2 * difference + 4)
+        # That of the tensor cores' kernels is a power of two, of the difference times a rounded
+        # constant (cuda/device/fast_math.cuh).
+        own = 3 * difference + 8 if self.is_half else 2 * difference + 4
+        self.weight_error = score_error + log_sum_exp_error + unit * own
+
+    @property
+    def is_half(self) -> bool:
+        return self.problem.result.itemsize == 2
+
+    def rounding(self, values: Tensor, smallest: Tensor | float = 1.0) -> Tensor:
+        """The error of values that are rounded to the operands' type, in units of ``smallest``."""
+        info = torch.finfo(self.problem.result)
+        least = info.smallest_normal * info.eps
+        return unit_roundoff(self.problem.result) * values.abs() + least * smallest
 
     @property
     def reference_factor(self) -> int:
@@ -152,6 +163,11 @@ class Bounds:
         before_cap = grad_scores * self.cap_slope
         before_cap_error = grad_scores_error * (self.cap_slope + self.cap_slope_error)
         before_cap_error = before_cap_error + grad_scores * self.cap_slope_error
+        dropped_error = dropped * self.weight_error
+        if self.is_half:
+            # Operands of the tensor cores, as the weights forward.
+            before_cap_error = before_cap_error + self.rounding(before_cap + before_cap_error)
+            dropped_error = dropped_error + self.rounding(dropped + dropped_error)
 
         def product(error: Tensor, left: Tensor, right: Tensor, terms: int, like: Tensor) -> Tensor:
             magnitude = left @ right.abs()
@@ -159,9 +175,7 @@ class Bounds:
 
         query_error = scale * product(before_cap_error, before_cap, key, columns, query)
         key_error = scale * product(before_cap_error.mT, before_cap.mT, query, rows, key)
-        value_error = product(
-            (dropped * self.weight_error).mT, dropped.mT, grad_output, rows, value
-        )
+        value_error = product(dropped_error.mT, dropped.mT, grad_output, rows, value)
         errors = [query_error, key_error, value_error]
         if mask is not None:
             errors.append(self.sum_error(grad_scores_error, grad_scores, 1, mask))

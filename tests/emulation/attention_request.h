@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <type_traits>
 
 #include "batches.h"
 #include "cuda/attention/attention.cuh"
@@ -100,28 +99,18 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
   };
 }
 
-// Calls function.operator()<Element, width>() for the types that the request
-// names; a head of more than 64 columns takes the wide kernels, as in the
-// library.
+// Calls function.operator()<Element>() for the type that the request names.
 template <class Function>
-void for_attention_type(const Request& request, int64_t head_size,
-                        Function&& function) {
+void for_attention_type(const Request& request, Function&& function) {
   const std::string& type = request.text("type");
-  const auto call = [&]<class Element>(Element) {
-    if (head_size <= 64 || std::is_same_v<Element, double>) {
-      function.template operator()<Element, 64>();
-    } else if constexpr (!std::is_same_v<Element, double>) {
-      function.template operator()<Element, 128>();
-    }
-  };
   if (type == "float64") {
-    call(double());
+    function.template operator()<double>();
   } else if (type == "float32") {
-    call(float());
+    function.template operator()<float>();
   } else if (type == "float16") {
-    call(cuda::float16());
+    function.template operator()<cuda::float16>();
   } else if (type == "bfloat16") {
-    call(cuda::bfloat16());
+    function.template operator()<cuda::bfloat16>();
   } else {
     fail("attention has no kernel for " + type);
   }

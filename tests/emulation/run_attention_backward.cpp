@@ -2,9 +2,8 @@
 #include <vector>
 
 #include "attention_request.h"
-#include "cuda/attention/grad_key_value.cuh"
 #include "cuda/attention/grad_mask.cuh"
-#include "cuda/attention/grad_query.cuh"
+#include "cuda/attention/gradient_kernels.cuh"
 
 namespace pkg::emulation {
 namespace {
@@ -44,18 +43,30 @@ void run_delta(const Request& request) {
                 call);
 }
 
-template <class Element, int kWidth>
+// Launches the kernel that is chosen where a block may use so much memory.
+auto launcher(const Request& request) {
+  return [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
+             const auto& arguments) {
+    launch_blocks(request, tiles, shape, kernel, arguments);
+  };
+}
+
+int most_shared_bytes(const Request& request) {
+  return static_cast<int>(request.integer("most_shared_bytes"));
+}
+
+template <class Element>
 void run_grad_query(const Request& request) {
   const cuda::AttentionGradQuery<Element> call = {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "query"),
       .grad_query = result_batch<Element>(request, "grad_query"),
   };
-  launch_blocks(request, call.template tile_count<kWidth>(), cuda::kTileThreads,
-                cuda::attention_grad_query_kernel<Element, kWidth>, call);
+  cuda::launch_attention_grad_query_kernel(call, most_shared_bytes(request),
+                                           launcher(request));
 }
 
-template <class Element, int kWidth>
+template <class Element>
 void run_grad_key_value(const Request& request) {
   const cuda::AttentionGradKeyValue<Element> call = {
       .backward = backward_of<Element>(request),
@@ -63,12 +74,8 @@ void run_grad_key_value(const Request& request) {
       .grad_key = result_batch<Element>(request, "grad_key"),
       .grad_value = result_batch<Element>(request, "grad_value"),
   };
-  launch_blocks(
-      request, call.template tile_count<kWidth>(), cuda::kTileThreads,
-      call.backward.problem.variant.softcap > 0
-          ? cuda::attention_grad_key_value_kernel<Element, kWidth, true>
-          : cuda::attention_grad_key_value_kernel<Element, kWidth, false>,
-      call);
+  cuda::launch_attention_grad_key_value_kernel(call, most_shared_bytes(request),
+                                               launcher(request));
 }
 
 template <class Element, class MaskElement>
@@ -104,22 +111,17 @@ void run_grad_mask(const Request& request) {
 bool run_attention_backward(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "attention_delta") {
-    for_attention_type(
-        request, 0, [&]<class Element, int>() { run_delta<Element>(request); });
+    for_attention_type(request,
+                       [&]<class Element>() { run_delta<Element>(request); });
   } else if (kernel == "attention_grad_query") {
-    for_attention_type(request, request.integer("head_size"),
-                       [&]<class Element, int kWidth>() {
-                         run_grad_query<Element, kWidth>(request);
-                       });
-  } else if (kernel == "attention_grad_key_value") {
     for_attention_type(
-        request,
-        std::max(request.integer("head_size"), request.integer("value_size")),
-        [&]<class Element, int kWidth>() {
-          run_grad_key_value<Element, kWidth>(request);
-        });
+        request, [&]<class Element>() { run_grad_query<Element>(request); });
+  } else if (kernel == "attention_grad_key_value") {
+    for_attention_type(request, [&]<class Element>() {
+      run_grad_key_value<Element>(request);
+    });
   } else if (kernel == "attention_grad_mask") {
-    for_attention_type(request, 0, [&]<class Element, int>() {
+    for_attention_type(request, [&]<class Element>() {
       if (request.text("mask_type") == request.text("type")) {
         run_grad_mask<Element, Element>(request);
       } else {

@@ -75,11 +75,11 @@ void run_uncovered_keys(const Request& request) {
 bool run_attention_uncovered(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "attention_uncovered_queries") {
-    for_attention_type(request, 0, [&]<class Element, int>() {
+    for_attention_type(request, [&]<class Element>() {
       run_uncovered_queries<Element>(request);
     });
   } else if (kernel == "attention_uncovered_keys") {
-    for_attention_type(request, 0, [&]<class Element, int>() {
+    for_attention_type(request, [&]<class Element>() {
       run_uncovered_keys<Element>(request);
     });
   } else {
@@ -92,9 +92,8 @@ bool run_attention_forward(const Request& request) {
   if (request.text("kernel") != "attention_forward") {
     return false;
   }
-  for_attention_type(
-      request, request.integer("value_size"),
-      [&]<class Element, int>() { run_forward<Element>(request); });
+  for_attention_type(request,
+                     [&]<class Element>() { run_forward<Element>(request); });
   return true;
 }
 

@@ -88,18 +88,18 @@ bool run_decode_attention(const Request& request) {
   if (kernel != "decode_attention" && kernel != "decode_attention_combine") {
     return false;
   }
-  for_attention_type(
-      request, request.integer("value_size"), [&]<class Element, int kWidth>() {
-        if (kernel == "decode_attention") {
-          run_parts<Element, kWidth>(request);
-          return;
-        }
-        const auto call = decode_call<Element>(request);
-        launch_blocks(request,
-                      cuda::tiles_of(call.result_count(), cuda::kDecodeThreads),
-                      cuda::kDecodeThreads,
-                      cuda::decode_attention_combine<Element>, call);
-      });
+  for_attention_type(request, [&]<class Element>() {
+    if (kernel == "decode_attention") {
+      cuda::with_attention_width<Element>(
+          request.integer("value_size"),
+          [&]<int kWidth>() { run_parts<Element, kWidth>(request); });
+      return;
+    }
+    const auto call = decode_call<Element>(request);
+    launch_blocks(
+        request, cuda::tiles_of(call.result_count(), cuda::kDecodeThreads),
+        cuda::kDecodeThreads, cuda::decode_attention_combine<Element>, call);
+  });
   return true;
 }
 

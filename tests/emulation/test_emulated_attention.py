@@ -242,7 +242,11 @@ def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs
 
 
 def emulated_backward(
-    emulator: Emulator, call: Call, outputs: Outputs, blocks: int = 3
+    emulator: Emulator,
+    call: Call,
+    outputs: Outputs,
+    blocks: int = 3,
+    shared_bytes: int = MOST_SHARED_BYTES,
 ) -> list[Tensor]:
     """The gradients of query, key, value and a floating mask."""
     assert call.grad_output is not None
@@ -254,6 +258,7 @@ def emulated_backward(
     grad_output = call.grad_output.expand(call.output_shape)
     arguments |= operand("grad_output", grad_output, call.batch)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
+    arguments["most_shared_bytes"] = shared_bytes
     emulator.run("attention_delta", ["delta"], blocks, **arguments)
 
     def gradients(kernel: str, **tensors: Tensor) -> list[Tensor]:
@@ -290,10 +295,13 @@ def emulated_backward(
     return results
 
 
-def check(emulator: Emulator, call: Call, blocks: int = 3) -> list[Tensor]:
+def check(
+    emulator: Emulator, call: Call, blocks: int = 3, shared_bytes: int = MOST_SHARED_BYTES
+) -> list[Tensor]:
     """Compare the output, the log-sum-exp and the gradients with the exact ones."""
     outputs = emulated_forward(emulator, call, blocks)
-    results = [*outputs[:2], *emulated_backward(emulator, call, outputs, blocks)]
+    gradients = emulated_backward(emulator, call, outputs, blocks, shared_bytes)
+    results = [*outputs[:2], *gradients]
     exact = exact_results(call)
     bounds = bounds_of(call, exact)
     names = ["output", "log_sum_exp", "grad_query", "grad_key", "grad_value", "grad_mask"]
@@ -346,6 +354,16 @@ def test_head_sizes_around_every_panel_and_tile(
     check(cuda_emulator, make(2, head=head, value_head=value_head, dtype=dtype))
 
 
+@pytest.mark.parametrize("kibibytes", [99, 163, 227])
+@pytest.mark.parametrize(("head", "value_head"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_memory_of_every_device(
+    cuda_emulator: Emulator, head: int, value_head: int, kibibytes: int
+) -> None:
+    """One place or two for what is loaded in turns, or none: then the kernels without it."""
+    call = make(rows=130, columns=140, head=head, value_head=value_head, dtype=torch.bfloat16)
+    check(cuda_emulator, call, shared_bytes=kibibytes * 1024)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(("rows", "columns"), [(70, 70), (64, 130), (130, 64), (3, 1)])
 def test_causal(cuda_emulator: Emulator, dtype: torch.dtype, rows: int, columns: int) -> None:
@@ -355,10 +373,13 @@ def test_causal(cuda_emulator: Emulator, dtype: torch.dtype, rows: int, columns:
 WINDOWS = [(0, 0), (5, 0), (-1, 0), (70, -1), (3, 66), (500, 500)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name_of)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("rows", "columns"), [(70, 70), (64, 200), (200, 64), (3, 1)])
-def test_windows(cuda_emulator: Emulator, rows: int, columns: int, window: tuple[int, int]) -> None:
-    check(cuda_emulator, make(rows=rows, columns=columns, window=window))
+def test_windows(
+    cuda_emulator: Emulator, rows: int, columns: int, window: tuple[int, int], dtype: torch.dtype
+) -> None:
+    check(cuda_emulator, make(rows=rows, columns=columns, window=window, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -385,11 +406,14 @@ def test_slopes(cuda_emulator: Emulator, dtype: torch.dtype, shape: tuple[int, .
         check(cuda_emulator, make(2, 6, rows=9, columns=70, dtype=dtype, slopes=given))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("shape", [(6,), (2, 6)])
-def test_slopes_of_grouped_heads(cuda_emulator: Emulator, shape: tuple[int, ...]) -> None:
+def test_slopes_of_grouped_heads(
+    cuda_emulator: Emulator, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     options = {"enable_gqa": True, "softcap": 2.0, "window": (30, 0), "dropout": 0.3}
     slopes = torch.rand(shape)
-    call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, slopes=slopes, **options)
+    call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, slopes=slopes, dtype=dtype, **options)
     check(cuda_emulator, call)
 
 
@@ -463,8 +487,9 @@ def test_dropout_mask_is_the_one_of_the_cpu(
     assert torch.equal(kept, torch.ops.pkg.attention_dropout_mask(SEED, *shape, dropout))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("layout", ["heads inside", "step", "transposed", "misaligned"])
-def test_layouts(cuda_emulator: Emulator, layout: str) -> None:
+def test_layouts(cuda_emulator: Emulator, layout: str, dtype: torch.dtype) -> None:
     def arrange(tensor: Tensor) -> Tensor:
         if layout == "heads inside":
             return tensor.transpose(1, 2).contiguous().transpose(1, 2)
@@ -476,7 +501,7 @@ def test_layouts(cuda_emulator: Emulator, layout: str) -> None:
         padded[1:] = tensor.flatten()
         return padded[1:].view(tensor.shape)
 
-    call = make(2, 3, rows=33, columns=40, head=16)
+    call = make(2, 3, rows=33, columns=40, head=16, dtype=dtype)
     assert call.grad_output is not None
     arranged = replace(
         call,
@@ -486,7 +511,8 @@ def test_layouts(cuda_emulator: Emulator, layout: str) -> None:
         grad_output=arrange(call.grad_output),
     )
     results = check(cuda_emulator, arranged)
-    check(cuda_emulator, replace(call, grad_output=torch.ones(1).expand(call.output_shape)))
+    ones = torch.ones(1, dtype=dtype).expand(call.output_shape)
+    check(cuda_emulator, replace(call, grad_output=ones))
     for result, plain in zip(results, check(cuda_emulator, call), strict=True):
         torch.testing.assert_close(result, plain, rtol=0, atol=0)
 
@@ -503,15 +529,16 @@ def test_empty(cuda_emulator: Emulator, lead: tuple[int, ...], rows: int, column
     assert (log_sum_exp == -torch.inf).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("kind", ["boolean", "float"])
 def test_a_row_without_keys_is_zero_and_passes_no_gradient(
-    cuda_emulator: Emulator, kind: str
+    cuda_emulator: Emulator, kind: str, dtype: torch.dtype
 ) -> None:
     mask = torch.rand(66, 70) > 0.3
     mask[[0, 40, 65]] = False
     if kind == "float":
         mask = torch.zeros(66, 70).masked_fill(~mask, -torch.inf)
-    results = check(cuda_emulator, make(2, rows=66, columns=70, mask=mask))
+    results = check(cuda_emulator, make(2, rows=66, columns=70, mask=mask, dtype=dtype))
     output, _, grad_query = results[:3]
     for result in (output, grad_query):
         assert (result[:, [0, 40, 65]] == 0).all()
@@ -533,9 +560,10 @@ def test_the_residual_is_what_rounding_takes_off(
     assert torch.equal(output.double() + residual.double(), mean.expand(output.shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_nan_comes_out_as_nan(cuda_emulator: Emulator, where: str) -> None:
-    call = make(2, rows=66, columns=70, head=8)
+def test_nan_comes_out_as_nan(cuda_emulator: Emulator, where: str, dtype: torch.dtype) -> None:
+    call = make(2, rows=66, columns=70, head=8, dtype=dtype)
     tensor = getattr(call, where)
     tensor[0, 65, 7] = torch.nan
     outputs = emulated_forward(cuda_emulator, call)
@@ -561,16 +589,18 @@ def test_keys_that_are_masked_out_may_hold_nan(cuda_emulator: Emulator) -> None:
     assert torch.equal(output, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name_of)
 @pytest.mark.parametrize("scale", [0.0, -0.5, 30.0])
-def test_scales(cuda_emulator: Emulator, scale: float) -> None:
-    check(cuda_emulator, make(2, rows=9, columns=70, scale=scale))
+def test_scales(cuda_emulator: Emulator, scale: float, dtype: torch.dtype) -> None:
+    check(cuda_emulator, make(2, rows=9, columns=70, scale=scale, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name_of)
 def test_results_do_not_depend_on_the_grid_or_the_order_of_threads(
-    cuda_emulator: Emulator,
+    cuda_emulator: Emulator, dtype: torch.dtype
 ) -> None:
     mask = torch.randn(2, 1, 1, 70)
-    call = make(2, 2, rows=66, columns=70, mask=mask, dropout=0.2)
+    call = make(2, 2, rows=66, columns=70, mask=mask, dropout=0.2, dtype=dtype)
     results = [check(cuda_emulator, call, blocks) for blocks in (1, 2, 100)]
     for others in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))

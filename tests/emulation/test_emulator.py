@@ -188,11 +188,19 @@ def run_half_matmul(planted: Emulator) -> None:
     assert_product(emulated_matmul(planted, a[:, :130], b[:130]), a[:, :130], b[:130])
 
 
+def run_half_gradients(planted: Emulator) -> None:
+    """More turns than places; of the second head there is room for one place alone."""
+    for head in (20, 128):
+        options = {"rows": 135, "columns": 140, "head": head, "dropout": 0.2}
+        check_attention(planted, make_attention(dtype=torch.bfloat16, **options))
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
+HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -307,6 +315,41 @@ PLANTED = {
         "  __syncthreads();",
         "",
         "race on shared lane_sums|nobody has written",
+    ),
+    "values that are still multiplied": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_query_mma.cuh",
+        "        __syncthreads();  // all are done with the values",
+        "",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "keys of one place that are still multiplied": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_query_mma.cuh",
+        "        __syncthreads();\n        load_keys",
+        "        load_keys",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "queries copied to the place of those before": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_key_value_mma.cuh",
+        "begin + kQueries, 1 - place);",
+        "begin + kQueries, place);",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "exchanged words of an operand by columns": (
+        *HALF_GRADIENTS,
+        "cuda/gemm/operand_tile.cuh",
+        "Slice::index(lane % 16, lane / 16 * Slice::kVector)",
+        "Slice::index(lane / 16 * 8 + lane % 8, lane / 8 % 2 * Slice::kVector)",
+        "assert",
+    ),
+    "words of dropout that are not exchanged": (
+        *HALF_GRADIENTS,
+        "cuda/attention/attention.cuh",
+        "transpose_quads<4>(words.words);",
+        "",
+        "assert",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,

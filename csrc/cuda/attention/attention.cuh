@@ -9,6 +9,7 @@
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/panel.cuh"
 #include "host/philox.h"
 
@@ -303,7 +304,7 @@ class AttentionScores {
       return -Number(INFINITY);
     }
     Number scaled = product * static_cast<Number>(problem_.scale);
-    if (softcap_ > Number(0)) {
+    if (caps()) {
       scaled = softcap_ * capped_share(scaled);
     }
     if (problem_.variant.slopes.data != nullptr) {
@@ -337,7 +338,7 @@ class AttentionScores {
   __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
                                              int64_t column_begin) const {
     tile.scale(static_cast<Number>(problem_.scale));
-    if (softcap_ > Number(0)) {
+    if (caps()) {
       tile.transform([&](int, int, Number scaled) {
         return softcap_ * capped_share(scaled);
       });
@@ -360,9 +361,76 @@ class AttentionScores {
     }
   }
 
+  // Multiplies the weights of a tile by what dropout does to them. Two of four
+  // neighbouring keys, for which the factors come together, are a thread's.
+  template <class Weights>
+  __device__ __forceinline__ void drop_tile(Weights& tile, int64_t row_begin,
+                                            int64_t column_begin) const {
+    if (problem_.dropout.seed == nullptr) {
+      return;
+    }
+    const typename Weights::Thread thread;
+    PKG_UNROLL
+    for (int i = 0; i < tile.kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < tile.kThreadColumns; j += 2) {
+        const int column = thread.column(j);
+        Number factors[4];
+        dropout_factors(row_begin + thread.row(i),
+                        column_begin + column / 4 * 4, factors);
+        const bool is_second = column % 4 != 0;
+        tile.values[i][j] *= is_second ? factors[2] : factors[0];
+        tile.values[i][j + 1] *= is_second ? factors[3] : factors[1];
+      }
+    }
+  }
+
+  // Which weights dropout leaves of a tile whose rows are keys and whose
+  // columns are queries, a bit for each of the thread's. The words of four
+  // neighbouring keys, which come together, belong to four lanes: each computes
+  // those of one query in four, and they exchange them.
+  template <class Weights>
+  __device__ __forceinline__ uint32_t
+  kept_of_transposed(int64_t row_begin, int64_t column_begin) const {
+    static_assert(Weights::kThreadRows * Weights::kThreadColumns <= 32);
+    if (problem_.dropout.seed == nullptr) {
+      return ~uint32_t{0};
+    }
+    const typename Weights::Thread thread;
+    const int own = thread.lane / 4 % 4;
+    uint32_t kept = 0;
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      const int64_t column = column_begin + thread.row(i);
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; j += 4) {
+        PhiloxCounter words = dropout_words(
+            seed_, batch_, row_begin + thread.column(j + own), column / 4);
+        transpose_quads<4>(words.words);
+        PKG_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          const bool keeps =
+              dropout_keeps(words.words[k], problem_.dropout.keep_threshold);
+          kept |= static_cast<uint32_t>(keeps)
+                  << (i * Weights::kThreadColumns + j + k);
+        }
+      }
+    }
+    return kept;
+  }
+
+  // By what a weight grows that dropout leaves.
+  __device__ __forceinline__ Number keep_scale() const {
+    return problem_.dropout.seed == nullptr
+               ? Number(1)
+               : static_cast<Number>(problem_.dropout.keep_scale);
+  }
+
+  __device__ __forceinline__ bool caps() const { return softcap_ > Number(0); }
+
   // The derivative of a score by the scaled product: 1 unless it is capped.
   __device__ __forceinline__ Number cap_slope(Number product) const {
-    if (softcap_ > Number(0)) {
+    if (caps()) {
       const Number share =
           capped_share(product * static_cast<Number>(problem_.scale));
       return (1 - share) * (1 + share);

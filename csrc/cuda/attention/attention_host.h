@@ -6,8 +6,7 @@
 #include <optional>
 
 #include "cuda/attention/forward.cuh"
-#include "cuda/attention/grad_key_value.cuh"
-#include "cuda/attention/grad_query.cuh"
+#include "cuda/attention/gradients.cuh"
 #include "cuda/host/launch.h"
 #include "scaled_dot_product_attention.h"
 

@@ -34,7 +34,6 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/shared.cuh"
-#include "cuda/device/words.cuh"
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -96,9 +95,7 @@ class AttentionMma {
     if (begin >= end) {
       return;
     }
-    for (int slice = 0; slice < slices_; ++slice) {
-      query.load(query_memory(slice), int64_t{slice} * Query::kDepth);
-    }
+    load_slices(query, query_memory(), slices_);
     load_keys(keys, begin, 0);
     for (int stage = 0; begin < end; begin += kKeys, stage = 1 - stage) {
       // The keys have come, and all are done with the keys and values before.
@@ -111,21 +108,18 @@ class AttentionMma {
       }
       Scores scores(0);
       const Key key(keys, begin, 0, false);
-      PKG_UNROLL_BY(1)
-      for (int slice = 0; slice < slices_; ++slice) {
-        multiply_slices<Element, kWarpRows, kKeys>(
-            scores, query, query_memory(slice), key, key_memory(stage, slice));
-      }
+      multiply_all_slices<Element, kWarpRows, kKeys>(
+          scores, query, query_memory(), key, key_memory(stage), slices_);
       attention.score_tile(scores, row_begin, begin);
       PKG_UNROLL
       for (int i = 0; i < scores.kThreadRows; ++i) {
         output.scale_row(i, softmax.update_row(i, scores));
       }
 
-      drop(attention, scores, row_begin, begin);
+      attention.drop_tile(scores, row_begin, begin);
       wait_for_values(begin + kKeys < end);
       __syncthreads();
-      multiply_weights(output, scores, value);
+      multiply_from_registers<Element>(output, scores, value, value_memory());
     }
   }
 
@@ -134,14 +128,13 @@ class AttentionMma {
     return static_cast<int>(tiles_of(head_size, Query::kDepth));
   }
 
-  __device__ __forceinline__ SharedSpan<Element> query_memory(int slice) const {
-    return memory_.part(slice * Query::kElements, Query::kElements);
+  __device__ __forceinline__ SharedSpan<Element> query_memory() const {
+    return memory_.part(0, slices_ * Query::kElements);
   }
-  __device__ __forceinline__ SharedSpan<Element> key_memory(int stage,
-                                                            int slice) const {
-    return memory_.part(
-        slices_ * Query::kElements + (stage * slices_ + slice) * Key::kElements,
-        Key::kElements);
+  __device__ __forceinline__ SharedSpan<Element> key_memory(int stage) const {
+    const int elements = slices_ * Key::kElements;
+    return memory_.part(slices_ * Query::kElements + stage * elements,
+                        elements);
   }
   __device__ __forceinline__ SharedSpan<Element> value_memory() const {
     return memory_.part(slices_ * (Query::kElements + 2 * Key::kElements),
@@ -159,63 +152,8 @@ class AttentionMma {
 
   __device__ __forceinline__ void load_keys(const PanelSource<Element>& keys,
                                             int64_t begin, int stage) const {
-    const Key key(keys, begin, 0, false);
-    for (int slice = 0; slice < slices_; ++slice) {
-      key.load(key_memory(stage, slice), int64_t{slice} * Key::kDepth);
-    }
+    load_slices(Key(keys, begin, 0, false), key_memory(stage), slices_);
     commit_copies();
-  }
-
-  // Two of four neighbouring keys, for which the factors come together, are a
-  // thread's.
-  __device__ __forceinline__ void drop(
-      const AttentionScores<Element>& attention, Scores& scores,
-      int64_t row_begin, int64_t column_begin) const {
-    if (problem_.dropout.seed == nullptr) {
-      return;
-    }
-    const typename Scores::Thread thread;
-    PKG_UNROLL
-    for (int i = 0; i < scores.kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < scores.kThreadColumns; j += 2) {
-        const int column = thread.column(j);
-        float factors[4];
-        attention.dropout_factors(row_begin + thread.row(i),
-                                  column_begin + column / 4 * 4, factors);
-        const bool is_second = column % 4 != 0;
-        scores.values[i][j] *= is_second ? factors[2] : factors[0];
-        scores.values[i][j + 1] *= is_second ? factors[3] : factors[1];
-      }
-    }
-  }
-
-  // output += weights values: where two tiles of 8 columns of sums lie is where
-  // operand A of 16 columns does.
-  __device__ __forceinline__ void multiply_weights(Output& output,
-                                                   const Scores& weights,
-                                                   const Value& value) const {
-    constexpr int kRowParts = kWarpRows / 16;
-    constexpr int kParts = kWidth / 16;
-    PKG_UNROLL
-    for (int step = 0; step < kKeys / 16; ++step) {
-      uint32_t a[kRowParts][4];
-      PKG_UNROLL
-      for (int i = 0; i < kRowParts; ++i) {
-        PKG_UNROLL
-        for (int word = 0; word < 4; ++word) {
-          const auto& row = weights.values[2 * i + word % 2];
-          const int j = 4 * step + word / 2 * 2;
-          a[i][word] = pair_of<Element>(row[j], row[j + 1]);
-        }
-      }
-      PKG_UNROLL
-      for (int part = 0; part < kParts; ++part) {
-        uint32_t b[4];
-        value.fragments(value_memory(), part, step, b);
-        multiply_columns<Element>(output, a, b, part);
-      }
-    }
   }
 
   const AttentionProblem<Element>& problem_;

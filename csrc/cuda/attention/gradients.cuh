@@ -7,9 +7,9 @@
 //   D_i   = sum_e dO_ie O_ie       O: unrounded   attention_delta_kernel
 //   P_ij  = exp(S_ij - log_sum_exp_i)
 //   dS_ij = P_ij (M_ij (dO V^T)_ij - D_i)         M: dropout, 0 or 1 / (1 - p)
-//   dQ    = scale dS K                            attention_grad_query_kernel
-//   dK    = scale dS^T Q,  dV = (M P)^T dO attention_grad_key_value_kernel
-//   dmask = dS, summed where the mask broadcasts  attention_grad_mask_kernel
+//   dQ    = scale dS K                            grad_query_*.cuh
+//   dK    = scale dS^T Q,  dV = (M P)^T dO        grad_key_value_*.cuh
+//   dmask = dS, summed where the mask broadcasts  grad_mask.cuh
 //
 // Where scores are capped, dQ and dK are made of dS_ij times the derivative of
 // the cap.
@@ -18,7 +18,7 @@
 // tile of the gradient and walks everything that adds to it: the other side's
 // tiles, and all the matrices of the batch that share the operand. Together
 // they do 7 products where the algorithm with atomics does 5, the price of a
-// fixed order. Tiles are those of the forward pass, for the same reasons.
+// fixed order.
 //
 // The delta kernel reads 2 rows value_size elements for as many operations, in
 // half precision 3, the output in two parts.
@@ -44,6 +44,49 @@ struct AttentionBackward {
   MatrixBatch<Element> output_residual;  // the data may be null
   const Number* log_sum_exp;             // contiguous: batch, rows
   Number* delta;                         // contiguous: batch, rows
+};
+
+template <class Element>
+struct AttentionGradQuery {
+  AttentionBackward<Element> backward;
+  BatchPartition partition;  // of the batch, as the query sees it
+  ResultBatch<Element> grad_query;
+  int places = 0;  // in shared memory of what follows one another, grad_*_mma
+
+  template <int kRows, int kWidth>
+  __host__ __device__ int64_t tile_count() const {
+    return partition.owned_count * tiles_of(backward.problem.rows, kRows) *
+           tiles_of(backward.problem.head_size, kWidth);
+  }
+};
+
+// The data of either gradient may be null: where key and value are broadcast
+// along different dimensions, each is computed by a launch of its own.
+template <class Element>
+struct AttentionGradKeyValue {
+  AttentionBackward<Element> backward;
+  BatchPartition partition;
+  ResultBatch<Element> grad_key;
+  ResultBatch<Element> grad_value;
+  int places = 0;  // as AttentionGradQuery's
+
+  template <int kWidth>
+  __host__ __device__ int64_t head_tiles() const {
+    const int64_t key_tiles =
+        grad_key.data == nullptr ? 0
+                                 : tiles_of(backward.problem.head_size, kWidth);
+    const int64_t value_tiles =
+        grad_value.data == nullptr
+            ? 0
+            : tiles_of(backward.problem.value_size, kWidth);
+    return key_tiles > value_tiles ? key_tiles : value_tiles;
+  }
+
+  template <int kColumns, int kWidth>
+  __host__ __device__ int64_t tile_count() const {
+    return partition.owned_count *
+           tiles_of(backward.problem.columns, kColumns) * head_tiles<kWidth>();
+  }
 };
 
 constexpr int kWarpSize = 32;

@@ -29,10 +29,11 @@ __device__ __forceinline__ Number lanes_maximum(Number value) {
   return value;
 }
 
-// Of four neighbouring lanes the c-th gets the c-th word of each, in the order
-// of the lanes.
+// Of four lanes, neighbours or kStride apart, the c-th gets the c-th word of
+// each, in the order of the lanes.
+template <int kStride = 1>
 __device__ __forceinline__ void transpose_quads(uint32_t (&words)[4]) {
-  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const int lane = static_cast<int>(threadIdx.x) / kStride % 4;
   PKG_UNROLL
   for (int distance = 1; distance < 4; distance *= 2) {
     const bool is_upper = (lane & distance) != 0;
@@ -42,8 +43,8 @@ __device__ __forceinline__ void transpose_quads(uint32_t (&words)[4]) {
         // A lane keeps one word of each pair, and gives the other.
         uint32_t& lower = words[i];
         uint32_t& upper = words[i + distance];
-        const uint32_t received =
-            __shfl_xor_sync(0xffffffffu, is_upper ? lower : upper, distance);
+        const uint32_t received = __shfl_xor_sync(
+            0xffffffffu, is_upper ? lower : upper, distance * kStride);
         (is_upper ? lower : upper) = received;
       }
     }

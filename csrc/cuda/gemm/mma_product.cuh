@@ -12,6 +12,7 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/words.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -74,6 +75,52 @@ __device__ __forceinline__ void multiply_slices(
     }
     multiply_columns<Element>(sums, a[step % 2], b[part % 2],
                               part % kColumnParts);
+  }
+}
+
+// The same of as many slices, which follow one another.
+template <class Element, int kWarpRows, int kWarpColumns, class Sums,
+          class OperandA, class OperandB>
+__device__ __forceinline__ void multiply_all_slices(
+    Sums& sums, const OperandA& a_tile, const SharedSpan<Element>& a_memory,
+    const OperandB& b_tile, const SharedSpan<Element>& b_memory, int count) {
+  PKG_UNROLL_BY(1)
+  for (int slice = 0; slice < count; ++slice) {
+    multiply_slices<Element, kWarpRows, kWarpColumns>(
+        sums, a_tile,
+        a_memory.part(slice * OperandA::kElements, OperandA::kElements), b_tile,
+        b_memory.part(slice * OperandB::kElements, OperandB::kElements));
+  }
+}
+
+// The warp's sums += A B where A is a tile that its lanes hold, rounded to
+// elements, and B is in shared memory: where two tiles of 8 columns of sums lie
+// is where operand A of 16 columns does.
+template <class Element, class Sums, class Left, class OperandB>
+__device__ __forceinline__ void multiply_from_registers(
+    Sums& sums, const Left& left, const OperandB& b_tile,
+    const SharedSpan<Element>& b_memory) {
+  constexpr int kRowParts = Left::kThreadRows / 2;
+  constexpr int kSteps = Left::kThreadColumns / 4;
+  constexpr int kParts = Sums::kThreadColumns / 4;
+  PKG_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t a[kRowParts][4];
+    PKG_UNROLL
+    for (int i = 0; i < kRowParts; ++i) {
+      PKG_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const auto& row = left.values[2 * i + word % 2];
+        const int j = 4 * step + word / 2 * 2;
+        a[i][word] = pair_of<Element>(row[j], row[j + 1]);
+      }
+    }
+    PKG_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t b[4];
+      b_tile.fragments(b_memory, part, step, b);
+      multiply_columns<Element>(sums, a, b, part);
+    }
   }
 }
 

@@ -100,7 +100,10 @@ class OperandTile {
   static constexpr bool kTransposes = sizeof(Element) == 2;
   static_assert(kTransposes || kLines != OperandLines::steps);
   using ByOuter = SwizzledTile<Element, kOuter, kDepth>;
-  using BySteps = SwizzledTile<Element, kDepth, kOuter>;
+  // Where lines are never steps, there may be fewer than steps have places.
+  using BySteps =
+      SwizzledTile<Element, kDepth,
+                   kLines == OperandLines::outer ? kDepth : kOuter>;
 
   // Known to the compiler where the lines do not depend on the operand.
   __device__ __forceinline__ bool by_steps() const {
@@ -186,6 +189,45 @@ class OperandTile {
   int lane_index_;
   bool lines_are_steps_;
   bool is_dense_;
+};
+
+// Begins to copy as many slices of an operand, one after the other.
+template <class Operand, class Element>
+__device__ __forceinline__ void load_slices(const Operand& operand,
+                                            const SharedSpan<Element>& to,
+                                            int count) {
+  PKG_UNROLL_BY(1)
+  for (int slice = 0; slice < count; ++slice) {
+    operand.load(to.part(slice * Operand::kElements, Operand::kElements),
+                 int64_t{slice} * Operand::kDepth);
+  }
+}
+
+// Slices of an operand whose lines, kLines of them, are its rows, as operand B
+// of another product, that sums over the lines: the values of a head are
+// multiplied by both their rows and their columns.
+template <class Element, int kLines>
+class LinesAsSteps {
+ public:
+  __device__ __forceinline__ LinesAsSteps() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    lane_index_ = Slice::index(lane % 16, lane / 16 * Slice::kVector);
+  }
+
+  // The words of mma for 16 columns, the `part`-th, and the `step`-th 16 lines.
+  __device__ __forceinline__ void fragments(const SharedSpan<Element>& from,
+                                            int part, int step,
+                                            uint32_t (&words)[4]) const {
+    constexpr int kLine = Slice::kLine;
+    const int line = part * 16 / kLine * kLines + step * 16;
+    from.load_matrices((lane_index_ ^ part * 16 % kLine) + line * kLine, true,
+                       words);
+  }
+
+ private:
+  static_assert(sizeof(Element) == 2);
+  using Slice = SwizzledTile<Element, kLines, 128 / sizeof(Element)>;
+  int lane_index_;
 };
 
 }  // namespace pkg::cuda

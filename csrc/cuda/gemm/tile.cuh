@@ -161,6 +161,23 @@ struct Tile {
   }
 };
 
+// A tile whose rows are columns to who looks at it.
+template <class TileType>
+struct TransposedTile {
+  using Value = typename TileType::Value;
+  static constexpr int kTileRows = TileType::kTileColumns;
+  static constexpr int kTileColumns = TileType::kTileRows;
+  TileType& tile;
+
+  template <class Function>
+  __device__ __forceinline__ void transform(Function&& function) {
+    tile.transform([&](int row, int column, Value value) {
+      return function(column, row, value);
+    });
+  }
+  __device__ __forceinline__ void scale(Value factor) { tile.scale(factor); }
+};
+
 // The tile as a panel for a further product: element (row, column) goes to
 // panel[column][row].
 template <class Number, int kRows, int kColumns, class Panel>

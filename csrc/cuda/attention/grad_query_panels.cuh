@@ -1,5 +1,6 @@
-// The gradient of attention's query: dQ = scale dS K, see
-// cuda/attention/gradients.cuh.
+// The gradient of attention's query by multiply-adds: of float64 and float32,
+// and of heads that the tensor cores' kernel has no room for. dQ = scale dS K,
+// see cuda/attention/gradients.cuh.
 //
 // A block owns 64 queries and 64 or 128 columns of their gradient, and walks
 // the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
@@ -10,7 +11,6 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients.cuh"
-#include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -18,23 +18,10 @@
 
 namespace pkg::cuda {
 
-template <class Element>
-struct AttentionGradQuery {
-  AttentionBackward<Element> backward;
-  BatchPartition partition;  // of the batch, as the query sees it
-  ResultBatch<Element> grad_query;
-
-  template <int kWidth>
-  __host__ __device__ int64_t tile_count() const {
-    return partition.owned_count *
-           tiles_of(backward.problem.rows, kAttentionTile) *
-           tiles_of(backward.problem.head_size, kWidth);
-  }
-};
-
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
-    const __grid_constant__ AttentionGradQuery<Element> call) {
+__global__ void __launch_bounds__(kTileThreads)
+    attention_grad_query_panels_kernel(
+        const __grid_constant__ AttentionGradQuery<Element> call) {
   using Number = Accumulator<Element>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
@@ -45,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_query_kernel(
   const AttentionProblem<Element>& problem = call.backward.problem;
   const int64_t row_tiles = tiles_of(problem.rows, kTile);
   const int64_t head_tiles = tiles_of(problem.head_size, kWidth);
-  const int64_t tiles = call.template tile_count<kWidth>();
+  const int64_t tiles = call.template tile_count<kTile, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t owned = index / head_tiles / row_tiles;
     const int64_t row_begin = index / head_tiles % row_tiles * kTile;

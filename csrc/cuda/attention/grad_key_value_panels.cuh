@@ -1,5 +1,6 @@
-// The gradients of attention's key and value: dK = scale dS^T Q and
-// dV = (M P)^T dO, see cuda/attention/gradients.cuh.
+// The gradients of attention's key and value by multiply-adds: of float64 and
+// float32, and of heads that the tensor cores' kernel has no room for.
+// dK = scale dS^T Q and dV = (M P)^T dO, see cuda/attention/gradients.cuh.
 //
 // A block owns 64 keys and up to 128 columns of both gradients, and walks the
 // queries 64 at a time, those of all heads that share the key. 4 rows columns
@@ -11,42 +12,12 @@
 #include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
-#include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_product.cuh"
 
 namespace pkg::cuda {
-
-// The data of either gradient may be null: where key and value are broadcast
-// along different dimensions, each is computed by a launch of its own.
-template <class Element>
-struct AttentionGradKeyValue {
-  AttentionBackward<Element> backward;
-  BatchPartition partition;
-  ResultBatch<Element> grad_key;
-  ResultBatch<Element> grad_value;
-
-  template <int kWidth>
-  __host__ __device__ int64_t head_tiles() const {
-    const int64_t key_tiles =
-        grad_key.data == nullptr ? 0
-                                 : tiles_of(backward.problem.head_size, kWidth);
-    const int64_t value_tiles =
-        grad_value.data == nullptr
-            ? 0
-            : tiles_of(backward.problem.value_size, kWidth);
-    return key_tiles > value_tiles ? key_tiles : value_tiles;
-  }
-
-  template <int kWidth>
-  __host__ __device__ int64_t tile_count() const {
-    return partition.owned_count *
-           tiles_of(backward.problem.columns, kAttentionTile) *
-           head_tiles<kWidth>();
-  }
-};
 
 // The tile of the keys from column_begin on and the queries from row_begin on.
 // Here it is transposed, its rows are keys and its columns queries, as the
@@ -154,8 +125,9 @@ class TransposedWeights {
 };
 
 template <class Element, int kWidth, bool kCaps>
-__global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
-    const __grid_constant__ AttentionGradKeyValue<Element> call) {
+__global__ void __launch_bounds__(kTileThreads)
+    attention_grad_key_value_panels_kernel(
+        const __grid_constant__ AttentionGradKeyValue<Element> call) {
   using Number = Accumulator<Element>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
@@ -167,7 +139,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_grad_key_value_kernel(
   const AttentionProblem<Element>& problem = backward.problem;
   const int64_t column_tiles = tiles_of(problem.columns, kTile);
   const int64_t head_tiles = call.template head_tiles<kWidth>();
-  const int64_t tiles = call.template tile_count<kWidth>();
+  const int64_t tiles = call.template tile_count<kTile, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t owned = index / head_tiles / column_tiles;
     const int64_t column_begin = index / head_tiles % column_tiles * kTile;

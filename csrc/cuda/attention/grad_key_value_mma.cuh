@@ -1,0 +1,323 @@
+// The gradients of attention's key and value by tensor cores, of half
+// precision: dK = scale dS^T Q and dV = (M P)^T dO, see
+// cuda/attention/gradients.cuh.
+//
+// A block owns 128 keys, a warp 16 of them, and up to 128 columns of both
+// gradients; it walks the queries, those of all heads that share the key. Tiles
+// of scores are transposed, their rows are keys and their columns queries: as
+// they lie in registers they are operand A of the products that sum over the
+// queries, rounded to the operands' type, as FlashAttention's are.
+//
+// Keys and values stay in shared memory, by slices of 64 columns. Queries and
+// the gradient of the output, 32 rows of each, or 64 where the gradients are 64
+// columns wide, serve two products each, by rows and by columns; they have two
+// places, where a block may have as much memory, so that the next ones are on
+// their way meanwhile. Heads of 128 take 96 KiB, or 80 with one place.
+//
+// Sums of 16 x 128 for either gradient and two tiles of 16 x 32 are 160
+// registers of each of 256 threads; 64 queries at a time would be 192. The
+// slope of a capped score would be 16 more: its product is computed again
+// instead.
+//
+// 4 rows columns (head_size + value_size) operations for each matrix of the
+// batch, a half if causal; wider heads repeat the first two of the four
+// products. For 16 columns of a head and 32 queries a warp loads 10 times four
+// matrices for 16 products: 40 cycles of a multiprocessor's shared memory, of
+// which the products take 32 at the rate of an A100.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/gradients.cuh"
+#include "cuda/attention/gradients_mma.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/gemm/mma_product.cuh"
+#include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+template <class Element, int kWidth>
+class GradKeyValueMma {
+ public:
+  static constexpr int kKeys = 128;
+  static constexpr int kQueries = kWidth > 64 ? 32 : 64;
+  static constexpr int kWarpKeys = 16;
+  static constexpr int kThreads = 256;
+  using Weights = Tile<float, kKeys, kQueries,
+                       MmaThread<kKeys, kQueries, kWarpKeys, kQueries>>;
+  using Sums =
+      Tile<float, kKeys, kWidth, MmaThread<kKeys, kWidth, kWarpKeys, kWidth>>;
+
+  static LaunchShape launch_shape(const AttentionProblem<Element>& problem,
+                                  int query_places) {
+    const int elements = Places(problem, query_places).end;
+    return {kThreads, elements * static_cast<int>(sizeof(Element))};
+  }
+
+  __device__ __forceinline__
+  GradKeyValueMma(const AttentionGradKeyValue<Element>& call)
+      : call_(call.backward),
+        problem_(call.backward.problem),
+        query_places_(call.places),
+        places_(problem_, query_places_),
+        memory_(dynamic_shared<Element>()) {}
+
+  // What a block computes.
+  struct Part {
+    int64_t column_begin;
+    int64_t head_begin;
+    bool wants_key;
+    bool wants_value;
+  };
+
+  // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
+  __device__ __forceinline__ void add(int64_t batch,
+                                      const AttentionExtent& extent,
+                                      const Part& part, Sums& key_sums,
+                                      Sums& value_sums) const {
+    int64_t begin = problem_.first_row(extent, part.column_begin);
+    const int64_t end = problem_.row_end(extent, part.column_begin + kKeys);
+    if (begin >= end) {
+      return;
+    }
+    const typename Weights::Thread thread;
+    const AttentionScores<Element> attention(problem_, batch, extent);
+    const Key key(
+        problem_.key.by_row(problem_.batch, batch, extent.first_column,
+                            extent.columns, problem_.head_size),
+        part.column_begin, thread.warp_row, true);
+    const Key value(
+        problem_.value.by_row(problem_.batch, batch, extent.first_column,
+                              extent.columns, problem_.value_size),
+        part.column_begin, thread.warp_row, true);
+    const auto queries =
+        problem_.query.by_row(problem_.batch, batch, extent.first_row,
+                              extent.rows, problem_.head_size);
+    const auto grad_outputs =
+        call_.grad_output.by_row(problem_.batch, batch, extent.first_row,
+                                 extent.rows, problem_.value_size);
+    load_slices(key, key_memory(), places_.key_slices);
+    load_slices(value, value_memory(), places_.value_slices);
+    load_queries(queries, grad_outputs, begin, 0);
+    for (int turn = 0; begin < end; begin += kQueries, ++turn) {
+      const bool goes_on = begin + kQueries < end;
+      const int place = query_places_ == 1 ? 0 : turn % 2;
+      const QueryStatistics<Weights::kThreadColumns> statistics(
+          call_, extent, [&](int j) { return begin + thread.column(j); });
+      // The queries have come, and all are done with those before.
+      wait_for_copies<0>();
+      __syncthreads();
+      if (goes_on && query_places_ > 1) {
+        load_queries(queries, grad_outputs, begin + kQueries, 1 - place);
+      }
+      const Query query(queries, begin, 0, false);
+      const auto score = [&](Weights& tile) {
+        multiply_all_slices<Element, kWarpKeys, kQueries>(
+            tile, key, key_memory(), query, query_memory(place),
+            places_.key_slices);
+      };
+      Weights weights(0);
+      score(weights);
+      TransposedTile<Weights> scores{weights};
+      attention.score_tile(scores, begin, part.column_begin);
+      weigh(weights, statistics);
+      const Dropout dropout{attention.template kept_of_transposed<Weights>(
+                                begin, part.column_begin),
+                            attention.keep_scale()};
+      if (part.wants_value) {
+        Weights dropped = weights;
+        dropout.drop(dropped);
+        multiply_from_registers<Element>(
+            value_sums, dropped, QueriesAsSteps(),
+            columns_of(grad_output_memory(place), part.head_begin));
+      }
+      if (part.wants_key) {
+        Weights gradients(0);
+        multiply_all_slices<Element, kWarpKeys, kQueries>(
+            gradients, value, value_memory(), query, grad_output_memory(place),
+            places_.value_slices);
+        dropout.drop(gradients);
+        differentiate(weights, gradients, statistics);
+        if (attention.caps()) {
+          Weights products(0);
+          score(products);
+          multiply_by_cap_slopes(attention, gradients, products);
+        }
+        multiply_from_registers<Element>(
+            key_sums, gradients, QueriesAsSteps(),
+            columns_of(query_memory(place), part.head_begin));
+      }
+      if (goes_on && query_places_ == 1) {
+        __syncthreads();
+        load_queries(queries, grad_outputs, begin + kQueries, 0);
+      }
+    }
+    __syncthreads();
+  }
+
+ private:
+  // Of the operands whose rows are keys, and of those whose rows are queries.
+  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
+  using Query = OperandTile<Element, kQueries, kThreads, OperandLines::outer>;
+  using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
+  using Statistics = QueryStatistics<Weights::kThreadColumns>;
+
+  // Where the operands are in shared memory. There are as many slices of the
+  // queries, and of the gradient of the output, as the columns of the last
+  // block need.
+  struct Places {
+    int key_slices;
+    int value_slices;
+    int value;
+    int query;
+    int query_elements;
+    int grad_output_elements;
+    int end;
+
+    __host__ __device__ Places(const AttentionProblem<Element>& problem,
+                               int query_places)
+        : key_slices(slices(problem.head_size, Key::kDepth)),
+          value_slices(slices(problem.value_size, Key::kDepth)),
+          value(key_slices * Key::kElements),
+          query(value + value_slices * Key::kElements),
+          query_elements(slices(problem.head_size, kWidth) * kWidth * kQueries),
+          grad_output_elements(slices(problem.value_size, kWidth) * kWidth *
+                               kQueries),
+          end(query + query_places * (query_elements + grad_output_elements)) {}
+  };
+
+  __host__ __device__ static int slices(int64_t size, int width) {
+    return static_cast<int>(tiles_of(size, width));
+  }
+
+  // A bit for each of a thread's weights that is kept, and by what it grows.
+  struct Dropout {
+    uint32_t kept;
+    float scale;
+
+    __device__ __forceinline__ void drop(Weights& tile) const {
+      PKG_UNROLL
+      for (int i = 0; i < Weights::kThreadRows; ++i) {
+        PKG_UNROLL
+        for (int j = 0; j < Weights::kThreadColumns; ++j) {
+          const bool is_kept =
+              (kept >> (i * Weights::kThreadColumns + j) & 1) != 0;
+          tile.values[i][j] *= is_kept ? scale : 0.0f;
+        }
+      }
+    }
+  };
+
+  __device__ __forceinline__ static void weigh(Weights& tile,
+                                               const Statistics& queries) {
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        tile.values[i][j] =
+            attention_weight(tile.values[i][j], queries.log_sum_exp[j]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void differentiate(
+      const Weights& weights, Weights& gradients, const Statistics& queries) {
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        gradients.values[i][j] = attention_grad_score(
+            weights.values[i][j], gradients.values[i][j], queries.delta[j]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ SharedSpan<Element> key_memory() const {
+    return memory_.part(0, places_.value);
+  }
+  __device__ __forceinline__ SharedSpan<Element> value_memory() const {
+    return memory_.part(places_.value, places_.query - places_.value);
+  }
+  __device__ __forceinline__ SharedSpan<Element> query_memory(int place) const {
+    return memory_.part(place_of_queries(place), places_.query_elements);
+  }
+  __device__ __forceinline__ SharedSpan<Element> grad_output_memory(
+      int place) const {
+    return memory_.part(place_of_queries(place) + places_.query_elements,
+                        places_.grad_output_elements);
+  }
+  __device__ __forceinline__ int place_of_queries(int place) const {
+    return places_.query +
+           place * (places_.query_elements + places_.grad_output_elements);
+  }
+  // The slices of kWidth columns.
+  __device__ __forceinline__ static SharedSpan<Element> columns_of(
+      const SharedSpan<Element>& memory, int64_t head_begin) {
+    return memory.part(static_cast<int>(head_begin) * kQueries,
+                       kWidth * kQueries);
+  }
+
+  __device__ __forceinline__ void load_queries(
+      const PanelSource<Element>& queries,
+      const PanelSource<Element>& grad_outputs, int64_t begin,
+      int place) const {
+    load_slices(Query(queries, begin, 0, false), query_memory(place),
+                places_.query_elements / Query::kElements);
+    load_slices(Query(grad_outputs, begin, 0, false), grad_output_memory(place),
+                places_.grad_output_elements / Query::kElements);
+    commit_copies();
+  }
+
+  const AttentionBackward<Element>& call_;
+  const AttentionProblem<Element>& problem_;
+  int query_places_;
+  Places places_;
+  SharedSpan<Element> memory_;
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
+    const __grid_constant__ AttentionGradKeyValue<Element> call) {
+  using Mma = GradKeyValueMma<Element, kWidth>;
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const Mma mma(call);
+  const int64_t column_tiles = tiles_of(problem.columns, Mma::kKeys);
+  const int64_t head_tiles = call.template head_tiles<kWidth>();
+  const int64_t tiles = call.template tile_count<Mma::kKeys, kWidth>();
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t owned = index / head_tiles / column_tiles;
+    const int64_t head_begin = index % head_tiles * kWidth;
+    const typename Mma::Part part = {
+        index / head_tiles % column_tiles * Mma::kKeys, head_begin,
+        call.grad_key.data != nullptr && head_begin < problem.head_size,
+        call.grad_value.data != nullptr && head_begin < problem.value_size};
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem.extent(first);
+    if (part.column_begin >= extent.columns) {
+      continue;
+    }
+    typename Mma::Sums key_sums(0);
+    typename Mma::Sums value_sums(0);
+    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
+      mma.add(call.partition.batch_index(owned, shared), extent, part, key_sums,
+              value_sums);
+    }
+    const auto store = [&](const typename Mma::Sums& sums,
+                           const ResultBatch<Element>& gradient, int64_t size) {
+      store_tile(sums, gradient.row(problem.batch, first, extent.first_column),
+                 extent.columns, size, gradient.row_stride, part.column_begin,
+                 head_begin);
+    };
+    if (part.wants_key) {
+      key_sums.scale(static_cast<float>(problem.scale));
+      store(key_sums, call.grad_key, problem.head_size);
+    }
+    if (part.wants_value) {
+      store(value_sums, call.grad_value, problem.value_size);
+    }
+  }
+}
+
+}  // namespace pkg::cuda
