@@ -12,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,9 +57,18 @@ struct Exchange {
   Site site;
 };
 
+// Where a lane's asynchronous copy goes, and what it reads.
+struct CopiedVector {
+  size_t place;  // in shared memory, in bytes
+  uintptr_t from;
+  size_t valid;
+};
+
 struct Warp {
   std::map<unsigned, Exchange> exchanges;
   uint32_t last_barrier = 0;
+  // The copies of the block's lanes: the n-th of each is one instruction.
+  std::vector<CopiedVector> copies[kWarpSize];
 };
 
 struct SharedArray : SharedStorage {
@@ -74,6 +84,7 @@ struct WatchedOutput {
 };
 
 Fiber scheduler;
+Counters counted{};
 std::vector<WatchedOutput> outputs;
 std::vector<std::unique_ptr<Thread>> threads;
 std::vector<Warp> warps;
@@ -261,6 +272,58 @@ void run_block(dim3 block) {
   } while (next_phase());
 }
 
+// Cycles for vectors of sixteen bytes, of which eight lanes at a time are
+// served: those that lie in the same four banks wait for each other.
+int64_t shared_cycles(const size_t* places, size_t count) {
+  constexpr size_t kLanes = 8;
+  int64_t cycles = 0;
+  for (size_t first = 0; first < count; first += kLanes) {
+    int64_t waiting[kLanes] = {};
+    for (size_t i = first; i < std::min(first + kLanes, count); ++i) {
+      // Lanes that name the same place are served together.
+      if (std::find(places + first, places + i, places[i]) == places + i) {
+        ++waiting[places[i] / sizeof(Copy::bytes) % kLanes];
+      }
+    }
+    cycles += *std::max_element(std::begin(waiting), std::end(waiting));
+  }
+  return cycles;
+}
+
+// Counts an instruction of a warp: the copies of those lanes that have it.
+void count_copy(const std::vector<CopiedVector>& copies) {
+  constexpr uintptr_t kSector = 32;
+  std::vector<size_t> places;
+  std::set<uintptr_t> sectors;
+  for (const CopiedVector& copy : copies) {
+    places.push_back(copy.place);
+    if (copy.valid > 0) {
+      sectors.insert(copy.from / kSector);
+    }
+    counted.copied_bytes += static_cast<int64_t>(copy.valid);
+  }
+  ++counted.copies;
+  counted.copy_cycles += shared_cycles(places.data(), places.size());
+  counted.copied_sectors += static_cast<int64_t>(sectors.size());
+}
+
+void count_copies() {
+  for (const Warp& warp : warps) {
+    for (size_t i = 0;; ++i) {
+      std::vector<CopiedVector> copies;
+      for (const auto& of_lane : warp.copies) {
+        if (i < of_lane.size()) {
+          copies.push_back(of_lane[i]);
+        }
+      }
+      if (copies.empty()) {
+        break;
+      }
+      count_copy(copies);
+    }
+  }
+}
+
 void begin_to_watch() {
   for (WatchedOutput& output : outputs) {
     std::copy_n(output.bytes, output.before.size(), output.before.begin());
@@ -411,12 +474,21 @@ void check_vector(const SharedStorage& storage, int64_t index, size_t count,
 }
 
 void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
-                const std::byte (&bytes)[16]) {
-  check_vector(storage, index, count, Access::write);
+                const void* from, size_t valid) {
   Copy copy = {&storage, static_cast<size_t>(index), count, {}};
-  std::copy_n(bytes, sizeof(bytes), copy.bytes);
-  std::fill_n(storage.bytes + copy.index * storage.element_size, sizeof(bytes),
-              std::byte{0xff});
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  if (address % sizeof(copy.bytes) != 0) {
+    report("thread %d copies 16 bytes from %p, which is not aligned", running,
+           from);
+  }
+  check_vector(storage, index, count, Access::write);
+  if (valid > 0) {
+    std::memcpy(copy.bytes, from, valid);
+  }
+  const size_t place = copy.index * storage.element_size;
+  warps[warp_of(running)].copies[lane_index()].push_back(
+      {place, address, valid});
+  std::fill_n(storage.bytes + place, sizeof(copy.bytes), std::byte{0xff});
   for (size_t i = 0; i < count; ++i) {
     storage.records[copy.index + i].in_flight = true;
   }
@@ -452,9 +524,19 @@ void report_lane(int source, Site site) {
          running, source, site.file_name(), site.line());
 }
 
-void report_source(const void* from) {
-  report("thread %d copies 16 bytes from %p, which is not aligned", running,
-         from);
+const Counters& counters() { return counted; }
+
+void count_product() { ++counted.products; }
+
+void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size) {
+  ++counted.matrix_loads;
+  size_t places[kWarpSize];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    int64_t first;
+    std::memcpy(&first, rows[lane], sizeof(first));
+    places[lane] = static_cast<size_t>(first) * element_size;
+  }
+  counted.matrix_load_cycles += shared_cycles(places, kWarpSize);
 }
 
 SharedStorage& shared_storage(const char* declaration, const char* name,
@@ -558,6 +640,7 @@ void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
     blockIdx = {linear % grid.x, linear / grid.x % grid.y,
                 linear / grid.x / grid.y};
     run_block(block);
+    count_copies();
     note_changes(linear);
   }
 }

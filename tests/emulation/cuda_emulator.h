@@ -198,15 +198,30 @@ const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
 void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32], Site site);
 void synchronize_warp(unsigned mask, Site site);
 int lane_index();
-// Sixteen bytes on their way to `count` elements of shared memory: they arrive
-// when the running thread waits, and must not be touched before.
+// Of the sixteen bytes at an aligned address the first `valid` and then zeros,
+// on their way to `count` elements of shared memory: they arrive when the
+// running thread waits, and must not be touched before.
 void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
-                const std::byte (&bytes)[16]);
+                const void* from, size_t valid);
 void commit_copies();
 // Until at most so many of the thread's committed groups are on their way.
 void wait_for_copies(size_t pending);
 [[noreturn]] void report_lane(int source, Site site);
-[[noreturn]] void report_source(const void* from);
+
+// What instructions of whole warps have cost, of all launches.
+struct Counters {
+  int64_t products;            // mma
+  int64_t matrix_loads;        // of four matrices each
+  int64_t matrix_load_cycles;  // of the shared memory: 4 without conflicts
+  int64_t copies;              // of 16 bytes a lane
+  int64_t copy_cycles;         // of the shared memory: 4 likewise
+  int64_t copied_bytes;        // of global memory
+  int64_t copied_sectors;      // of 32 bytes in it, that have to move
+};
+const Counters& counters();
+void count_product();
+// Of the rows of matrices that the lanes name by their first element.
+void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size);
 
 template <class Value>
 Value shuffle(unsigned mask, Value value, int source, Site site) {

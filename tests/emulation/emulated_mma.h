@@ -25,6 +25,7 @@ struct MmaLane {
 template <class Places, class Lane, class A, class B>
 void deal_out_sums(Lane (&lanes)[32], const A& a, const B& b,
                    LaneBytes (&taken)[32]) {
+  count_product();
   for (int lane = 0; lane < 32; ++lane) {
     auto& sums = lanes[lane].sums;
     for (int index = 0; index < static_cast<int>(std::size(sums)); ++index) {

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -223,8 +224,27 @@ def argument_line(name: str, value: Argument) -> bytes:
     return f"integers {name} {' '.join(map(str, [len(values), *map(int, values)]))}\n".encode()
 
 
+@dataclass(frozen=True)
+class Counters:
+    """What instructions of whole warps have cost, as ``cuda_emulator.h`` says."""
+
+    products: int
+    matrix_loads: int
+    matrix_load_cycles: int
+    copies: int
+    copy_cycles: int
+    copied_bytes: int
+    copied_sectors: int
+
+
 class Emulator:
-    """A built program, and the way to call its kernels."""
+    """A built program, and the way to call its kernels.
+
+    Attributes:
+        counters: of the kernel that ran last.
+    """
+
+    counters: Counters
 
     def __init__(self, program: Path) -> None:
         self.program = program
@@ -244,6 +264,9 @@ class Emulator:
             EmulationError: with the report of the emulator or a sanitizer.
         """
         given = {name: value for name, value in arguments.items() if value is not None}
+        numbers = torch.zeros(len(fields(Counters)), dtype=torch.int64)
+        given["counters"] = numbers
+        outputs = [*outputs, "counters"]
         request = b"".join(argument_line(name, value) for name, value in given.items())
         request += b"".join(f"output {name}\n".encode() for name in outputs)
         # Another order for every call, the same each time.
@@ -267,3 +290,4 @@ class Emulator:
             ctypes.memmove(tensor.data_ptr(), bytes(received[offset : offset + size]), size)
             received = received[offset + size :]
         assert len(received) == 0
+        self.counters = Counters(*numbers.tolist())

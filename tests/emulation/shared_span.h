@@ -37,15 +37,8 @@ class SharedSpan {
 
   // Of sixteen bytes the first `valid` elements from global memory, then zeros.
   void copy_async(int64_t index, const Element* from, int valid) const {
-    std::byte bytes[16] = {};
-    if (valid > 0) {
-      std::memcpy(bytes, from, static_cast<size_t>(valid) * sizeof(Element));
-    }
-    if (reinterpret_cast<uintptr_t>(from) % sizeof(bytes) != 0) {
-      report_source(from);
-    }
-    begin_copy(*storage_, place<decltype(bytes)>(index), 16 / sizeof(Element),
-               bytes);
+    begin_copy(*storage_, place<std::byte[16]>(index), 16 / sizeof(Element),
+               from, static_cast<size_t>(valid) * sizeof(Element));
   }
 
   // Four matrices of eight rows of sixteen bytes: lane i says where row i % 8
@@ -57,7 +50,10 @@ class SharedSpan {
     const int64_t row = static_cast<int64_t>(first_) + index;
     const LaneBytes* rows = collective(
         ~0u, &row, sizeof(row), nullptr, 0,
-        [](const LaneBytes(&)[32], LaneBytes(&)[32]) {}, site);
+        [](const LaneBytes(&given)[32], LaneBytes(&)[32]) {
+          count_matrix_load(given, sizeof(Element));
+        },
+        site);
     for (int matrix = 0; matrix < 4; ++matrix) {
       uint16_t halves[2];
       for (int half = 0; half < 2; ++half) {

@@ -444,13 +444,17 @@ def test_masks_of_halves(cuda_emulator: Emulator, dtype: torch.dtype, wide: bool
     check(cuda_emulator, make(3, rows=20, columns=70, dtype=dtype, mask=mask))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("mask_heads", [None, 1, 6])
-def test_grouped_queries(cuda_emulator: Emulator, mask_heads: int | None) -> None:
+def test_grouped_queries(
+    cuda_emulator: Emulator, mask_heads: int | None, dtype: torch.dtype
+) -> None:
     mask = None if mask_heads is None else torch.randn(2, mask_heads, 9, 70)
-    call = make(2, 6, key_lead=(2, 2), rows=9, columns=70, enable_gqa=True, mask=mask)
-    check(cuda_emulator, call)
+    options = {"rows": 9, "columns": 70, "enable_gqa": True, "mask": mask}
+    check(cuda_emulator, make(2, 6, key_lead=(2, 2), dtype=dtype, **options))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name_of)
 @pytest.mark.parametrize(
     ("query", "key", "value"),
     [((2, 1), (2, 3), (2, 3)), ((2, 3), (3,), (3,)), ((1, 3), (2, 1), (3,)), ((3,), (), (2, 1))],
@@ -460,9 +464,12 @@ def test_leading_dimensions_broadcast(
     query: tuple[int, ...],
     key: tuple[int, ...],
     value: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
-    call = Call(torch.randn(*query, 5, 6), torch.randn(*key, 7, 6), torch.randn(*value, 7, 4))
-    check(cuda_emulator, replace(call, grad_output=torch.randn(call.output_shape)))
+    shapes = [(*query, 5, 6), (*key, 7, 6), (*value, 7, 4)]
+    call = Call(*(torch.randn(shape).to(dtype) for shape in shapes))
+    grad_output = torch.randn(call.output_shape).to(dtype)
+    check(cuda_emulator, replace(call, grad_output=grad_output))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -15,6 +15,7 @@ import torch
 from emulator import HERE, ROOT, EmulationError, Emulator
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
+from test_emulated_counters import check_accesses
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 
@@ -195,6 +196,11 @@ def run_half_gradients(planted: Emulator) -> None:
         check_attention(planted, make_attention(dtype=torch.bfloat16, **options))
 
 
+def run_without_conflicts(planted: Emulator) -> None:
+    emulated_matmul(planted, torch.randn(128, 64).bfloat16(), torch.randn(64, 128).bfloat16())
+    check_accesses(planted.counters)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
@@ -280,6 +286,14 @@ PLANTED = {
         "(lane_index_ ^ step * kStep)",
         "(lane_index_ + step * kStep)",
         "assert|uses index|nobody has written",
+    ),
+    "lines of which each begins in the same banks": (
+        ("run_matmul.cpp",),
+        run_without_conflicts,
+        "cuda/device/shared.cuh",
+        "place % kLine / kVector ^ line % 8;",
+        "place % kLine / kVector;",
+        "assert",
     ),
     "copy beyond the last step": (
         *HALF_MATMUL,

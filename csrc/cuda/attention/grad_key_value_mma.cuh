@@ -9,13 +9,14 @@
 // queries, rounded to the operands' type, as FlashAttention's are.
 //
 // Keys and values stay in shared memory, by slices of 64 columns. Queries and
-// the gradient of the output, 32 rows of each, or 64 where the gradients are 64
-// columns wide, serve two products each, by rows and by columns; they have two
-// places, where a block may have as much memory, so that the next ones are on
-// their way meanwhile. Heads of 128 take 96 KiB, or 80 with one place.
+// the gradient of the output, 32 rows of each, serve two products each, by rows
+// and by columns; they have two places, where a block may have as much memory,
+// so that the next ones are on their way meanwhile. Heads of 128 take 96 KiB,
+// or 80 with one place.
 //
 // Sums of 16 x 128 for either gradient and two tiles of 16 x 32 are 160
-// registers of each of 256 threads; 64 queries at a time would be 192. The
+// registers of each of 256 threads; 64 queries at a time would be 192, and for
+// heads of 64, where they would be 128, the compiler spilled 128 bytes. The
 // slope of a capped score would be 16 more: its product is computed again
 // instead.
 //
@@ -42,7 +43,7 @@ template <class Element, int kWidth>
 class GradKeyValueMma {
  public:
   static constexpr int kKeys = 128;
-  static constexpr int kQueries = kWidth > 64 ? 32 : 64;
+  static constexpr int kQueries = 32;
   static constexpr int kWarpKeys = 16;
   static constexpr int kThreads = 256;
   using Weights = Tile<float, kKeys, kQueries,
@@ -73,10 +74,9 @@ class GradKeyValueMma {
   };
 
   // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
-  __device__ __forceinline__ void add(int64_t batch,
-                                      const AttentionExtent& extent,
-                                      const Part& part, Sums& key_sums,
-                                      Sums& value_sums) const {
+  __device__ __forceinline__ void add(int64_t batch, const Part& part,
+                                      Sums& key_sums, Sums& value_sums) const {
+    const AttentionExtent extent = problem_.extent(batch);
     int64_t begin = problem_.first_row(extent, part.column_begin);
     const int64_t end = problem_.row_end(extent, part.column_begin + kKeys);
     if (begin >= end) {
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
     typename Mma::Sums key_sums(0);
     typename Mma::Sums value_sums(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      mma.add(call.partition.batch_index(owned, shared), extent, part, key_sums,
+      mma.add(call.partition.batch_index(owned, shared), part, key_sums,
               value_sums);
     }
     const auto store = [&](const typename Mma::Sums& sums,

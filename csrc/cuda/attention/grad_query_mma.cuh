@@ -62,10 +62,9 @@ class GradQueryMma {
 
   // sums += dS K of one matrix of the batch, for kRows queries from row_begin
   // on and kWidth columns from head_begin on.
-  __device__ __forceinline__ void add(int64_t batch,
-                                      const AttentionExtent& extent,
-                                      int64_t row_begin, int64_t head_begin,
-                                      Sums& sums) const {
+  __device__ __forceinline__ void add(int64_t batch, int64_t row_begin,
+                                      int64_t head_begin, Sums& sums) const {
+    const AttentionExtent extent = problem_.extent(batch);
     int64_t begin = problem_.first_column(extent, row_begin);
     const int64_t end = problem_.column_end(extent, row_begin + kRows);
     if (begin >= end) {
@@ -231,8 +230,8 @@ __global__ void __launch_bounds__(256) attention_grad_query_mma_kernel(
     }
     typename Mma::Sums sums(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      mma.add(call.partition.batch_index(owned, shared), extent, row_begin,
-              head_begin, sums);
+      mma.add(call.partition.batch_index(owned, shared), row_begin, head_begin,
+              sums);
     }
     sums.scale(static_cast<float>(problem.scale));
     store_tile(sums,
