@@ -134,7 +134,7 @@ def placements_to_try(
         yield from (([[each] for each in way], results) for way, results in ways)
     else:
         # Pairs of the ways for either dimension of the mesh.
-        for (first, _), (second, _) in list(itertools.product(ways, ways[::-1]))[::3]:
+        for (first, _), (second, _) in list(itertools.product(ways, ways[::-1]))[::6]:
             yield [list(both) for both in zip(first, second, strict=True)], None
 
 

@@ -82,30 +82,17 @@ class GradKeyValueMma {
     if (begin >= end) {
       return;
     }
-    const typename Weights::Thread thread;
     const AttentionScores<Element> attention(problem_, batch, extent);
-    const Key key(
-        problem_.key.by_row(problem_.batch, batch, extent.first_column,
-                            extent.columns, problem_.head_size),
-        part.column_begin, thread.warp_row, true);
-    const Key value(
-        problem_.value.by_row(problem_.batch, batch, extent.first_column,
-                              extent.columns, problem_.value_size),
-        part.column_begin, thread.warp_row, true);
+    const Key key = load_keys(batch, extent, part.column_begin);
     const auto queries =
-        problem_.query.by_row(problem_.batch, batch, extent.first_row,
-                              extent.rows, problem_.head_size);
+        rows_of(problem_.query, batch, extent, problem_.head_size);
     const auto grad_outputs =
-        call_.grad_output.by_row(problem_.batch, batch, extent.first_row,
-                                 extent.rows, problem_.value_size);
-    load_slices(key, key_memory(), places_.key_slices);
-    load_slices(value, value_memory(), places_.value_slices);
+        rows_of(call_.grad_output, batch, extent, problem_.value_size);
     load_queries(queries, grad_outputs, begin, 0);
     for (int turn = 0; begin < end; begin += kQueries, ++turn) {
       const bool goes_on = begin + kQueries < end;
       const int place = query_places_ == 1 ? 0 : turn % 2;
-      const QueryStatistics<Weights::kThreadColumns> statistics(
-          call_, extent, [&](int j) { return begin + thread.column(j); });
+      const Numbers log_sum_exp = numbers_of(call_.log_sum_exp, extent, begin);
       // The queries have come, and all are done with those before.
       wait_for_copies<0>();
       __syncthreads();
@@ -120,34 +107,25 @@ class GradKeyValueMma {
       };
       Weights weights(0);
       score(weights);
-      TransposedTile<Weights> scores{weights};
-      attention.score_tile(scores, begin, part.column_begin);
-      weigh(weights, statistics);
-      const Dropout dropout{attention.template kept_of_transposed<Weights>(
-                                begin, part.column_begin),
-                            attention.keep_scale()};
+      weigh(attention, weights, begin, part.column_begin, log_sum_exp);
+      const Dropout dropout(attention, begin, part.column_begin);
       if (part.wants_value) {
-        Weights dropped = weights;
-        dropout.drop(dropped);
         multiply_from_registers<Element>(
-            value_sums, dropped, QueriesAsSteps(),
-            columns_of(grad_output_memory(place), part.head_begin));
+            value_sums, dropout.dropped(weights), QueriesAsSteps(),
+            slices_of(grad_output_memory(place), part.head_begin));
       }
       if (part.wants_key) {
+        const Numbers delta = numbers_of(call_.delta, extent, begin);
         Weights gradients(0);
         multiply_all_slices<Element, kWarpKeys, kQueries>(
-            gradients, value, value_memory(), query, grad_output_memory(place),
+            gradients, key, value_memory(), query, grad_output_memory(place),
             places_.value_slices);
-        dropout.drop(gradients);
-        differentiate(weights, gradients, statistics);
-        if (attention.caps()) {
-          Weights products(0);
-          score(products);
-          multiply_by_cap_slopes(attention, gradients, products);
-        }
+        gradients = dropout.dropped(gradients);
+        differentiate(weights, gradients, delta);
+        multiply_by_cap_slopes(attention, gradients, score);
         multiply_from_registers<Element>(
             key_sums, gradients, QueriesAsSteps(),
-            columns_of(query_memory(place), part.head_begin));
+            slices_of(query_memory(place), part.head_begin));
       }
       if (goes_on && query_places_ == 1) {
         __syncthreads();
@@ -162,7 +140,7 @@ class GradKeyValueMma {
   using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
   using Query = OperandTile<Element, kQueries, kThreads, OperandLines::outer>;
   using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
-  using Statistics = QueryStatistics<Weights::kThreadColumns>;
+  using Numbers = QueryNumbers<Weights::kThreadColumns>;
 
   // Where the operands are in shared memory. There are as many slices of the
   // queries, and of the gradient of the output, as the columns of the last
@@ -197,7 +175,14 @@ class GradKeyValueMma {
     uint32_t kept;
     float scale;
 
-    __device__ __forceinline__ void drop(Weights& tile) const {
+    __device__ __forceinline__
+    Dropout(const AttentionScores<Element>& attention, int64_t row_begin,
+            int64_t column_begin)
+        : kept(attention.template kept_of_transposed<Weights>(row_begin,
+                                                              column_begin)),
+          scale(attention.keep_scale()) {}
+
+    __device__ __forceinline__ Weights dropped(Weights tile) const {
       PKG_UNROLL
       for (int i = 0; i < Weights::kThreadRows; ++i) {
         PKG_UNROLL
@@ -207,29 +192,42 @@ class GradKeyValueMma {
           tile.values[i][j] *= is_kept ? scale : 0.0f;
         }
       }
+      return tile;
     }
   };
 
-  __device__ __forceinline__ static void weigh(Weights& tile,
-                                               const Statistics& queries) {
+  __device__ __forceinline__ static Numbers numbers_of(
+      const float* numbers, const AttentionExtent& extent, int64_t row_begin) {
+    const typename Weights::Thread thread;
+    return Numbers(numbers, extent,
+                   [&](int j) { return row_begin + thread.column(j); });
+  }
+
+  // Products of keys and queries become weights.
+  __device__ __forceinline__ static void weigh(
+      const AttentionScores<Element>& attention, Weights& tile,
+      int64_t row_begin, int64_t column_begin, const Numbers& log_sum_exp) {
+    TransposedTile<Weights> scores{tile};
+    attention.score_tile(scores, row_begin, column_begin);
     PKG_UNROLL
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
         tile.values[i][j] =
-            attention_weight(tile.values[i][j], queries.log_sum_exp[j]);
+            attention_weight(tile.values[i][j], log_sum_exp.values[j]);
       }
     }
   }
 
-  __device__ __forceinline__ static void differentiate(
-      const Weights& weights, Weights& gradients, const Statistics& queries) {
+  __device__ __forceinline__ static void differentiate(const Weights& weights,
+                                                       Weights& gradients,
+                                                       const Numbers& delta) {
     PKG_UNROLL
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
         gradients.values[i][j] = attention_grad_score(
-            weights.values[i][j], gradients.values[i][j], queries.delta[j]);
+            weights.values[i][j], gradients.values[i][j], delta.values[j]);
       }
     }
   }
@@ -253,10 +251,35 @@ class GradKeyValueMma {
            place * (places_.query_elements + places_.grad_output_elements);
   }
   // The slices of kWidth columns.
-  __device__ __forceinline__ static SharedSpan<Element> columns_of(
+  __device__ __forceinline__ static SharedSpan<Element> slices_of(
       const SharedSpan<Element>& memory, int64_t head_begin) {
     return memory.part(static_cast<int>(head_begin) * kQueries,
                        kWidth * kQueries);
+  }
+
+  __device__ __forceinline__ PanelSource<Element> rows_of(
+      const MatrixBatch<Element>& matrix, int64_t batch,
+      const AttentionExtent& extent, int64_t size) const {
+    return matrix.by_row(problem_.batch, batch, extent.first_row, extent.rows,
+                         size);
+  }
+
+  // Keys and values: what is returned knows where either's words are.
+  __device__ __forceinline__ Key load_keys(int64_t batch,
+                                           const AttentionExtent& extent,
+                                           int64_t column_begin) const {
+    const typename Weights::Thread thread;
+    const auto columns_of = [&](const MatrixBatch<Element>& matrix,
+                                int64_t size) {
+      return Key(matrix.by_row(problem_.batch, batch, extent.first_column,
+                               extent.columns, size),
+                 column_begin, thread.warp_row, true);
+    };
+    const Key key = columns_of(problem_.key, problem_.head_size);
+    load_slices(key, key_memory(), places_.key_slices);
+    load_slices(columns_of(problem_.value, problem_.value_size), value_memory(),
+                places_.value_slices);
+    return key;
   }
 
   __device__ __forceinline__ void load_queries(

@@ -72,24 +72,14 @@ class GradQueryMma {
     }
     const typename Scores::Thread thread;
     const AttentionScores<Element> attention(problem_, batch, extent);
-    const QueryStatistics<Scores::kThreadRows> statistics(
-        call_, extent, [&](int i) { return row_begin + thread.row(i); });
-    const Query query(
-        problem_.query.by_row(problem_.batch, batch, extent.first_row,
-                              extent.rows, problem_.head_size),
-        row_begin, thread.warp_row, true);
-    const Query grad_output(
-        call_.grad_output.by_row(problem_.batch, batch, extent.first_row,
-                                 extent.rows, problem_.value_size),
-        row_begin, thread.warp_row, true);
+    const auto row = [&](int i) { return row_begin + thread.row(i); };
+    const Numbers log_sum_exp(call_.log_sum_exp, extent, row);
+    const Numbers delta(call_.delta, extent, row);
     const auto keys =
-        problem_.key.by_row(problem_.batch, batch, extent.first_column,
-                            extent.columns, problem_.head_size);
+        columns_of(problem_.key, batch, extent, problem_.head_size);
     const auto values =
-        problem_.value.by_row(problem_.batch, batch, extent.first_column,
-                              extent.columns, problem_.value_size);
-    load_slices(query, query_memory(), places_.head_slices);
-    load_slices(grad_output, grad_output_memory(), places_.value_slices);
+        columns_of(problem_.value, batch, extent, problem_.value_size);
+    const Query query = load_queries(batch, extent, row_begin);
     load_keys(keys, begin, 0);
     load_values(values, begin);
     for (int turn = 0; begin < end; begin += kKeys, ++turn) {
@@ -102,29 +92,26 @@ class GradQueryMma {
         load_keys(keys, begin + kKeys, 1 - place);
       }
       const Key key(keys, begin, 0, false);
-      Scores scores(0);
-      multiply_all_slices<Element, kWarpRows, kKeys>(
-          scores, query, query_memory(), key, key_memory(place),
-          places_.head_slices);
+      const auto score = [&](Scores& tile) {
+        multiply_all_slices<Element, kWarpRows, kKeys>(
+            tile, query, query_memory(), key, key_memory(place),
+            places_.head_slices);
+      };
+      Scores weights(0);
+      score(weights);
+      weigh(attention, weights, row_begin, begin, log_sum_exp);
       Scores gradients(0);
       multiply_all_slices<Element, kWarpRows, kKeys>(
-          gradients, grad_output, grad_output_memory(), key, value_memory(),
+          gradients, query, grad_output_memory(), key, value_memory(),
           places_.value_slices);
       if (goes_on) {
         __syncthreads();  // all are done with the values
         load_values(values, begin + kKeys);
       }
 
-      attention.score_tile(scores, row_begin, begin);
       attention.drop_tile(gradients, row_begin, begin);
-      differentiate(scores, gradients, statistics);
-      if (attention.caps()) {
-        Scores products(0);
-        multiply_all_slices<Element, kWarpRows, kKeys>(
-            products, query, query_memory(), key, key_memory(place),
-            places_.head_slices);
-        multiply_by_cap_slopes(attention, gradients, products);
-      }
+      differentiate(weights, gradients, delta);
+      multiply_by_cap_slopes(attention, gradients, score);
       multiply_from_registers<Element>(sums, gradients, KeysAsSteps(),
                                        keys_of_columns(place, head_begin));
       if (goes_on && key_places_ == 1) {
@@ -140,6 +127,36 @@ class GradQueryMma {
   using Query = OperandTile<Element, kRows, kThreads, OperandLines::outer>;
   using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
   using KeysAsSteps = LinesAsSteps<Element, kKeys>;
+  using Numbers = QueryNumbers<Scores::kThreadRows>;
+
+  // Products of queries and keys become weights.
+  __device__ __forceinline__ static void weigh(
+      const AttentionScores<Element>& attention, Scores& tile,
+      int64_t row_begin, int64_t column_begin, const Numbers& log_sum_exp) {
+    attention.score_tile(tile, row_begin, column_begin);
+    PKG_UNROLL
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Scores::kThreadColumns; ++j) {
+        tile.values[i][j] =
+            attention_weight(tile.values[i][j], log_sum_exp.values[i]);
+      }
+    }
+  }
+
+  // Replaces the gradients of the weights by those of the scores.
+  __device__ __forceinline__ static void differentiate(const Scores& weights,
+                                                       Scores& gradients,
+                                                       const Numbers& delta) {
+    PKG_UNROLL
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Scores::kThreadColumns; ++j) {
+        gradients.values[i][j] = attention_grad_score(
+            weights.values[i][j], gradients.values[i][j], delta.values[i]);
+      }
+    }
+  }
 
   // Where the operands are in shared memory. There are as many slices of the
   // keys as the columns of the gradient's last block need.
@@ -186,6 +203,31 @@ class GradQueryMma {
       int place, int64_t head_begin) const {
     const int first = static_cast<int>(head_begin) * kKeys;
     return key_memory(place).part(first, kWidth * kKeys);
+  }
+
+  __device__ __forceinline__ PanelSource<Element> columns_of(
+      const MatrixBatch<Element>& matrix, int64_t batch,
+      const AttentionExtent& extent, int64_t size) const {
+    return matrix.by_row(problem_.batch, batch, extent.first_column,
+                         extent.columns, size);
+  }
+
+  // Queries and the gradient of the output: what is returned knows where
+  // either's words are.
+  __device__ __forceinline__ Query load_queries(int64_t batch,
+                                                const AttentionExtent& extent,
+                                                int64_t row_begin) const {
+    const typename Scores::Thread thread;
+    const auto rows_of = [&](const MatrixBatch<Element>& matrix, int64_t size) {
+      return Query(matrix.by_row(problem_.batch, batch, extent.first_row,
+                                 extent.rows, size),
+                   row_begin, thread.warp_row, true);
+    };
+    const Query query = rows_of(problem_.query, problem_.head_size);
+    load_slices(query, query_memory(), places_.head_slices);
+    load_slices(rows_of(call_.grad_output, problem_.value_size),
+                grad_output_memory(), places_.value_slices);
+    return query;
   }
 
   __device__ __forceinline__ void load_keys(const PanelSource<Element>& keys,

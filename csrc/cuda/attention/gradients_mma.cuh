@@ -10,25 +10,21 @@
 
 namespace pkg::cuda {
 
-// Log-sum-exp and D of the queries that are a thread's, the i-th of which is
-// row_of(i). They are in registers before the products whose results they are
+// Log-sum-exp or D of the queries that are a thread's, the i-th of which is
+// row_of(i). They are in registers before the product whose results they are
 // subtracted from.
 template <int kCount>
-struct QueryStatistics {
-  float log_sum_exp[kCount];
-  float delta[kCount];
+struct QueryNumbers {
+  float values[kCount];
 
-  template <class Element, class RowOf>
-  __device__ __forceinline__
-  QueryStatistics(const AttentionBackward<Element>& call,
-                  const AttentionExtent& extent, RowOf&& row_of) {
+  template <class RowOf>
+  __device__ __forceinline__ QueryNumbers(const float* numbers,
+                                          const AttentionExtent& extent,
+                                          RowOf&& row_of) {
     PKG_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int64_t row = row_of(i);
-      const bool is_there = row < extent.rows;
-      log_sum_exp[i] =
-          is_there ? call.log_sum_exp[extent.statistics + row] : 0.0f;
-      delta[i] = is_there ? call.delta[extent.statistics + row] : 0.0f;
+      values[i] = row < extent.rows ? numbers[extent.statistics + row] : 0.0f;
     }
   }
 };
@@ -48,28 +44,16 @@ __device__ __forceinline__ float attention_grad_score(float weight,
   return weight == 0.0f ? 0.0f : weight * (grad_weight - delta);
 }
 
-// Replaces the gradients of the weights by those of the scores.
-template <class Scores>
-__device__ __forceinline__ void differentiate(
-    const Scores& scores, Scores& gradients,
-    const QueryStatistics<Scores::kThreadRows>& queries) {
-  PKG_UNROLL
-  for (int i = 0; i < Scores::kThreadRows; ++i) {
-    PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
-      const float weight =
-          attention_weight(scores.values[i][j], queries.log_sum_exp[i]);
-      gradients.values[i][j] = attention_grad_score(
-          weight, gradients.values[i][j], queries.delta[i]);
-    }
-  }
-}
-
-// The gradients of capped scores become those of the scores before their cap,
-// whose products are given.
-template <class Attention, class Scores>
+// Where scores are capped, their gradients become those of the scores before
+// the cap. score(tile) adds up the products of queries and keys again.
+template <class Attention, class Scores, class Score>
 __device__ __forceinline__ void multiply_by_cap_slopes(
-    const Attention& attention, Scores& gradients, const Scores& products) {
+    const Attention& attention, Scores& gradients, Score&& score) {
+  if (!attention.caps()) {
+    return;
+  }
+  Scores products(0);
+  score(products);
   PKG_UNROLL
   for (int i = 0; i < Scores::kThreadRows; ++i) {
     PKG_UNROLL

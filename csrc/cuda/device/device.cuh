@@ -37,6 +37,16 @@ __device__ __forceinline__ int64_t global_thread_count() {
   return static_cast<int64_t>(gridDim.x) * blockDim.x;
 }
 
+// The value, of which the compiler does not know that it is the same in every
+// turn of a loop: what follows from it is computed where it is used, and does
+// not lie in registers during the whole of the loop.
+__device__ __forceinline__ int64_t computed_here(int64_t value) {
+#ifdef __CUDACC__
+  asm volatile("" : "+l"(value));
+#endif
+  return value;
+}
+
 // What a launch asks for beside its blocks.
 struct LaunchShape {
   int threads;
