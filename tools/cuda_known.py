@@ -80,6 +80,17 @@ EXEMPTIONS = (
         "registers that the end of a tile needs: stored before the loop over keys, read after it",
     ),
     Exemption(
+        r"attention_grad_(query|key_value)_mma_kernel<\w+, 128>",
+        SPILLS,
+        "what is the same for all tiles, loaded again once a tile; none in the loops of products",
+    ),
+    Exemption(
+        r"attention_grad_query_mma_kernel<\w+, 64>",
+        SPILLS,
+        "two registers, as of heads of 128",
+        "sm_80",
+    ),
+    Exemption(
         r"spatial_correlation(_gradient)?_kernel<.*>",
         SPILLS,
         "spilled in the outer loops, over positions; not in the inner ones, that sum",
