@@ -63,19 +63,18 @@ template <class Element>
 void launch_decoding(const DecodeAttentionPlan& plan,
                      DecodeAttention<Element> call, const Tensor& query) {
   const cudaStream_t stream = current_stream(query);
-  with_decode_tiles<Element>(
-      call.shared_rows(), call.value_size, [&]<int kRows, int kWidth>() {
-        call.splits = 1;
-        call.splits =
-            decode_splits(plan, call.template piece_count<kRows, kWidth>());
+  call.splits = 1;
+  with_decode_kernel(
+      call, most_shared_bytes(),
+      [&](auto kernel, int64_t pieces, int blocks, LaunchShape shape) {
+        call.splits = decode_splits(plan, pieces,
+                                    int64_t{multiprocessor_count()} * blocks);
         const Tensor parts = allocate_parts(call, query);
-        launch(decode_attention_kernel<Element, kRows, kWidth>,
-               call.template piece_count<kRows, kWidth>(), kDecodeThreads,
-               stream, call);
+        launch(kernel, pieces * call.splits, shape, stream, call);
         if (call.splits > 1) {
           launch(decode_attention_combine<Element>,
-                 tiles_of(call.result_count(), kDecodeThreads), kDecodeThreads,
-                 stream, call);
+                 tiles_of(call.result_count(), kCombineThreads),
+                 kCombineThreads, stream, call);
         }
       });
 }

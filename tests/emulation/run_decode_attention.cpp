@@ -2,7 +2,7 @@
 #include <string>
 
 #include "attention_request.h"
-#include "cuda/attention/decode.cuh"
+#include "cuda/attention/decode_kernels.cuh"
 
 namespace pkg::emulation {
 namespace {
@@ -66,19 +66,14 @@ cuda::DecodeAttention<Element> decode_call(const Request& request) {
   };
 }
 
-template <class Element, int kWidth>
+template <class Element>
 void run_parts(const Request& request) {
   const auto call = decode_call<Element>(request);
-  const auto run = [&]<int kRows>() {
-    launch_blocks(request, call.template piece_count<kRows, kWidth>(),
-                  cuda::kDecodeThreads,
-                  cuda::decode_attention_kernel<Element, kRows, kWidth>, call);
-  };
-  if (call.shared_rows() == 1) {
-    run.template operator()<1>();
-  } else {
-    run.template operator()<cuda::kDecodeRows>();
-  }
+  cuda::with_decode_kernel(
+      call, static_cast<int>(request.integer("most_shared_bytes")),
+      [&](auto kernel, int64_t pieces, int, cuda::LaunchShape shape) {
+        launch_blocks(request, pieces, shape, kernel, call);
+      });
 }
 
 }  // namespace
@@ -90,15 +85,13 @@ bool run_decode_attention(const Request& request) {
   }
   for_attention_type(request, [&]<class Element>() {
     if (kernel == "decode_attention") {
-      cuda::with_attention_width<Element>(
-          request.integer("value_size"),
-          [&]<int kWidth>() { run_parts<Element, kWidth>(request); });
+      run_parts<Element>(request);
       return;
     }
     const auto call = decode_call<Element>(request);
     launch_blocks(
-        request, cuda::tiles_of(call.result_count(), cuda::kDecodeThreads),
-        cuda::kDecodeThreads, cuda::decode_attention_combine<Element>, call);
+        request, cuda::tiles_of(call.result_count(), cuda::kCombineThreads),
+        cuda::kCombineThreads, cuda::decode_attention_combine<Element>, call);
   });
   return true;
 }

@@ -35,6 +35,15 @@ class SharedSpan {
     std::memcpy(address(index), &value, sizeof(value));
   }
 
+  template <class Vector>
+  Vector load(int64_t index) const {
+    check_vector(*storage_, place<Vector>(index), kNeighbours<Vector>,
+                 Access::read);
+    Vector value;
+    std::memcpy(&value, address(index), sizeof(value));
+    return value;
+  }
+
   // Of sixteen bytes the first `valid` elements from global memory, then zeros.
   void copy_async(int64_t index, const Element* from, int valid) const {
     begin_copy(*storage_, place<std::byte[16]>(index), 16 / sizeof(Element),

@@ -12,7 +12,10 @@ from torch import Tensor
 from pkg.testing import Sample
 from pkg.testing.tolerance import expect
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+HALVES = [torch.float16, torch.bfloat16]
+DTYPES = [torch.float64, torch.float32, *HALVES]
+MOST_SHARED_BYTES = 227 * 1024  # that a block of an H200 may ask for
+LEAST_SHARED_BYTES = 99 * 1024  # of compute capability 8.6, the least from 8.0 on
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -25,7 +28,13 @@ def indices(name: str, tensor: Tensor | None) -> dict[str, Argument]:
     return {name: tensor, f"{name}_strides": tensor.stride(), f"{name}_type": name_of(tensor.dtype)}
 
 
-def emulated(emulator: Emulator, sample: Sample, splits: int = 1, blocks: int = 3) -> Tensor:
+def emulated(
+    emulator: Emulator,
+    sample: Sample,
+    splits: int = 1,
+    blocks: int = 3,
+    shared_bytes: int = MOST_SHARED_BYTES,
+) -> Tensor:
     """What the kernels make of a call when each sequence is split in so many parts."""
     defaults = (None, None, -1, 0.0, None)
     given = (*sample.args, *defaults[len(sample.args) - 4 :])
@@ -52,6 +61,7 @@ def emulated(emulator: Emulator, sample: Sample, splits: int = 1, blocks: int = 
         "scale": float(max(head_size, 1) ** -0.5 if scale is None else scale),
         "window": window,
         "softcap": float(softcap),
+        "most_shared_bytes": shared_bytes,
     }
     if slopes is not None:
         arguments["slopes"] = slopes
@@ -70,9 +80,11 @@ def emulated(emulator: Emulator, sample: Sample, splits: int = 1, blocks: int = 
     return output
 
 
-def check(emulator: Emulator, sample: Sample, splits: int = 1) -> None:
+def check(
+    emulator: Emulator, sample: Sample, splits: int = 1, shared_bytes: int = MOST_SHARED_BYTES
+) -> None:
     (expected,) = expect(lambda each: [references.decode_attention(*each.args)], sample)
-    expected.compare(emulated(emulator, sample, splits), str(sample))
+    expected.compare(emulated(emulator, sample, splits, 3, shared_bytes), str(sample))
 
 
 def make(
@@ -109,7 +121,7 @@ def test_lengths_around_every_tile(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
-    "sizes", [(1, 1), (7, 65), (8, 64), (63, 63), (64, 128), (65, 3), (129, 129), (200, 260)]
+    "sizes", [(1, 1), (7, 65), (8, 64), (63, 63), (64, 128), (65, 3), (129, 129), (200, 260), (260, 70)]
 )
 def test_head_sizes_around_every_slice_and_tile(
     cuda_emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int]
@@ -124,9 +136,13 @@ def test_rows_and_groups(cuda_emulator: Emulator, rows: int, heads: tuple[int, i
     check(cuda_emulator, make((80, rows, rows - 1, 0), heads, rows), 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=name_of)
 @pytest.mark.parametrize("page_size", [1, 5, 16, 64, 100])
-def test_pages(cuda_emulator: Emulator, page_size: int) -> None:
-    check(cuda_emulator, make((130, 0, 71), (4, 2), 2, page_size=page_size), 2)
+def test_pages(cuda_emulator: Emulator, dtype: torch.dtype, page_size: int) -> None:
+    sample = make((130, 0, 71), (4, 2), 2, page_size=page_size, dtype=dtype)
+    check(cuda_emulator, sample, 2)
+    wide = Sample((*sample.args[:3], sample.args[3].long(), sample.args[4].int()))
+    assert torch.equal(emulated(cuda_emulator, wide), emulated(cuda_emulator, sample))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -141,8 +157,9 @@ def test_windows_caps_and_slopes(cuda_emulator: Emulator, dtype: torch.dtype, wi
     check(cuda_emulator, Sample((*in_pages.args, *options)), 2)
 
 
-def test_strides(cuda_emulator: Emulator) -> None:
-    sample = make((70, 66), (4, 2), 3, (16, 24))
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_strides(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    sample = make((70, 66), (4, 2), 3, (16, 24), dtype=dtype)
     query, key, value, lengths, _ = sample.args
     inside = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in (query, key, value)]
     check(cuda_emulator, Sample((*inside, lengths)))
@@ -151,9 +168,113 @@ def test_strides(cuda_emulator: Emulator) -> None:
     check(cuda_emulator, Sample((*apart, lengths.long())), 2)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize(
+    "sizes",
+    [(63, 65), (64, 64), (65, 127), (72, 200), (128, 128), (192, 193), (255, 257), (256, 256)],
+)
+def test_half_heads_around_every_slice_and_tile(
+    cuda_emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int]
+) -> None:
+    """Dense ones by asynchronous copies, also of lines that end within sixteen bytes."""
+    sample = make((150, 9), (8, 1), sizes=sizes, dtype=dtype)
+    check(cuda_emulator, sample)
+    query, key, value, lengths, _ = sample.args
+    padded = [torch.full((*each.shape[:3], 264), torch.nan).to(dtype) for each in (key, value)]
+    for wide, cache in zip(padded, (key, value), strict=True):
+        wide[..., : cache.shape[-1]] = cache
+    dense = [wide[..., :size] for wide, size in zip(padded, sizes, strict=True)]
+    same = Sample((query, *dense, lengths))
+    assert torch.equal(emulated(cuda_emulator, same), emulated(cuda_emulator, sample))
+    check(cuda_emulator, same, 2, LEAST_SHARED_BYTES)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("sizes", [(8, 8), (64, 128), (128, 72)])
+def test_half_caches_of_any_alignment(
+    cuda_emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int]
+) -> None:
+    """All give the same, however they are copied."""
+    query, key, value, lengths, table = make(
+        (130, 70), (4, 2), 2, sizes, page_size=16, dtype=dtype
+    ).args
+    expected = emulated(cuda_emulator, Sample((query, key, value, lengths, table)), 2)
+
+    def misaligned(tensor: Tensor) -> Tensor:
+        room = torch.full((tensor.numel() + 1,), torch.nan, dtype=dtype)
+        return room[1:].view(tensor.shape).copy_(tensor)
+
+    def inside(tensor: Tensor) -> Tensor:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def apart(tensor: Tensor) -> Tensor:
+        return tensor.mT.contiguous().mT
+
+    ways = (torch.clone, misaligned, inside, apart)
+    for way_of_key, way_of_value in zip(ways, ways[1:] + ways[:1], strict=True):
+        sample = Sample((way_of_value(query), way_of_key(key), way_of_value(value), lengths, table))
+        assert torch.equal(emulated(cuda_emulator, sample, 2), expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize(
+    ("heads", "rows"), [((8, 8), 1), ((8, 1), 1), ((16, 1), 1), ((17, 1), 1), ((6, 2), 7)]
+)
+def test_half_rows_around_the_tile(
+    cuda_emulator: Emulator, dtype: torch.dtype, heads: tuple[int, int], rows: int
+) -> None:
+    lengths = (200, rows, rows - 1, 0)
+    check(cuda_emulator, make(lengths, heads, rows, (64, 64), dtype=dtype))
+    check(cuda_emulator, make(lengths, heads, rows, (128, 128), 16, dtype), 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_grid_changes_nothing(
+    cuda_emulator: Emulator, dtype: torch.dtype, splits: int
+) -> None:
+    sample = make((300, 0, 77), (40, 2), 1, (64, 72), page_size=16, dtype=dtype)
+    expected = emulated(cuda_emulator, sample, splits, blocks=1)
+    for blocks in (2, 1000):
+        assert torch.equal(emulated(cuda_emulator, sample, splits, blocks), expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("window", [-1, 0, 20, 90])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_what_some_rows_see_reaches_them_alone(
+    cuda_emulator: Emulator, dtype: torch.dtype, window: int, number: float
+) -> None:
+    """A value that is not finite, of each of the last keys, and of those at a window's edge."""
+    lengths, rows = (150, 77), 5
+    clean = make(lengths, (4, 2), rows, (64, 72), dtype=dtype)
+    expected = emulated(cuda_emulator, Sample((*clean.args[:4], None, None, window)))
+    for back in (1, 3, 5, 24, 95):
+        query, key, value, *rest = (each for each in clean.args if each is not None)
+        value = value.clone()
+        for b, length in enumerate(lengths):
+            if back <= length:
+                value[b, 1, length - back, 3] = number
+        sample = Sample((query, key, value, *rest, None, None, window))
+        result = emulated(cuda_emulator, sample)
+        for b, length in enumerate(lengths):
+            for row in range(rows):
+                own, at = length - rows + row, length - back
+                sees = 0 <= at <= own and (window < 0 or at >= own - window)
+                same = result[b, :, row].eq(expected[b, :, row])
+                assert same[:2].all()
+                assert same[2:, :3].all()
+                assert same[2:, 4:].all()
+                assert (result[b, 2:, row, 3].isfinite() == (not sees)).all()
+        check(cuda_emulator, sample, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("splits", [1, 2])
-def test_what_is_not_seen_may_be_nan(cuda_emulator: Emulator, splits: int) -> None:
-    sample = make((100, 3), (4, 2), 3, (16, 24))
+def test_what_is_not_seen_may_be_nan(
+    cuda_emulator: Emulator, dtype: torch.dtype, splits: int
+) -> None:
+    sample = make((100, 3), (4, 2), 3, (16, 24), dtype=dtype)
     expected = emulated(cuda_emulator, sample, splits)
     _, key, value, lengths, _ = sample.args
     for b, length in enumerate(lengths.tolist()):
@@ -165,9 +286,10 @@ def test_what_is_not_seen_may_be_nan(cuda_emulator: Emulator, splits: int) -> No
     assert torch.equal(emulated(cuda_emulator, sample, splits)[:, :, 0], expected[:, :, 0])
 
 
-def test_what_is_out_of_range_is_never_read(cuda_emulator: Emulator) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=name_of)
+def test_what_is_out_of_range_is_never_read(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
     """The sanitizer watches: lengths are cut, and keys on pages that do not exist left out."""
-    query, key, value, lengths, _ = make((9, 9, 9)).args
+    query, key, value, lengths, _ = make((9, 9, 9), dtype=dtype).args
     cut = torch.tensor([2**31 - 1, -5, 10], dtype=torch.int32)
     full = torch.tensor([10, 0, 10], dtype=torch.int32)
     result = emulated(cuda_emulator, Sample((query, key, value, cut)), 2)
@@ -183,8 +305,9 @@ def test_what_is_out_of_range_is_never_read(cuda_emulator: Emulator) -> None:
     for b, pieces in enumerate(kept):
         one = [torch.cat([each[3 * b + page] for page in pieces], 1)[None] for each in pages]
         length = torch.tensor([3 * len(pieces)])
-        exact = references.decode_attention(query[b : b + 1], *one, length)
-        torch.testing.assert_close(result[b : b + 1], exact)
+        alone = Sample((query[b : b + 1], *one, length))
+        (expected,) = expect(lambda each: [references.decode_attention(*each.args)], alone)
+        expected.compare(result[b : b + 1], f"sequence {b}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

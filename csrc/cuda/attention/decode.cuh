@@ -1,37 +1,22 @@
-// Attention of a few queries against a cache of keys and values.
+// Attention of a few queries against a cache of keys and values: what its
+// kernels share.
 //
-// Algorithm: the keys of a sequence are split among blocks (Dao and others,
-// "Flash-Decoding", 2023), so that few sequences keep the device busy. A block
-// takes up to 8 of the rows that share a key head and one part of the keys, 64
-// at a time: scores, eight neighbouring lanes to a key, so that they read whole
-// segments of memory; the online softmax, a warp to a row; weighted sums of the
-// values, neighbouring threads on neighbouring columns. A second kernel
-// combines the parts in their order. The parts follow the length of each
-// sequence, which only the device knows.
-//
-// Tiles: 64 keys; 1 or 8 rows, 64 or 128 columns of the output: blocks of a
-// wider output repeat the scores. In float32 a block takes 18 KiB of shared
-// memory, so that several fit a multiprocessor.
-//
-// 2 (head_size + value_size) operations for a row and key, and as many elements
-// to read for each key head.
+// The keys of a sequence are split among blocks (Dao and others,
+// "Flash-Decoding", 2023), so that few sequences keep the device busy. The
+// parts follow the length of each sequence, which only the device knows. A
+// second kernel combines the parts in their order.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
-#include "cuda/device/warp.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
 
-constexpr int kDecodeThreads = 256;
-constexpr int kDecodeTile = 64;   // keys
-constexpr int kDecodeLanes = 8;   // threads of a key
-constexpr int kDecodeSlice = 64;  // elements of the head held at a time
-// Rows of a block where one is not enough.
-constexpr int kDecodeRows = 8;
+constexpr int kDecodeTile = 64;  // keys
+constexpr int kCombineThreads = 256;
 
 // int32 or int64; at most two dimensions.
 struct DecodeIndices {
@@ -43,6 +28,24 @@ struct DecodeIndices {
     const int64_t offset = i * strides[0] + j * strides[1];
     return is_wide ? static_cast<const int64_t*>(data)[offset]
                    : static_cast<const int32_t*>(data)[offset];
+  }
+
+  // The same in two steps, so that there is something to do until it has come:
+  // nothing is computed of it before value().
+  struct Pending {
+    int32_t low = 0;
+    int32_t high = 0;
+  };
+  __device__ __forceinline__ Pending begin_at(int64_t i, int64_t j) const {
+    const int64_t offset = i * strides[0] + j * strides[1];
+    const auto* words = static_cast<const int32_t*>(data);
+    return {words[is_wide ? 2 * offset : offset],
+            is_wide ? words[2 * offset + 1] : 0};
+  }
+  __device__ __forceinline__ int64_t value(const Pending& pending) const {
+    return is_wide ? static_cast<int64_t>(pending.high) << 32 |
+                         static_cast<uint32_t>(pending.low)
+                   : pending.low;
   }
 };
 
@@ -58,6 +61,19 @@ struct DecodeSlopes {
   const void* data;  // null without
   int64_t strides[2];
   bool is_single;  // float32, else of the queries' type
+};
+
+// What a block works at: a tile of the rows that share a key head, against one
+// part of the keys, for a tile of the output's columns.
+struct DecodePiece {
+  int64_t sequence;
+  int64_t head;
+  int64_t split;
+  int64_t row_begin;
+  int64_t output_begin;
+  int64_t length;  // of the sequence
+  int64_t key_begin;
+  int64_t key_end;
 };
 
 template <class Element>
@@ -136,15 +152,44 @@ struct DecodeAttention {
       score = softcap * tanh(score / softcap);
     }
     if (slopes.data != nullptr) {
-      const int64_t at = sequence * slopes.strides[0] +
-                         (head * group + row / rows) * slopes.strides[1];
-      const Number slope =
-          slopes.is_single
-              ? convert<Number>(static_cast<const float*>(slopes.data)[at])
-              : convert<Number>(static_cast<const Element*>(slopes.data)[at]);
-      score -= slope * static_cast<Number>(distance);
+      score -= slope(sequence, head, row) * static_cast<Number>(distance);
     }
     return score;
+  }
+
+  __device__ __forceinline__ Number slope(int64_t sequence, int64_t head,
+                                          int64_t row) const {
+    const int64_t at = sequence * slopes.strides[0] +
+                       (head * group + row / rows) * slopes.strides[1];
+    return slopes.is_single
+               ? convert<Number>(static_cast<const float*>(slopes.data)[at])
+               : convert<Number>(static_cast<const Element*>(slopes.data)[at]);
+  }
+
+  // Pieces are counted with the tiles of one part's keys together: blocks that
+  // run side by side read the same keys.
+  template <int kRows, int kWidth>
+  __device__ __forceinline__ DecodePiece piece(int64_t index) const {
+    DecodePiece piece;
+    const int64_t row_tiles = tiles_of(shared_rows(), kRows);
+    piece.output_begin = index % output_tiles<kWidth>() * kWidth;
+    index /= output_tiles<kWidth>();
+    piece.row_begin = index % row_tiles * kRows;
+    index /= row_tiles;
+    piece.split = index % splits;
+    index /= splits;
+    piece.head = index % key_heads;
+    piece.sequence = index / key_heads;
+
+    piece.length = length(piece.sequence);
+    const int64_t first = first_key(piece.length);
+    const int64_t keys = tiles_of(tiles_of(piece.length - first, kDecodeTile),
+                                  static_cast<int>(splits)) *
+                         kDecodeTile;
+    piece.key_begin = first + piece.split * keys;
+    const int64_t end = piece.key_begin + keys;
+    piece.key_end = piece.length < end ? piece.length : end;
+    return piece;
   }
 
   // The sequence or page and the place in it of a key; false where there is no
@@ -168,244 +213,19 @@ struct DecodeAttention {
     return sequence * strides[0] + (head * group + row / rows) * strides[1] +
            row % rows * strides[2];
   }
-};
 
-template <class Element, int kRows, int kWidth>
-__global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(
-    const __grid_constant__ DecodeAttention<Element> call) {
-  using Number = Accumulator<Element>;
-  constexpr int kKeysAtOnce = kDecodeThreads / kDecodeLanes;
-  constexpr int kThreadKeys = kDecodeTile / kKeysAtOnce;
-  constexpr int kParts = kDecodeThreads / kWidth;
-  static_assert(kRows * kWarp <= kDecodeThreads && kDecodeTile == 2 * kWarp);
-  PKG_SHARED(Number, query, [kRows][kDecodeSlice]);
-  PKG_SHARED(Number, weights, [kRows][kDecodeTile]);
-  PKG_SHARED(Number, corrections, [kRows]);
-  PKG_SHARED(Number, parts, [kRows][kParts][kWidth]);
-  // Where a key's row lies in the caches, -1 where there is none.
-  PKG_SHARED(int64_t, key_offsets, [kDecodeTile]);
-  PKG_SHARED(int64_t, value_offsets, [kDecodeTile]);
-
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kWarp;
-  const int lane = thread % kWarp;
-  const int key_lane = thread % kDecodeLanes;
-  const int column_lane = thread % kWidth;
-  const int part = thread / kWidth;
-  const int64_t row_tiles = tiles_of(call.shared_rows(), kRows);
-  const int64_t output_tiles = call.template output_tiles<kWidth>();
-  const int64_t pieces = call.template piece_count<kRows, kWidth>();
-  for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    int64_t rest = piece;
-    const int64_t output_begin = rest % output_tiles * kWidth;
-    rest /= output_tiles;
-    const int64_t row_begin = rest % row_tiles * kRows;
-    rest /= row_tiles;
-    const int64_t split = rest % call.splits;
-    rest /= call.splits;
-    const int64_t head = rest % call.key_heads;
-    const int64_t sequence = rest / call.key_heads;
-
-    const int64_t length = call.length(sequence);
-    const int64_t first_key = call.first_key(length);
-    const int64_t part_keys =
-        tiles_of(tiles_of(length - first_key, kDecodeTile),
-                 static_cast<int>(call.splits)) *
-        kDecodeTile;
-    const int64_t key_begin = first_key + split * part_keys;
-    const int64_t key_end =
-        length < key_begin + part_keys ? length : key_begin + part_keys;
-    const int64_t column = output_begin + column_lane;
-    const bool has_column = column < call.value_size;
-
-    Number maximum = -Number(INFINITY);  // of the warp's row
-    Number sum = 0;
-    Number sums[kRows];
-    int64_t seen[kRows];
-    PKG_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] = 0;
-      seen[r] = row_begin + r < call.shared_rows()
-                    ? call.seen(length, row_begin + r)
-                    : 0;
-    }
-    for (int64_t begin = key_begin; begin < key_end; begin += kDecodeTile) {
-      if (thread < kDecodeTile) {
-        int64_t outer = 0;
-        int64_t inner = 0;
-        const bool exists = begin + thread < key_end &&
-                            call.find(sequence, begin + thread, outer, inner);
-        key_offsets[thread] = exists ? outer * call.key.strides[0] +
-                                           head * call.key.strides[1] +
-                                           inner * call.key.strides[2]
-                                     : -1;
-        value_offsets[thread] = exists ? outer * call.value.strides[0] +
-                                             head * call.value.strides[1] +
-                                             inner * call.value.strides[2]
-                                       : -1;
-      }
-
-      Number products[kThreadKeys][kRows];
-      PKG_UNROLL
-      for (int k = 0; k < kThreadKeys; ++k) {
-        PKG_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          products[k][r] = 0;
-        }
-      }
-      for (int64_t slice = 0; slice < call.head_size; slice += kDecodeSlice) {
-        // A head of one slice stays for all tiles.
-        if (begin == key_begin || call.head_size > kDecodeSlice) {
-          for (int i = thread; i < kRows * kDecodeSlice; i += kDecodeThreads) {
-            const int64_t row = row_begin + i / kDecodeSlice;
-            const int64_t element = slice + i % kDecodeSlice;
-            const bool exists =
-                row < call.shared_rows() && element < call.head_size;
-            query[i / kDecodeSlice][i % kDecodeSlice] =
-                exists
-                    ? convert<Number>(
-                          call.query.data[call.row_offset(call.query.strides,
-                                                          sequence, head, row) +
-                                          element * call.query.strides[3]])
-                    : Number(0);
-          }
-        }
-        __syncthreads();
-        PKG_UNROLL
-        for (int k = 0; k < kThreadKeys; ++k) {
-          const int64_t offset =
-              key_offsets[k * kKeysAtOnce + thread / kDecodeLanes];
-          PKG_UNROLL
-          for (int e = 0; e < kDecodeSlice / kDecodeLanes; ++e) {
-            const int place = e * kDecodeLanes + key_lane;
-            const bool exists = offset >= 0 && slice + place < call.head_size;
-            const Number element =
-                exists ? convert<Number>(
-                             call.key.data[offset + (slice + place) *
-                                                        call.key.strides[3]])
-                       : Number(0);
-            PKG_UNROLL
-            for (int r = 0; r < kRows; ++r) {
-              products[k][r] += element * query[r][place];
-            }
-          }
-        }
-        if (call.head_size > kDecodeSlice) {
-          __syncthreads();
-        }
-      }
-      if (call.head_size == 0) {
-        __syncthreads();
-      }
-      PKG_UNROLL
-      for (int k = 0; k < kThreadKeys; ++k) {
-        const int key = k * kKeysAtOnce + thread / kDecodeLanes;
-        PKG_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const Number product = lanes_sum<kDecodeLanes>(products[k][r]);
-          if (key_lane == 0) {
-            const bool sees = key_offsets[key] >= 0 && begin + key < seen[r] &&
-                              call.in_window(begin + key, seen[r]);
-            weights[r][key] =
-                sees ? call.modified(product * static_cast<Number>(call.scale),
-                                     sequence, head, row_begin + r,
-                                     seen[r] - 1 - begin - key)
-                     : -Number(INFINITY);
-          }
-        }
-      }
-      __syncthreads();
-
-      // The maximum ignores NaN, the sum does not.
-      if (warp < kRows) {
-        const Number low = weights[warp][lane];
-        const Number high = weights[warp][lane + kWarp];
-        const Number previous = maximum;
-        maximum = fmax(previous, lanes_maximum<kWarp>(fmax(low, high)));
-        const Number origin =
-            maximum == -Number(INFINITY) ? Number(0) : maximum;
-        const Number correction = exp(previous - origin);
-        const Number low_weight = exp(low - origin);
-        const Number high_weight = exp(high - origin);
-        sum = sum * correction + lanes_sum<kWarp>(low_weight + high_weight);
-        weights[warp][lane] = low_weight;
-        weights[warp][lane + kWarp] = high_weight;
-        if (lane == 0) {
-          corrections[warp] = correction;
-        }
-      }
-      __syncthreads();
-
-      PKG_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        sums[r] *= static_cast<Number>(corrections[r]);
-      }
-      PKG_UNROLL_BY(4)
-      for (int key = part; key < kDecodeTile; key += kParts) {
-        const int64_t offset = value_offsets[key];
-        if (offset >= 0 && has_column) {
-          const Number element = convert<Number>(
-              call.value.data[offset + column * call.value.strides[3]]);
-          PKG_UNROLL
-          for (int r = 0; r < kRows; ++r) {
-            // A value that the row does not see may be NaN.
-            sums[r] +=
-                begin + key < seen[r] && call.in_window(begin + key, seen[r])
-                    ? element * weights[r][key]
-                    : Number(0);
-          }
-        }
-      }
-      __syncthreads();
-    }
-
-    PKG_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      parts[r][part][column_lane] = sums[r];
-    }
-    if (warp < kRows && lane == 0) {
-      weights[warp][0] = maximum;
-      weights[warp][1] = sum;
-    }
-    __syncthreads();
-    if (part == 0 && has_column) {
-      PKG_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t row = row_begin + r;
-        if (row < call.shared_rows()) {
-          Number total = parts[r][0][column_lane];
-          PKG_UNROLL
-          for (int p = 1; p < kParts; ++p) {
-            total += parts[r][p][column_lane];
-          }
-          const Number row_sum = weights[r][1];
-          if (call.splits == 1) {
-            call.output.data[call.row_offset(call.output.strides, sequence,
-                                             head, row) +
-                             column * call.output.strides[3]] =
-                convert<Element>(row_sum == Number(0) ? Number(0)
-                                                      : total / row_sum);
-          } else {
-            const int64_t index =
-                ((sequence * call.key_heads + head) * call.splits + split) *
-                    call.shared_rows() +
-                row;
-            call.sums[index * call.value_size + column] = total;
-            if (column == 0) {
-              call.states[2 * index] = weights[r][0];
-              call.states[2 * index + 1] = row_sum;
-            }
-          }
-        }
-      }
-    }
-    __syncthreads();
+  // Of what several splits leave for the combination.
+  __device__ __forceinline__ int64_t part_index(const DecodePiece& piece,
+                                                int64_t row) const {
+    return ((piece.sequence * key_heads + piece.head) * splits + piece.split) *
+               shared_rows() +
+           row;
   }
-}
+};
 
 // A thread to each element of the output.
 template <class Element>
-__global__ void __launch_bounds__(kDecodeThreads) decode_attention_combine(
+__global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
     const __grid_constant__ DecodeAttention<Element> call) {
   using Number = Accumulator<Element>;
   const int64_t rows = call.shared_rows();

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
-#include "cuda/attention/decode.cuh"
+#include "cuda/attention/decode_kernels.cuh"
 #include "cuda/host/launch.h"
 #include "decode_attention.h"
 
@@ -26,34 +25,16 @@ DecodeTensor<const Element> decode_operand(const Tensor& tensor) {
   return operand;
 }
 
-// Enough blocks for the largest devices, some 150 multiprocessors, to hold four
-// each. The lengths are not known here: the device divides each sequence anew.
-inline int64_t decode_splits(const DecodeAttentionPlan& plan, int64_t pieces) {
-  constexpr int64_t kBlocks = 600;
+// Into how many parts sequences are divided, so that `pieces` of work in each
+// part are about as many blocks as the device holds at a time: a few more would
+// run when all others are done. The lengths are not known here: the device
+// divides each sequence anew.
+inline int64_t decode_splits(const DecodeAttentionPlan& plan, int64_t pieces,
+                             int64_t blocks) {
   constexpr int64_t kLeastKeys = 4 * kDecodeTile;
-  const int64_t wanted = pieces == 0 ? 1 : (kBlocks + pieces - 1) / pieces;
+  const int64_t wanted = pieces == 0 ? 1 : blocks / pieces;
   const int64_t most = (plan.capacity + kLeastKeys - 1) / kLeastKeys;
   return std::max<int64_t>(1, std::min(wanted, most));
-}
-
-// Calls function.operator()<rows, width>() with the tiles of a block: 128
-// columns where 64 would have several blocks repeat the scores, if the
-// registers of a thread hold so many.
-template <class Element, class Function>
-void with_decode_tiles(int64_t rows, int64_t value_size, Function&& function) {
-  const auto with_width = [&]<int kRows>() {
-    if constexpr (!std::is_same_v<Element, double>) {
-      if (value_size > 64) {
-        return function.template operator()<kRows, 128>();
-      }
-    }
-    function.template operator()<kRows, 64>();
-  };
-  if (rows == 1) {
-    with_width.template operator()<1>();
-  } else {
-    with_width.template operator()<kDecodeRows>();
-  }
 }
 
 }  // namespace pkg::cuda

@@ -34,6 +34,11 @@ class SharedSpan {
     *reinterpret_cast<Vector*>(data_ + index) = value;
   }
 
+  template <class Vector>
+  __device__ __forceinline__ Vector load(int index) const {
+    return *reinterpret_cast<const Vector*>(data_ + index);
+  }
+
   // Of sixteen bytes the first `valid` elements from global memory, then zeros.
   // (PTX ISA, "cp.async"; past the first-level cache.)
   __device__ __forceinline__ void copy_async(int index, const Element* from,

@@ -47,6 +47,15 @@ __device__ __forceinline__ uint32_t pair_of(float first, float second) {
   return pair;
 }
 
+// Whether one of the two is infinite or NaN.
+template <class Element>
+__device__ __forceinline__ bool has_infinity(uint32_t pair) {
+  constexpr uint32_t kExponent =
+      std::is_same_v<Element, bfloat16> ? 0x7F80U : 0x7C00U;
+  return (pair & kExponent) == kExponent ||
+         (pair >> 16 & kExponent) == kExponent;
+}
+
 // The pair of whole numbers q - 8 for the two values of four bits that lie in
 // the lowest bits of either half of `bits`.
 template <class Element>

@@ -23,6 +23,19 @@ enum class OperandLines {
   as_it_lies,
 };
 
+// Elements a stride apart as neighbours, zeros behind the first `valid`.
+template <class Element, int kCount>
+__device__ __forceinline__ Packet<Element, kCount> gathered(const Element* from,
+                                                            int64_t stride,
+                                                            int valid) {
+  Packet<Element, kCount> packet;
+  PKG_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    packet.values[i] = i < valid ? from[i * stride] : convert<Element>(0.0f);
+  }
+  return packet;
+}
+
 template <class Element, int kOuterSize, int kThreads,
           OperandLines kLines = OperandLines::as_it_lies>
 class OperandTile {
@@ -101,9 +114,8 @@ class OperandTile {
   static_assert(kTransposes || kLines != OperandLines::steps);
   using ByOuter = SwizzledTile<Element, kOuter, kDepth>;
   // Where lines are never steps, there may be fewer than steps have places.
-  using BySteps =
-      SwizzledTile<Element, kDepth,
-                   kLines == OperandLines::outer ? kDepth : kOuter>;
+  using BySteps = SwizzledTile<Element, kDepth,
+                               kLines == OperandLines::outer ? kDepth : kOuter>;
 
   // Known to the compiler where the lines do not depend on the operand.
   __device__ __forceinline__ bool by_steps() const {
@@ -171,13 +183,8 @@ class OperandTile {
       const int valid = line < slice.lines ? slice.width - place : 0;
       const Element* element =
           slice.from + line * slice.line_stride + place * slice.place_stride;
-      Packet<Element, kVector> vector;
-      PKG_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        vector.values[i] = i < valid ? element[i * slice.place_stride]
-                                     : convert<Element>(0.0f);
-      }
-      to.store(Layout::index(line, place), vector);
+      to.store(Layout::index(line, place),
+               gathered<Element, kVector>(element, slice.place_stride, valid));
     }
   }
 
@@ -202,6 +209,36 @@ __device__ __forceinline__ void load_slices(const Operand& operand,
                  int64_t{slice} * Operand::kDepth);
   }
 }
+
+// A slice of 16 lines that are rows of operand A or columns of operand B, by a
+// warp that has them all. `outer_first` is as in OperandTile.
+template <class Element>
+class LinesAsOuter {
+ public:
+  static constexpr int kLines = 16;
+  static constexpr int kDepth = 128 / sizeof(Element);
+  static constexpr int kElements = kLines * kDepth;
+  static constexpr int kStep = 32 / sizeof(Element);
+
+  __device__ __forceinline__ explicit LinesAsOuter(bool outer_first) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int low = lane / 8 % 2;
+    const int high = lane / 16;
+    lane_index_ = Slice::index(8 * (outer_first ? low : high) + lane % 8,
+                               Slice::kVector * (outer_first ? high : low));
+  }
+
+  // The words of mma for the `step`-th 32 bytes of the summed dimension.
+  __device__ __forceinline__ void fragments(const SharedSpan<Element>& from,
+                                            int, int step,
+                                            uint32_t (&words)[4]) const {
+    from.load_matrices(lane_index_ ^ step * kStep, false, words);
+  }
+
+ private:
+  using Slice = SwizzledTile<Element, kLines, kDepth>;
+  int lane_index_;
+};
 
 // Slices of an operand whose lines, kLines of them, are its rows, as operand B
 // of another product, that sums over the lines: the values of a head are
