@@ -438,8 +438,8 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
     record.written_atomically = access == Access::atomic;
     return;
   }
-  const bool is_first = record.read_time <= last_block_barrier;
-  if (is_first || record.reader == running) {
+  // Whoever comes after this read comes after those that it follows itself.
+  if (is_ordered(record.read_time, record.reader)) {
     record.reader = static_cast<int16_t>(running);
   } else {
     const int reader = record.reader;

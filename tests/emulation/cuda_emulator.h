@@ -350,6 +350,12 @@ auto atomicMax(Pointer address, Value value) {
 }
 
 template <class Pointer, class Value>
+auto atomicOr(Pointer address, Value value) {
+  return pkg::emulation::update_atomically(
+      address, [value](auto old) { return old | value; });
+}
+
+template <class Pointer, class Value>
 auto atomicExch(Pointer address, Value value) {
   return pkg::emulation::update_atomically(address,
                                            [value](auto) { return value; });

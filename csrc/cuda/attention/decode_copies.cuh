@@ -16,88 +16,103 @@ namespace pkg::cuda {
 // Keys or values of one head, as lanes of a warp copy them: 16 lines, a line to
 // eight neighbouring lanes.
 template <class Element>
-struct DecodeLines {
+class DecodeLines {
+ public:
   static constexpr int kLines = 16;
   static constexpr int kVector = 16 / sizeof(Element);
   static constexpr int kSlice = 128 / sizeof(Element);
-  static constexpr int kAtATime = kWarp * kVector / kSlice;
-  static constexpr int kCopies = kLines / kAtATime;
   using Layout = SwizzledTile<Element, kLines, kSlice>;
 
-  const Element* data;  // of the head
-  int64_t stride;       // of the elements
-  int size;             // of a line
-  bool is_dense;
-
+  // Their elements from `first_element` on; `sizes` is what a line has.
   __device__ __forceinline__
   DecodeLines(const DecodeTensor<const Element>& tensor, int64_t head,
               int64_t first_element, int64_t sizes)
-      : data(tensor.data + head * tensor.strides[1] +
-             first_element * tensor.strides[3]),
-        stride(tensor.strides[3]),
-        size(at_most<1 << 16>(sizes - first_element)),
-        is_dense(stride == 1 && tensor.strides[0] % kVector == 0 &&
-                 tensor.strides[1] % kVector == 0 &&
-                 tensor.strides[2] % kVector == 0 &&
-                 is_aligned(tensor.data, kVector)) {}
+      : tensor_(tensor),
+        data_(tensor.data + head * tensor.strides[1] +
+              first_element * tensor.strides[3]),
+        size_(at_most<1 << 16>(sizes - first_element)),
+        is_dense_(tensor.strides[3] == 1 && tensor.strides[0] % kVector == 0 &&
+                  tensor.strides[1] % kVector == 0 &&
+                  tensor.strides[2] % kVector == 0 &&
+                  is_aligned(tensor.data, kVector)) {}
 
-  // Begins to copy the lines that are at `lines`, the i-th at address_of(i),
-  // zeros for the others and behind their ends.
+  __device__ __forceinline__ const Element* data() const { return data_; }
+
+  // Begins to copy slices of the lines that are in `lines`, line i of which is
+  // at address_of(i); zeros for the others and behind their ends. The whole
+  // warp calls it, and it address_of.
   template <int kMostSlices, class AddressOf>
   __device__ __forceinline__ void copy(const SharedSpan<Element>& to,
-                                       int slices, uint32_t lines,
+                                       int slice_begin, int slice_end,
+                                       uint32_t lines,
                                        AddressOf&& address_of) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int first_line = lane * kVector / kSlice;
-    const int place = lane * kVector % kSlice;
+    if (!is_dense_) {
+      gather(to, slice_begin, slice_end, lines, address_of);
+      return;
+    }
     const Element* from[kCopies];
     PKG_UNROLL
     for (int i = 0; i < kCopies; ++i) {
-      from[i] = address_of(i * kAtATime + first_line) + place * stride;
-    }
-    const auto valid_of = [&](int slice, int line) {
-      const int left = size - slice * kSlice - place;
-      const bool is_there = (lines >> line & 1) != 0;
-      return !is_there || left < 0 ? 0 : left < kVector ? left : kVector;
-    };
-    if (!is_dense) {
-      gather(to, slices, from, valid_of);
-      return;
+      from[i] = address_of(line_of(i)) + place() + slice_begin * kSlice;
     }
     PKG_UNROLL
     for (int slice = 0; slice < kMostSlices; ++slice) {
-      if (slice >= slices) {
+      if (slice_begin + slice >= slice_end) {
         break;
       }
+      const int valid = valid_of(slice_begin + slice);
       PKG_UNROLL
       for (int i = 0; i < kCopies; ++i) {
-        const int line = i * kAtATime + first_line;
-        to.copy_async(slice * Layout::kElements + Layout::index(line, place),
-                      from[i] + slice * kSlice, valid_of(slice, line));
+        to.copy_async(
+            slice * Layout::kElements + Layout::index(line_of(i), place()),
+            from[i] + slice * kSlice, has(lines, i) ? valid : 0);
       }
     }
   }
 
  private:
-  template <class ValidOf>
+  static constexpr int kAtATime = kWarp * kVector / kSlice;
+  static constexpr int kCopies = kLines / kAtATime;
+
+  // The lane's part of a slice: kCopies lines, sixteen bytes of each.
+  __device__ __forceinline__ static int line_of(int i) {
+    return i * kAtATime +
+           static_cast<int>(threadIdx.x) % kWarp * kVector / kSlice;
+  }
+  __device__ __forceinline__ static int place() {
+    return static_cast<int>(threadIdx.x) * kVector % kSlice;
+  }
+  __device__ __forceinline__ static bool has(uint32_t lines, int i) {
+    return (lines >> line_of(i) & 1) != 0;
+  }
+  __device__ __forceinline__ int valid_of(int slice) const {
+    const int left = size_ - slice * kSlice - place();
+    return left < 0 ? 0 : left < kVector ? left : kVector;
+  }
+
+  template <class AddressOf>
   __device__ __forceinline__ void gather(const SharedSpan<Element>& to,
-                                         int slices,
-                                         const Element* (&from)[kCopies],
-                                         ValidOf&& valid_of) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int first_line = lane * kVector / kSlice;
-    const int place = lane * kVector % kSlice;
+                                         int slice_begin, int slice_end,
+                                         uint32_t lines,
+                                         AddressOf&& address_of) const {
+    const int64_t stride = tensor_.strides[3];
+    const int count = (slice_end - slice_begin) * kCopies;
     PKG_UNROLL_BY(1)  // what is in flight is in registers
-    for (int slice = 0; slice < slices; ++slice) {
-      PKG_UNROLL
-      for (int i = 0; i < kCopies; ++i) {
-        const int line = i * kAtATime + first_line;
-        to.store(slice * Layout::kElements + Layout::index(line, place),
-                 gathered<Element, kVector>(from[i] + slice * kSlice * stride,
-                                            stride, valid_of(slice, line)));
-      }
+    for (int part = 0; part < count; ++part) {
+      const int slice = part / kCopies;
+      const int i = part % kCopies;
+      const int column = (slice_begin + slice) * kSlice + place();
+      to.store(slice * Layout::kElements + Layout::index(line_of(i), place()),
+               gathered<Element, kVector>(
+                   address_of(line_of(i)) + column * stride, stride,
+                   has(lines, i) ? valid_of(slice_begin + slice) : 0));
     }
   }
+
+  const DecodeTensor<const Element>& tensor_;
+  const Element* data_;  // of the head
+  int size_;             // of a line
+  bool is_dense_;
 };
 
 // Where the keys and values of a piece lie: the lower 16 lanes of a warp find
@@ -116,12 +131,12 @@ class DecodeSearch {
                                           const DecodePiece& piece,
                                           const Element* key,
                                           const Element* value)
-      : call_(call), sequence_(piece.sequence) {
-    const bool is_value = threadIdx.x % kWarp >= kWarp / 2;
-    const auto& tensor = is_value ? call.value : call.key;
-    data_ = is_value ? value : key;
-    outer_stride_ = tensor.strides[0];
-    inner_stride_ = tensor.strides[2];
+      : call_(call),
+        sequence_(piece.sequence),
+        data_(is_value() ? value : key) {
+    if (call.page_size == 0) {
+      data_ += piece.sequence * stride(0);
+    }
   }
 
   // Of the lane's key, the i-th from `first` on, if it is below `end`, and not
@@ -144,24 +159,29 @@ class DecodeSearch {
   // there are.
   __device__ __forceinline__ const Element* finish(const Begun& begun,
                                                    uint32_t& keys) const {
-    int64_t outer = sequence_;
+    const Element* address = data_;
     bool is_there = begun.is_there;
     if (call_.page_size > 0) {
-      outer = call_.table.value(begun.outer);
+      const int64_t outer = call_.table.value(begun.outer);
       is_there = is_there && outer >= 0 && outer < call_.pages;
+      address += is_there ? outer * stride(0) : 0;
     }
     keys = __ballot_sync(kWholeWarp, is_there) & 0xffffU;
-    return is_there
-               ? data_ + outer * outer_stride_ + begun.inner * inner_stride_
-               : data_;
+    return address + (is_there ? begun.inner * stride(2) : 0);
   }
 
  private:
+  __device__ __forceinline__ static bool is_value() {
+    return threadIdx.x % kWarp >= kWarp / 2;
+  }
+  __device__ __forceinline__ int64_t stride(int dimension) const {
+    return is_value() ? call_.value.strides[dimension]
+                      : call_.key.strides[dimension];
+  }
+
   const DecodeAttention<Element>& call_;
   int64_t sequence_;
-  const Element* data_;
-  int64_t outer_stride_;
-  int64_t inner_stride_;
+  const Element* data_;  // of the head, and if there are no pages the sequence
 };
 
 }  // namespace pkg::cuda

@@ -44,7 +44,7 @@ class DecodeMma {
   static constexpr int kRows = 16;
   static constexpr int kThreads = kDecodeWarps * kWarp;
   // Of a multiprocessor, in the registers of as many.
-  static constexpr int kBlocks = kWidth == 64 ? 4 : kWidth == 128 ? 3 : 1;
+  static constexpr int kBlocks = kWidth <= 128 ? 3 : 1;
   using Rows = DecodeRows<Element>;
   using Search = DecodeSearch<Element>;
   using Lines = DecodeLines<Element>;
@@ -55,6 +55,7 @@ class DecodeMma {
   using Output = Tile<float, kDecodeWarps * kRows, kWidth,
                       MmaThread<kDecodeWarps * kRows, kWidth, kRows, kWidth>>;
   using Softmax = OnlineSoftmax<Scores, FastExponential>;
+  static constexpr int kInfinityWords = kWidth / 8;  // of a row
   static_assert(Scores::Thread::kThreads == kThreads &&
                 Output::Thread::kThreads == kThreads);
 
@@ -77,16 +78,25 @@ class DecodeMma {
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         memory_(dynamic_shared<Element>()) {}
 
-  // The warp's output of its keys, relative to its own maximum.
-  __device__ __forceinline__ void run(Output& output, Softmax& softmax) const {
+  // The warp's output of its keys, relative to its own maximum. `infinities`
+  // are words in shared memory, kInfinityWords for a row, four bits for a
+  // column.
+  template <class Infinities>
+  __device__ __forceinline__ void run(Output& output, Softmax& softmax,
+                                      Infinities& infinities) const {
     const Lines keys(call_.key, piece_.head, 0, call_.head_size);
     const Lines values(call_.value, piece_.head, piece_.output_begin,
                        call_.value_size);
-    const Search search(call_, piece_, keys.data, values.data);
+    const Search search(call_, piece_, keys.data(), values.data());
     const int begin = static_cast<int>(piece_.key_begin) + warp_ * kWarpKeys;
     const int end = static_cast<int>(piece_.key_end);
     load_query();
     commit_copies();
+    PKG_UNROLL
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kInfinityWords;
+         i += kThreads) {
+      infinities[i / kInfinityWords][i % kInfinityWords] = 0;
+    }
     auto begun = search.begin(begin, rows_.least(), end);
     uint32_t next = 0;
     // The first turn only begins: its keys are those of the second. Groups of
@@ -112,7 +122,7 @@ class DecodeMma {
         wait_for_copies<1>();
         __syncthreads();  // the queries have come
       } else {
-        attend(place_memory(place), first, there, output, softmax);
+        attend(place_memory(place), first, there, output, softmax, infinities);
       }
     }
     wait_for_copies<0>();
@@ -120,8 +130,9 @@ class DecodeMma {
   }
 
   // Combines the outputs of the warps and writes them.
-  __device__ __forceinline__ void finish(Output& output,
-                                         const Softmax& softmax) const {
+  template <class Infinities>
+  __device__ __forceinline__ void finish(Output& output, const Softmax& softmax,
+                                         Infinities& infinities) const {
     PKG_SHARED(float, maxima, [kDecodeWarps][kRows]);
     PKG_SHARED(float, sums, [kDecodeWarps][kRows]);
     const typename Output::Thread thread;
@@ -166,12 +177,19 @@ class DecodeMma {
       for (int warp = 0; warp < kDecodeWarps; ++warp) {
         sum += sums[warp][row] * factor_of(row, warp, maximum);
       }
-      write(row, i % kQuads * 4, maximum, sum);
+      const int column = i % kQuads * 4;
+      Four total = combined(row, column);
+      add_infinities(infinities[row][column / 8] >> column % 8 * 4, total);
+      write(row, column, total, maximum, sum);
     }
     __syncthreads();
   }
 
  private:
+  using Four = Packet<float, 4>;
+  static constexpr uint32_t kPositive = 1;
+  static constexpr uint32_t kNegative = 2;
+  static constexpr uint32_t kNan = 4;
   static constexpr int kPlaces = 2;  // of a warp's keys and values
   static constexpr int kValueSlices = kWidth / Lines::kSlice;
   static constexpr int kMostSlices = kMostDecodeHead / Lines::kSlice;
@@ -193,21 +211,18 @@ class DecodeMma {
 
   __device__ __forceinline__ void load_query() const {
     const Lines lines(call_.query, 0, 0, call_.head_size);
+    const int64_t left = call_.shared_rows() - piece_.row_begin;
+    const uint32_t there = left < kRows ? ~(~0U << left) : 0xffffU;
     // A slice to each warp.
     PKG_UNROLL_BY(1)
     for (int slice = warp_; slice < slices_; slice += kDecodeWarps) {
-      Lines of_slice = lines;
-      of_slice.data += slice * Lines::kSlice * lines.stride;
-      of_slice.size -= slice * Lines::kSlice;
-      const int64_t left = call_.shared_rows() - piece_.row_begin;
-      const uint32_t there = left < kRows ? ~(~0U << left) : 0xffffU;
-      of_slice.template copy<1>(
-          memory_.part(slice * Slice::kElements, Slice::kElements), 1, there,
-          [&](int line) {
-            const int64_t row = piece_.row_begin + (line < left ? line : 0);
-            return of_slice.data + call_.row_offset(call_.query.strides,
-                                                    piece_.sequence,
-                                                    piece_.head, row);
+      lines.template copy<1>(
+          memory_.part(slice * Slice::kElements, Slice::kElements), slice,
+          slice + 1, there, [&](int line) {
+            return call_.query.data +
+                   call_.row_offset(
+                       call_.query.strides, piece_.sequence, piece_.head,
+                       piece_.row_begin + (line < left ? line : 0));
           });
     }
   }
@@ -222,18 +237,19 @@ class DecodeMma {
           __shfl_sync(kWholeWarp, reinterpret_cast<uintptr_t>(address), lane));
     };
     const int elements = slices_ * Slice::kElements;
-    keys.template copy<kMostSlices>(to.part(0, elements), slices_, there,
+    keys.template copy<kMostSlices>(to.part(0, elements), 0, slices_, there,
                                     address_of);
     values.template copy<kValueSlices>(
-        to.part(elements, kValueSlices * Slice::kElements), kValueSlices, there,
-        [&](int line) { return address_of(kWarp / 2 + line); });
+        to.part(elements, kValueSlices * Slice::kElements), 0, kValueSlices,
+        there, [&](int line) { return address_of(kWarp / 2 + line); });
   }
 
   // Attends to the 16 keys from `first` on, of which `there` are there.
+  template <class Infinities>
   __device__ __forceinline__ void attend(const SharedSpan<Element>& from,
                                          int first, uint32_t there,
-                                         Output& output,
-                                         Softmax& softmax) const {
+                                         Output& output, Softmax& softmax,
+                                         Infinities& infinities) const {
     Scores scores(0);
     PKG_UNROLL
     for (int slice = 0; slice < kMostSlices; ++slice) {
@@ -253,67 +269,64 @@ class DecodeMma {
     const auto values =
         from.part(slices_ * Slice::kElements, kValueSlices * Slice::kElements);
     if (rows_.divides(first)) {
-      take_out_infinities(values, scores, first, there, output);
+      take_out_infinities(values, first, infinities);
     }
     multiply_from_registers<Element>(output, scores, ValueLines(), values);
   }
 
   using ValueLines = LinesAsSteps<Element, kWarpKeys>;
 
-  // Adds what infinite values and NaN contribute to the rows that see them, and
-  // leaves zeros in their places.
+  // Puts zeros in the place of infinite values and NaN, and notes to which rows
+  // and columns they belong.
+  template <class Infinities>
   __device__ __forceinline__ void take_out_infinities(
-      const SharedSpan<Element>& values, const Scores& weights, int first,
-      uint32_t there, Output& output) const {
-    bool has_some = false;
+      const SharedSpan<Element>& values, int first,
+      Infinities& infinities) const {
+    using Layout = SwizzledTile<Element, kWarpKeys, kWidth>;
+    using Words = Packet<uint32_t, 4>;
+    constexpr int kVectors = kWidth / Lines::kVector;
     PKG_UNROLL_BY(1)
-    for (int part = 0; part < kWidth / 16; ++part) {
-      uint32_t words[4];
-      ValueLines().fragments(values, part, 0, words);
+    for (int i = static_cast<int>(threadIdx.x) % kWarp;
+         i < kWarpKeys * kVectors; i += kWarp) {
+      const int key = i / kVectors;
+      const int column = i % kVectors * Lines::kVector;
+      const int index = Layout::index(key, column);
+      const auto words = values.template load<Words>(index);
+      bool is_finite = true;
       PKG_UNROLL
       for (int word = 0; word < 4; ++word) {
-        has_some = has_some || has_infinity<Element>(words[word]);
+        is_finite = is_finite && !has_infinity<Element>(words.values[word]);
+      }
+      if (!is_finite) {
+        take_out_infinities(values, index, first + key, column, infinities);
       }
     }
-    if (!__any_sync(kWholeWarp, has_some)) {
-      return;
-    }
-    using Layout = SwizzledTile<Element, kWarpKeys, kWidth>;
-    const typename Output::Thread thread;
+    __syncwarp();
+  }
+
+  // The same of a key's sixteen bytes.
+  template <class Infinities>
+  __device__ __forceinline__ void take_out_infinities(
+      const SharedSpan<Element>& values, int index, int key, int column,
+      Infinities& infinities) const {
     PKG_UNROLL_BY(1)
-    for (int key = 0; key < kWarpKeys; ++key) {
-      float weight[2];
-      PKG_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const auto& row = weights.values[i];
-        const float low = key % 2 == 0 ? row[0] : row[1];
-        const float high = key % 2 == 0 ? row[2] : row[3];
-        weight[i] = __shfl_sync(kWholeWarp, key < 8 ? low : high,
-                                thread.lane / 4 * 4 + key % 8 / 2);
+    for (int i = 0; i < Lines::kVector; ++i) {
+      const float value =
+          convert<float>(static_cast<Element>(values[index + i]));
+      if (value - value == 0.0f) {
+        continue;
       }
-      PKG_UNROLL
-      for (int j = 0; j < Output::kThreadColumns; ++j) {
-        const float value = convert<float>(
-            static_cast<Element>(values[Layout::index(key, thread.column(j))]));
-        if (!(value - value == 0.0f)) {
-          PKG_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            if ((rows_.seen(i, first, there) >> key & 1) != 0) {
-              output.values[i][j] += weight[i] * value;
-            }
-          }
+      values[index + i] = convert<Element>(0.0f);
+      const uint32_t kind = value > 0.0f   ? kPositive
+                            : value < 0.0f ? kNegative
+                                           : kNan;
+      PKG_UNROLL_BY(1)
+      for (int row = 0; row < kRows; ++row) {
+        if (rows_.sees(static_cast<int>(piece_.row_begin) + row, key)) {
+          atomicOr(&infinities[row][column / Lines::kVector], kind << 4 * i);
         }
       }
     }
-    __syncwarp();
-    PKG_UNROLL_BY(1)
-    for (int i = thread.lane; i < kWarpKeys * kWidth; i += kWarp) {
-      const float value = convert<float>(static_cast<Element>(values[i]));
-      if (!(value - value == 0.0f)) {
-        values[i] = convert<Element>(0.0f);
-      }
-    }
-    __syncwarp();
   }
 
   // Lines of floats, of each warp and row, in the memory of the operands.
@@ -335,25 +348,42 @@ class DecodeMma {
     }
   }
 
-  // Writes four columns of a row.
-  __device__ __forceinline__ void write(int tile_row, int tile_column,
-                                        float maximum, float sum) const {
-    const int64_t row = piece_.row_begin + tile_row;
-    const int64_t column = piece_.output_begin + tile_column;
-    if (row >= call_.shared_rows() || column >= call_.value_size) {
-      return;
-    }
-    using Four = Packet<float, 4>;
-    Four total =
-        memory_.template load<Four>(combined_index(tile_row, tile_column));
+  // The sum of all warps for four columns of a row.
+  __device__ __forceinline__ Four combined(int row, int column) const {
+    Four total = memory_.template load<Four>(combined_index(row, column));
     PKG_UNROLL
     for (int warp = 1; warp < kDecodeWarps; ++warp) {
       const Four part = memory_.template load<Four>(
-          combined_index(warp * kRows + tile_row, tile_column));
+          combined_index(warp * kRows + row, column));
       PKG_UNROLL
       for (int i = 0; i < 4; ++i) {
         total.values[i] += part.values[i];
       }
+    }
+    return total;
+  }
+
+  // Adds what was taken out of the values.
+  __device__ __forceinline__ static void add_infinities(uint32_t found,
+                                                        Four& total) {
+    PKG_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t kinds = found >> 4 * i & 7;
+      if (kinds != 0) {
+        total.values[i] += kinds == kPositive   ? INFINITY
+                           : kinds == kNegative ? -INFINITY
+                                                : NAN;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(int tile_row, int tile_column,
+                                        const Four& total, float maximum,
+                                        float sum) const {
+    const int64_t row = piece_.row_begin + tile_row;
+    const int64_t column = piece_.output_begin + tile_column;
+    if (row >= call_.shared_rows() || column >= call_.value_size) {
+      return;
     }
     if (call_.splits == 1) {
       Packet<Element, 4> result;
@@ -408,14 +438,15 @@ __global__ void __launch_bounds__(DecodeMma<Element, kWidth>::kThreads,
     decode_attention_mma_kernel(
         const __grid_constant__ DecodeAttention<Element> call) {
   using Mma = DecodeMma<Element, kWidth>;
+  PKG_SHARED(uint32_t, infinities, [Mma::kRows][Mma::kInfinityWords]);
   const int64_t pieces = call.template piece_count<Mma::kRows, kWidth>();
   for (int64_t index = blockIdx.x; index < pieces; index += gridDim.x) {
     const DecodePiece piece = call.template piece<Mma::kRows, kWidth>(index);
     const Mma mma(call, piece);
     typename Mma::Output output(0);
     typename Mma::Softmax softmax;
-    mma.run(output, softmax);
-    mma.finish(output, softmax);
+    mma.run(output, softmax, infinities);
+    mma.finish(output, softmax, infinities);
   }
 }
 

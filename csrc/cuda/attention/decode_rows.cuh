@@ -32,7 +32,7 @@ class DecodeRows {
       const int lane = static_cast<int>(threadIdx.x) % kWarp;
       const int row = static_cast<int>(piece.row_begin) + lane / 4 + 8 * i;
       const bool is_there = row < call.shared_rows();
-      own_key_[i] = is_there ? length_ - rows_ + row % rows_ : -1;
+      own_key_[i] = is_there ? own_key(row) : -1;
       slope_[i] = is_there && call.slopes.data != nullptr
                       ? call.slope(piece.sequence, piece.head, row)
                       : 0.0f;
@@ -51,12 +51,21 @@ class DecodeRows {
     return rows_ > 1 && (at_window || at_end);
   }
 
-  // Which of the 16 keys from `first` on, of which `keys` are there, the lane's
-  // i-th row sees.
-  __device__ __forceinline__ uint32_t seen(int i, int first,
+  __device__ __forceinline__ bool sees(int row, int key) const {
+    return key <= own_key(row) && key >= own_key(row) - window_;
+  }
+
+  // The key that is a row's own: the last that it sees.
+  __device__ __forceinline__ int own_key(int row) const {
+    return length_ - rows_ + row % rows_;
+  }
+
+  // Which of the 16 keys from `first` on, of which `keys` are there, a row
+  // sees whose own is `own_key`.
+  __device__ __forceinline__ uint32_t seen(int own_key, int first,
                                            uint32_t keys) const {
-    const int begin = at_least_0(own_key_[i] - window_ - first);
-    const int end = own_key_[i] + 1 - first;
+    const int begin = at_least_0(own_key - window_ - first);
+    const int end = own_key + 1 - first;
     const uint32_t before_end = end < 1 ? 0 : end > 15 ? ~0U : ~(~0U << end);
     const uint32_t from_begin = begin > 15 ? 0 : ~0U << begin;
     return keys & before_end & from_begin;
@@ -86,7 +95,7 @@ class DecodeRows {
         }
       }
       if (!is_whole) {
-        const uint32_t own = seen(i, first, keys);
+        const uint32_t own = seen(own_key_[i], first, keys);
         PKG_UNROLL
         for (int j = 0; j < Scores::kThreadColumns; ++j) {
           const int key = thread.column(j) - thread.warp_column;
