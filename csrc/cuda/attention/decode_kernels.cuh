@@ -46,7 +46,7 @@ void with_decode_kernel(const DecodeAttention<Element>& call,
     const auto with_width = [&]<int kWidth>() {
       using Mma = DecodeMma<Element, kWidth>;
       const LaunchShape shape = Mma::launch_shape(call.head_size);
-      if (shape.shared_bytes > most_shared_bytes) {
+      if (shape.shared_bytes + Mma::kDeclaredBytes > most_shared_bytes) {
         return false;
       }
       use(decode_attention_mma_kernel<Element, kWidth>,

@@ -74,6 +74,9 @@ class DecodeMma {
                       MmaThread<kDecodeWarps * kRows, kWidth, kRows, kWidth>>;
   using Softmax = OnlineSoftmax<Scores, FastExponential>;
   static constexpr int kInfinityWords = kWidth / 8;  // of a row
+  // Of shared memory, beyond what launch_shape() says.
+  static constexpr int kDeclaredBytes =
+      4 * kRows * (2 * kDecodeWarps + kInfinityWords);
   static_assert(Scores::Thread::kThreads == kThreads &&
                 Output::Thread::kThreads == kThreads);
 
