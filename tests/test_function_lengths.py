@@ -17,8 +17,9 @@ LONGEST = 60
 # Kernels that are longer yet: the shared memory and the registers of a block are local to one
 # function. They may become shorter, and are left out here once they fit.
 LONGER = {
-    "cuda/attention/decode_panels.cuh: pkg::cuda::decode_attention_panels_kernel": 216,
-    "cuda/attention/grad_key_value_panels.cuh: pkg::cuda::attention_grad_key_value_panels_kernel": 73,
+    "cuda/attention/decode_panels.cuh: pkg::cuda::decode_attention_panels_kernel": 214,
+    "cuda/attention/grad_key_value_panels.cuh: "
+    "pkg::cuda::attention_grad_key_value_panels_kernel": 73,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_kernel": 125,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_gradient_kernel": 104,
     "cuda/int4/int4_linear.cuh: pkg::cuda::int4_linear_half_kernel": 63,

@@ -121,7 +121,8 @@ def test_lengths_around_every_tile(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
-    "sizes", [(1, 1), (7, 65), (8, 64), (63, 63), (64, 128), (65, 3), (129, 129), (200, 260), (260, 70)]
+    "sizes",
+    [(1, 1), (7, 65), (8, 64), (63, 63), (64, 128), (65, 3), (129, 129), (200, 260), (260, 70)],
 )
 def test_head_sizes_around_every_slice_and_tile(
     cuda_emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int]
@@ -230,9 +231,7 @@ def test_half_rows_around_the_tile(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("splits", [1, 3])
-def test_the_grid_changes_nothing(
-    cuda_emulator: Emulator, dtype: torch.dtype, splits: int
-) -> None:
+def test_the_grid_changes_nothing(cuda_emulator: Emulator, dtype: torch.dtype, splits: int) -> None:
     sample = make((300, 0, 77), (40, 2), 1, (64, 72), page_size=16, dtype=dtype)
     expected = emulated(cuda_emulator, sample, splits, blocks=1)
     for blocks in (2, 1000):

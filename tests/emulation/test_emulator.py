@@ -16,6 +16,8 @@ from emulator import HERE, ROOT, EmulationError, Emulator
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_counters import check_accesses
+from test_emulated_decode_attention import check as check_decoding
+from test_emulated_decode_attention import make as make_decoding
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 
@@ -201,12 +203,19 @@ def run_without_conflicts(planted: Emulator) -> None:
     check_accesses(planted.counters)
 
 
+def run_half_decoding(planted: Emulator) -> None:
+    """More turns of a warp than it has places."""
+    options = {"sizes": (72, 64), "page_size": 16, "dtype": torch.bfloat16}
+    check_decoding(planted, make_decoding((200, 3), (4, 2), 2, **options), 1)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
+HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -364,6 +373,34 @@ PLANTED = {
         "transpose_quads<4>(words.words);",
         "",
         "assert",
+    ),
+    "wait for the keys of a turn too few": (
+        *HALF_DECODING,
+        "cuda/attention/decode_mma.cuh",
+        "wait_for_copies<0>();\n        __syncwarp();",
+        "wait_for_copies<1>();\n        __syncwarp();",
+        "has not arrived",
+    ),
+    "missing barrier of the lanes that copied the keys": (
+        *HALF_DECODING,
+        "cuda/attention/decode_mma.cuh",
+        "wait_for_copies<0>();\n        __syncwarp();",
+        "wait_for_copies<0>();",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "values where the keys lie": (
+        *HALF_DECODING,
+        "cuda/attention/decode_mma.cuh",
+        "address_of(kWarp / 2 + line)",
+        "address_of(line)",
+        "assert",
+    ),
+    "missing barrier before the outputs of the warps are added": (
+        *HALF_DECODING,
+        "cuda/attention/decode_mma.cuh",
+        "store_combined(output);\n    __syncthreads();",
+        "store_combined(output);",
+        "race on shared|nobody has written",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,
