@@ -1,6 +1,9 @@
+#include <vector>
+
 #include "batches.h"
 #include "cuda/int4/quantize_rowwise.cuh"
 #include "cuda/int4/rowwise.cuh"
+#include "cuda/int4/rowwise_few_rows.cuh"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -11,6 +14,40 @@ cuda::ElementType type_of(const std::string& name) {
          : name == "float16"  ? cuda::ElementType::float16
          : name == "bfloat16" ? cuda::ElementType::bfloat16
                               : cuda::ElementType::float32;
+}
+
+// By the kernel that the test names, which is the one that the host would take
+// or that of tiles.
+template <bool kPacked>
+void launch_linear(const Request& request,
+                   cuda::RowwiseScaledProblem<kPacked>& problem) {
+  const bool few_rows = request.text("way") == "few rows";
+  if (few_rows && !has_few_rows(problem)) {
+    fail("the kernel of few rows does not take this problem");
+  }
+  problem.splits = few_rows ? 1 : problem.splits;
+  std::vector<int32_t> parts;
+  if (problem.has_parts()) {
+    parts.resize(
+        static_cast<size_t>(problem.splits * problem.rows * problem.columns));
+    problem.parts = parts.data();
+  }
+  if (few_rows) {
+    launch_blocks(request, cuda::tiles_of(problem.columns, cuda::kFewColumns),
+                  cuda::kFewThreads, cuda::rowwise_few_rows_kernel<kPacked>,
+                  problem);
+  } else {
+    launch_blocks(request, problem.tiles * problem.splits,
+                  cuda::launch_shape<cuda::RowwiseProduct<kPacked>>(),
+                  cuda::rowwise_scaled_linear_kernel<kPacked>, problem);
+  }
+  if (problem.has_parts()) {
+    const cuda::RowwiseScaling& scaling = problem;
+    launch_blocks(request, problem.pieces(), cuda::kScaleThreads,
+                  problem.in_double ? cuda::rowwise_scale_kernel<double>
+                                    : cuda::rowwise_scale_kernel<float>,
+                  scaling);
+  }
 }
 
 template <bool kPacked>
@@ -37,8 +74,9 @@ void run_linear(const Request& request) {
   problem.rows = count_of(request.integers("rows_of"));
   problem.columns = request.integer("columns");
   problem.bytes = request.integer("bytes");
-  launch_blocks(request, problem.tile_count(), cuda::kRowwiseThreads,
-                cuda::rowwise_scaled_linear_kernel<kPacked>, problem);
+  const int64_t split_slices = request.integer("split_slices");
+  problem.divide(split_slices == 0 ? problem.slices() : split_slices);
+  launch_linear(request, problem);
 }
 
 template <class Element>

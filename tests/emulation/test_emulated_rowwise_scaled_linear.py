@@ -14,8 +14,13 @@ import pkg
 from pkg.testing import Sample
 from pkg.testing.tolerance import expect
 
-TILE, DEPTH = 128, 32  # of the kernel: rows and columns, and values of a step
+TILE, SLICE = 128, 128  # of the kernel: rows and columns, and values of the summed dimension
+FEW_ROWS, FEW_COLUMNS, TURN = 16, 32, 8 * SLICE  # of that for few rows: what its warps take at once
+# The longest stretch that is summed without a shift, and the longest of the sums of few rows.
+MOST = 1023 * SLICE
+MOST_OF_FEW = 2 * 511 * TURN
 KINDS = ["s8s4", "s4s4"]
+WAYS = ["tiles", "few rows"]
 Operators = torch._ops._OpNamespace
 
 
@@ -33,6 +38,8 @@ def emulated(
     bias: Tensor | None,
     out_dtype: torch.dtype | None = None,
     blocks: int = 3,
+    way: str = "tiles",
+    split_slices: int = 0,
 ) -> Tensor:
     out_dtype = out_dtype or input_scale.dtype
     output = torch.full((*input.shape[:-1], len(weight)), 77, dtype=out_dtype)
@@ -40,6 +47,8 @@ def emulated(
         f"rowwise_scaled_linear_{kind}",
         ["output"],
         blocks,
+        way=way,
+        split_slices=split_slices,
         type=name_of(input_scale.dtype),
         out_type=name_of(out_dtype),
         input=input,
@@ -66,25 +75,80 @@ def assert_right(kind: str, result: Tensor, sample: Sample) -> None:
     expected.compare(result, f"rowwise_scaled_linear_{kind} of {sample}")
 
 
+def assert_exact(emulator: Emulator, kind: str, sample: Sample, **options: int | str) -> None:
+    """The sums, scaled by one, in float64."""
+    input, row, weight, column, *_ = sample.args
+    ones = (torch.ones_like(each, dtype=torch.float64) for each in (row, column))
+    arguments = (input, next(ones), weight, next(ones), None)
+    result = emulated(emulator, kind, *arguments, **options)
+    assert torch.equal(result, reference(kind, *arguments))
+
+
+def widened(lines: Tensor, width: int) -> Tensor:
+    """The same bytes in lines that lie further apart, between others."""
+    wide = torch.full((*lines.shape[:-1], width), 0x55, dtype=torch.int8)
+    return wide[..., : lines.shape[-1]].copy_(lines)
+
+
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
-def test_dtypes(cuda_emulator: Emulator, kind: str, dtype: torch.dtype) -> None:
+def test_dtypes(cuda_emulator: Emulator, kind: str, way: str, dtype: torch.dtype) -> None:
+    inner = 96 if way == "few rows" else 70
     for with_bias in (True, False):
-        sample = shared.call((9,), 70, 130, kind == "s4s4", with_bias).converted(dtype)
-        assert_right(kind, emulated(cuda_emulator, kind, *sample.args), sample)
-    sample = shared.call((3,), 6, 5, kind == "s4s4", out_dtype=torch.float16).converted(dtype)
-    assert_right(kind, emulated(cuda_emulator, kind, *sample.args), sample)
+        sample = shared.call((9,), inner, 130, kind == "s4s4", with_bias).converted(dtype)
+        assert_right(kind, emulated(cuda_emulator, kind, *sample.args, way=way), sample)
+    for out_dtype in FLOATS:
+        for columns in (5, 8):
+            sample = shared.call((3,), 32, columns, kind == "s4s4", out_dtype=out_dtype)
+            sample = sample.converted(dtype)
+            assert_right(kind, emulated(cuda_emulator, kind, *sample.args, way=way), sample)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_around_every_tile_boundary(cuda_emulator: Emulator, kind: str) -> None:
     sizes = [(rows, 10, 3) for rows in around(TILE)]
     sizes += [(2, 10, columns) for columns in around(TILE)]
-    sizes += [(3, inner, 6) for inner in (0, 2, *range(DEPTH - 6, DEPTH + 8, 2), 2 * DEPTH, 96)]
+    sizes += [(3, inner, 6) for inner in (0, 2, 30, 32, 34, 62, 64, 66, 6 * SLICE)]
+    sizes += [(3, SLICE * slices + more, 6) for slices in (1, 2, 4) for more in (-2, 0, 2, 32)]
     sizes += [(0, 6, 3), (3, 6, 0)]
     for rows, inner, columns in sizes:
         sample = shared.call((rows,), inner, columns, kind == "s4s4").converted(torch.float32)
         assert_right(kind, emulated(cuda_emulator, kind, *sample.args), sample)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_rows_are_those_of_the_tiles(cuda_emulator: Emulator, kind: str) -> None:
+    sizes = [(rows, 96, 40) for rows in (1, 2, 7, 8, 9, 15, FEW_ROWS)]
+    sizes += [(3, 64, columns) for columns in (0, 1, 8, *around(FEW_COLUMNS), 3 * FEW_COLUMNS + 1)]
+    inners = (0, 32, SLICE - 32, SLICE, SLICE + 32, TURN - 32, TURN, TURN + 32, 2 * TURN)
+    sizes += [(11, inner, 7) for inner in (*inners, 2 * TURN + 32, 4 * TURN + 96)]
+    for rows, inner, columns in sizes:
+        sample = shared.call((rows,), inner, columns, kind == "s4s4").converted(torch.float32)
+        result = emulated(cuda_emulator, kind, *sample.args, way="few rows")
+        assert torch.equal(result, emulated(cuda_emulator, kind, *sample.args))
+        assert_right(kind, result, sample)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_operands_of_whole_vectors_in_any_place(
+    cuda_emulator: Emulator, kind: str, way: str
+) -> None:
+    """Lines that 16 bytes at a time are copied of, the last of which may be fewer."""
+    sample = shared.call((2, 3, 2), 416, 36, kind == "s4s4").converted(torch.float32)
+    input, row, weight, *rest = sample.args
+    for transposed in (False, True):
+        lines = widened(input.transpose(0, 2) if transposed else input, 480)
+        turned = row.transpose(0, 2) if transposed else row
+        other = Sample((lines, turned, widened(weight, 256), *rest))
+        assert_right(kind, emulated(cuda_emulator, kind, *other.args, way=way), other)
+    if way == "tiles":
+        for less in (1, 7, 15):
+            per_value = 1 if kind == "s4s4" else 2
+            fewer = input[..., : input.shape[-1] - per_value * less]
+            other = Sample((widened(fewer, 480), row, widened(weight[:, :-less], 256), *rest))
+            assert_right(kind, emulated(cuda_emulator, kind, *other.args), other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,7 +161,7 @@ def test_batches_and_layouts(cuda_emulator: Emulator, kind: str, blocks: int) ->
     column, bias = (torch.stack([each, each], dim=1)[:, 0] for each in (column, bias))
     other = Sample((input, row.mT.contiguous().mT, weight, column, bias, None))
     assert_right(kind, emulated(cuda_emulator, kind, *other.args, blocks=blocks), other)
-    for start in range(4):  # addresses of every alignment
+    for start in (0, 1, 4, 8, 15):  # addresses of every alignment
         shifted = torch.empty(start + weight.numel(), dtype=torch.int8)[start:]
         shifted = shifted.view(weight.shape).copy_(weight)
         other = Sample((sample.args[0], row, shifted, column, bias, None))
@@ -105,22 +169,90 @@ def test_batches_and_layouts(cuda_emulator: Emulator, kind: str, blocks: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sums_are_exact_at_the_ends_of_the_range(cuda_emulator: Emulator, kind: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_grid_changes_nothing(cuda_emulator: Emulator, kind: str, way: str) -> None:
+    sample = shared.call((13,), 4 * SLICE + 32, 140, kind == "s4s4").converted(torch.float16)
+    results = [
+        emulated(cuda_emulator, kind, *sample.args, blocks=blocks, way=way) for blocks in (1, 3, 50)
+    ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split_slices", [1, 2, 4, 5])
+def test_parts_of_the_summed_dimension(
+    cuda_emulator: Emulator, kind: str, split_slices: int
+) -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        sample = shared.call((9,), 4 * SLICE + 34, 133, kind == "s4s4").converted(dtype)
+        result = emulated(cuda_emulator, kind, *sample.args, split_slices=split_slices)
+        assert torch.equal(result, emulated(cuda_emulator, kind, *sample.args))
+        assert_right(kind, result, sample)
+    # More columns than a block scales at once.
+    sample = shared.call((1,), 2 * SLICE, 515, kind == "s4s4").converted(torch.float32)
+    result = emulated(cuda_emulator, kind, *sample.args, split_slices=split_slices)
+    assert_right(kind, result, sample)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_pair_of_values(cuda_emulator: Emulator, kind: str, way: str) -> None:
+    """Each value of a row meets each of the weight, in every place of a vector of 16 bytes."""
+    least, most = (-8, 7) if kind == "s4s4" else (-128, 127)
+    values = torch.arange(least, most + 1).repeat_interleave(16)[
+        torch.arange(4096) % (16 * (most - least + 1))
+    ]
+    weight = torch.stack([torch.arange(4096).add(shift) % 16 - 8 for shift in range(16)])
+    rows = values[None].to(torch.int8)
+    sample = Sample(
+        (
+            pkg.ops.pack_int4(rows) if kind == "s4s4" else rows,
+            torch.ones(1),
+            pkg.ops.pack_int4(weight.to(torch.int8)),
+            torch.ones(16),
+        )
+    )
+    assert_exact(cuda_emulator, kind, sample, way=way)
+
+
+def of_one_value(kind: str, inner: int, left: int, right: int, rows: int = 1) -> Sample:
+    values = torch.full((rows, inner), left, dtype=torch.int8)
+    weight = pkg.ops.pack_int4(torch.full((2, inner), right, dtype=torch.int8))
+    packed = pkg.ops.pack_int4(values) if kind == "s4s4" else values
+    return Sample((packed, torch.ones(rows), weight, torch.ones(2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_sums_are_exact_at_the_ends_of_the_range(
+    cuda_emulator: Emulator, kind: str, way: str
+) -> None:
     for left in (-8, 7) if kind == "s4s4" else (-128, 127):
         for right in (-8, 7):
-            values = torch.full((2, 1000), left, dtype=torch.int8)
-            weight = pkg.ops.pack_int4(torch.full((3, 1000), right))
-            result = emulated(
-                cuda_emulator,
-                kind,
-                pkg.ops.pack_int4(values) if kind == "s4s4" else values,
-                torch.ones(2),
-                weight,
-                torch.ones(3),
-                None,
-                torch.float64,
-            )
-            assert (result == left * right * 1000).all()
+            assert_exact(cuda_emulator, kind, of_one_value(kind, 1024, left, right, 2), way=way)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("right", [-8, 7])
+def test_sums_are_exact_in_stretches_as_long_as_they_can_be(
+    cuda_emulator: Emulator, kind: str, right: int
+) -> None:
+    """Of the least values, whose products are the largest, in two parts."""
+    left = -8 if kind == "s4s4" else -128
+    sample = of_one_value(kind, MOST + 2 * SLICE, left, right)
+    assert_exact(cuda_emulator, kind, sample)
+    assert_exact(cuda_emulator, kind, sample, way="few rows")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_few_rows_are_exact_in_longer_dimensions(
+    cuda_emulator: Emulator, kind: str
+) -> None:
+    """A warp's own values are more than the longest stretch."""
+    left = -8 if kind == "s4s4" else -128
+    sample = of_one_value(kind, MOST_OF_FEW + 3 * TURN, left, -8)
+    assert_exact(cuda_emulator, kind, sample, way="few rows")
 
 
 def emulated_quantized(emulator: Emulator, input: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import emulator
 import pytest
 import torch
 from emulator import HERE, ROOT, EmulationError, Emulator
+from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_counters import check_accesses
@@ -20,6 +21,8 @@ from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
+from test_emulated_rowwise_scaled_linear import assert_right
+from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
 
 RIGHT = [
     "block sum",
@@ -209,6 +212,13 @@ def run_half_decoding(planted: Emulator) -> None:
     check_decoding(planted, make_decoding((200, 3), (4, 2), 2, **options), 1)
 
 
+def run_rowwise(planted: Emulator) -> None:
+    """More slices than stages, and the kernel of few rows."""
+    for way in ("tiles", "few rows"):
+        sample = call((9,), 5 * 128 + 32, 140, False).converted(torch.float32)
+        assert_right("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, way=way), sample)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
@@ -216,6 +226,7 @@ POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
+ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -401,6 +412,35 @@ PLANTED = {
         "store_combined(output);\n    __syncthreads();",
         "store_combined(output);",
         "race on shared|nobody has written",
+    ),
+    "stage of packed values that is still multiplied": (
+        *ROWWISE,
+        "cuda/int4/rowwise.cuh",
+        "wait_for_copies<kStages - 2>();",
+        "wait_for_copies<kStages - 1>();",
+        "has not arrived",
+    ),
+    "missing barrier before the rows of a tile are read": (
+        *ROWWISE,
+        "cuda/int4/rowwise.cuh",
+        """    __syncthreads();
+    typename Product::Sums""",
+        "    typename Product::Sums",
+        "race on shared|nobody has written",
+    ),
+    "missing barrier before the sums of warps are added": (
+        *ROWWISE,
+        "cuda/int4/rowwise_few_rows.cuh",
+        "    __syncthreads();\n    const int64_t column",
+        "    const int64_t column",
+        "race on shared|nobody has written",
+    ),
+    "values of four bits in another order": (
+        *ROWWISE,
+        "cuda/int4/rowwise_slice.cuh",
+        "b[2 * half] = even_values",
+        "b[2 * half] = odd_values",
+        "assert",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,

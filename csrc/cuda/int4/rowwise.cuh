@@ -1,370 +1,298 @@
 // rowwise_scaled_linear_s8s4 and _s4s4: rows of int8 or int4 times a matrix of
 // packed int4, in int32, scaled by row and by column while the sums are in
-// registers. It takes any strides; where CUTLASS is built in, it is left what
-// tensor cores cannot take.
+// registers. Tensor cores, mma.m16n8k32 of int8, and any strides.
 //
-// Algorithm: the blocked product of cuda/gemm/matmul.cuh, on words of four
-// values that DP4A multiplies and adds. Packed bytes hold even columns in their
-// low and odd ones in their high halves: a word of them becomes a word of each
-// by a few bit operations, and left words are put in that order, so nothing is
-// shuffled.
-//
-// Tiles: 128 x 128, where a thread's 8 x 8 sums need 16 reads of shared memory
-// for 64 DP4A, by 32 values, of which a thread loads 16 of a row and 16 of a
-// column. Panels are double-buffered in 17 KiB of shared memory.
-//
-// 2 m n k operations; global memory is read m n k (1 + 1/2) / 128 bytes.
+// Algorithm: the product of cuda/gemm/mma_product.cuh, on operands that pass
+// through shared memory as they are and become int8 in registers
+// (cuda/int4/rowwise_slice.cuh). Values of four bits count 16 times, so that
+// products reach 128 * 128 and the sums of 131071 of them, the summed
+// dimension, fit in int32. A longer one is divided, as one is that leaves too
+// few tiles for the device; the parts' sums go to memory
+// (cuda/int4/rowwise_scale.cuh).
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/int4/rowwise_scale.cuh"
+#include "cuda/int4/rowwise_slice.cuh"
 
 namespace pkg::cuda {
 
 constexpr int kRowwiseTile = 128;
-constexpr int kRowwiseThreads = 256;
-// Bytes of packed values, and words of unpacked ones, that a thread loads at a
-// time; two threads load a line of the panel.
-constexpr int kRowwiseBytes = 8;
-constexpr int kRowwiseWords = 4;
-constexpr int kRowwisePanelWords = 2 * kRowwiseWords;
-constexpr int kRowwiseDepth = 2 * 2 * kRowwiseBytes;
-constexpr int kRowwisePadding = 4;
 
-// A tensor of any floating type.
-struct FloatingValues {
-  const void* data;  // null where there is none
-  ElementType type;
-};
+// Slices whose products no sum overflows by, -128 times -8 times 16 being all
+// of them.
+constexpr int64_t kRowwiseMostSlices = 1023;
+static_assert(kRowwiseMostSlices * kRowwiseDepth * 128 * 8 * 16 <= INT32_MAX);
 
 // kPacked: whether the left operand is int4 too.
 template <bool kPacked>
-struct RowwiseScaledProblem {
+struct RowwiseScaledProblem : RowwiseScaling {
   const int8_t* input;
   int64_t input_stride;  // along a row
-  BatchSizes rows_of;    // the dimensions that rows lie in
   BatchStrides input_strides;
-  BatchStrides scale_strides;
-  FloatingValues input_scale;
   const int8_t* weight;
   int64_t weight_column_stride;
   int64_t weight_stride;  // along a column's bytes
-  FloatingValues weight_scale;
-  int64_t weight_scale_stride;
-  FloatingValues bias;
-  int64_t bias_stride;
-  void* output;  // contiguous
-  ElementType output_type;
-  bool in_double;
-  int64_t rows;
-  int64_t columns;
-  int64_t bytes;  // of packed values in a column
+  int64_t bytes;          // of packed values in a column
 
-  __host__ __device__ int64_t column_tiles() const {
-    return tiles_of(columns, kRowwiseTile);
+  // What the launch computes.
+  bool input_is_dense = false;
+  bool weight_is_dense = false;
+  int64_t split_slices = 0;  // of each part
+  int64_t column_tiles = 0;
+  int64_t tiles = 0;
+
+  // How far sums are from those of the values, in bits.
+  static constexpr int kShift = kPacked ? 8 : 4;
+
+  __host__ __device__ int64_t row_bytes() const {
+    return kPacked ? bytes : 2 * bytes;
   }
-  __host__ __device__ int64_t tile_count() const {
-    return tiles_of(rows, kRowwiseTile) * column_tiles();
+  __host__ __device__ int64_t slices() const {
+    return tiles_of(2 * bytes, kRowwiseDepth);
+  }
+
+  // Once all but the parts is known. `each` are the slices of a part.
+  void divide(int64_t each) {
+    const auto is_whole = [](const void* data) {
+      return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    };
+    input_is_dense = input_stride == 1 && is_whole(input);
+    for (int d = 0; d < rows_of.count; ++d) {
+      input_is_dense = input_is_dense && input_strides.strides[d] % 16 == 0;
+    }
+    weight_is_dense = weight_stride == 1 && is_whole(weight) &&
+                      weight_column_stride % 16 == 0;
+    split_slices = each < kRowwiseMostSlices ? each : kRowwiseMostSlices;
+    splits = slices() == 0 ? 1 : (slices() + split_slices - 1) / split_slices;
+    column_tiles = tiles_of(columns, kRowwiseTile);
+    tiles = tiles_of(rows, kRowwiseTile) * column_tiles;
+  }
+  // A kernel of its own scales the sums.
+  bool has_parts() const { return in_double || splits > 1; }
+
+  __device__ __forceinline__ const int8_t* row(int64_t index) const {
+    return input + batch_offset(rows_of, input_strides, index);
+  }
+  __device__ __forceinline__ const int8_t* column(int64_t index) const {
+    return weight + index * weight_column_stride;
   }
 };
 
-// The sum and four products of signed bytes.
-__device__ __forceinline__ int32_t dot_bytes(uint32_t a, uint32_t b,
-                                             int32_t sum) {
-#if defined(__CUDA_ARCH__)
-  return __dp4a(static_cast<int32_t>(a), static_cast<int32_t>(b), sum);
-#else
-  for (int byte = 0; byte < 4; ++byte) {
-    sum +=
-        static_cast<int8_t>(a >> 8 * byte) * static_cast<int8_t>(b >> 8 * byte);
-  }
-  return sum;
-#endif
-}
+// Stages of shared memory, of which two blocks fit into a multiprocessor.
+template <bool kPacked>
+struct RowwiseProduct {
+  using Problem = RowwiseScaledProblem<kPacked>;
+  using Thread = MmaThread<kRowwiseTile, kRowwiseTile, 64, 64>;
+  static constexpr int kThreads = Thread::kThreads;
+  using Sums = Tile<uint32_t, kRowwiseTile, kRowwiseTile, Thread>;
+  using Right = PackedSlice<kRowwiseTile>;
+  using Left = std::conditional_t<kPacked, Right, Int8Slice<kRowwiseTile>>;
+  static constexpr int kStages = kPacked ? 4 : 3;
+  static constexpr int kStageBytes = Left::kBytes + Right::kBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes;
+  static_assert(kThreads == kRowwiseTile);
+  static_assert(Problem::kShift == Left::kShift + Right::kShift);
 
-// Four int4 in the low halves of bytes, as int8: bits 4 to 7 become bit 3.
-__device__ __forceinline__ uint32_t extend_signs(uint32_t halves) {
-  return halves | (halves & 0x08080808u) * 0x1Eu;
-}
+  const Problem& problem;
+  SharedSpan<int8_t> memory = dynamic_shared<int8_t>();
+  Thread thread = {};
 
-__device__ __forceinline__ uint32_t even_values(uint32_t bytes) {
-  return extend_signs(bytes & 0x0F0F0F0Fu);
-}
-
-__device__ __forceinline__ uint32_t odd_values(uint32_t bytes) {
-  return extend_signs(bytes >> 4 & 0x0F0F0F0Fu);
-}
-
-// The bytes 0 and 2 of both words.
-__device__ __forceinline__ uint32_t every_other_byte(uint32_t first,
-                                                     uint32_t second) {
-  return (first & 0xFFu) | (first >> 8 & 0xFF00u) | (second & 0xFFu) << 16 |
-         (second << 8 & 0xFF000000u);
-}
-
-// `kCount` words of a line from byte `at` on, zeros beyond its end.
-template <int kCount>
-__device__ __forceinline__ void load_bytes(const int8_t* line, int64_t stride,
-                                           int64_t bytes, int64_t at,
-                                           uint32_t (&words)[kCount]) {
-  using Bytes = Packet<uint32_t, kCount>;
-  const int8_t* from = line + at * stride;
-  if (stride == 1 && at + 4 * kCount <= bytes &&
-      reinterpret_cast<uintptr_t>(from) % sizeof(Bytes) == 0) {
-    const Bytes packet = *reinterpret_cast<const Bytes*>(from);
-    PKG_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      words[i] = packet.values[i];
+  // sums += slices `first` to `end` of the rows and the columns whose bytes
+  // begin at `rows` and `columns`. On return every thread is done with the
+  // memory.
+  template <class Lines>
+  __device__ __forceinline__ void multiply(Sums& sums, Lines&& rows,
+                                           int row_count, Lines&& columns,
+                                           int column_count, int64_t first,
+                                           int64_t end) const {
+    const RowwiseLines left = {problem.input_stride, problem.row_bytes(),
+                               row_count, problem.input_is_dense};
+    const RowwiseLines right = {problem.weight_stride, problem.bytes,
+                                column_count, problem.weight_is_dense};
+    const int slices = static_cast<int>(end - first);
+    // The first turns only fill the stages.
+    PKG_UNROLL_BY(1)
+    for (int slice = 1 - kStages; slice < slices; ++slice) {
+      if (slice >= 0) {
+        wait_for_copies<kStages - 2>();
+        // What was copied is seen by all, and all are done with the stage
+        // before.
+        __syncthreads();
+      }
+      const int ahead = slice + kStages - 1;
+      if (ahead < slices) {
+        const SharedSpan<int8_t> to = stage(ahead);
+        copy_slice<Left, kThreads>(left_part(to), rows, left,
+                                   (first + ahead) * Left::kWidth);
+        copy_slice<Right, kThreads>(right_part(to), columns, right,
+                                    (first + ahead) * Right::kWidth);
+      }
+      commit_copies();  // a group for each slice, so that groups count slices
+      if (slice >= 0) {
+        multiply_slice(sums, stage(slice));
+      }
     }
-    return;
+    wait_for_copies<0>();
+    __syncthreads();
   }
-  PKG_UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    words[i] = 0;
+
+ private:
+  // A warp loads the words of a step while it multiplies those of the step
+  // before; they become operands when they are multiplied.
+  __device__ __forceinline__ void multiply_slice(
+      Sums& sums, const SharedSpan<int8_t>& from) const {
+    constexpr int kSteps = kRowwiseDepth / kRowwiseStep;
+    const Left left(thread.warp_row);
+    const Right right(thread.warp_column);
+    uint32_t left_words[2][Left::kWords];
+    uint32_t right_words[2][Right::kWords];
+    left.load(left_part(from), 0, left_words[0]);
+    right.load(right_part(from), 0, right_words[0]);
     PKG_UNROLL
-    for (int byte = 0; byte < 4; ++byte) {
-      const int64_t place = 4 * i + byte;
-      if (at + place < bytes) {
-        words[i] |=
-            static_cast<uint32_t>(static_cast<uint8_t>(from[place * stride]))
-            << 8 * byte;
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) {
+        left.load(left_part(from), step + 1, left_words[(step + 1) % 2]);
+        right.load(right_part(from), step + 1, right_words[(step + 1) % 2]);
+      }
+      uint32_t a[4][4];
+      PKG_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        Left::operand(left_words[step % 2], part, a[part]);
+      }
+      PKG_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        uint32_t b[4];
+        Right::operand_b(right_words[step % 2], part, b);
+        multiply_columns<int8_t>(sums, a, b, part);
       }
     }
   }
-}
 
-// A thread's part of a line of packed int4: words of even and odd columns in
-// turn. Null lines are those beyond the operand.
-__device__ __forceinline__ void load_int4(const int8_t* line, int64_t stride,
-                                          int64_t bytes, int64_t at,
-                                          uint32_t (&words)[kRowwiseWords]) {
-  uint32_t packed[2] = {0, 0};
-  if (line != nullptr) {
-    load_bytes(line, stride, bytes, at, packed);
+  __device__ __forceinline__ SharedSpan<int8_t> stage(int slice) const {
+    return memory.part(slice % kStages * kStageBytes, kStageBytes);
   }
-  PKG_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    words[2 * i] = even_values(packed[i]);
-    words[2 * i + 1] = odd_values(packed[i]);
+  __device__ __forceinline__ static SharedSpan<int8_t> left_part(
+      const SharedSpan<int8_t>& stage) {
+    return stage.part(0, Left::kBytes);
   }
-}
-
-// The same of a line of int8.
-__device__ __forceinline__ void load_int8(const int8_t* line, int64_t stride,
-                                          int64_t bytes, int64_t at,
-                                          uint32_t (&words)[kRowwiseWords]) {
-  uint32_t plain[4] = {0, 0, 0, 0};
-  if (line != nullptr) {
-    load_bytes(line, stride, bytes, at, plain);
-  }
-  PKG_UNROLL
-  for (int i = 0; i < 4; i += 2) {
-    words[i] = every_other_byte(plain[i], plain[i + 1]);
-    words[i + 1] = every_other_byte(plain[i] >> 8, plain[i + 1] >> 8);
-  }
-}
-
-template <class Number>
-__device__ __forceinline__ Number load_floating(const FloatingValues& values,
-                                                int64_t index) {
-  switch (values.type) {
-    case ElementType::float16:
-      return convert<Number>(static_cast<const float16*>(values.data)[index]);
-    case ElementType::bfloat16:
-      return convert<Number>(static_cast<const bfloat16*>(values.data)[index]);
-    case ElementType::float64:
-      return convert<Number>(static_cast<const double*>(values.data)[index]);
-    default:
-      return convert<Number>(static_cast<const float*>(values.data)[index]);
-  }
-}
-
-// What a thread scales its sums with, in the type that is computed in.
-template <class Number, int kRows, int kColumns>
-struct ThreadScales {
-  Number rows[kRows];
-  Number columns[kColumns];
-  Number biases[kColumns];
-
-  template <class Problem>
-  __device__ __forceinline__ ThreadScales(const Problem& problem,
-                                          int64_t row_begin,
-                                          int64_t column_begin) {
-    const TileThread thread;
-    PKG_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const int64_t row = row_begin + thread.row(i);
-      rows[i] =
-          row < problem.rows
-              ? load_floating<Number>(
-                    problem.input_scale,
-                    batch_offset(problem.rows_of, problem.scale_strides, row))
-              : Number(0);
-    }
-    PKG_UNROLL
-    for (int j = 0; j < kColumns; ++j) {
-      const int64_t column = column_begin + thread.column(j);
-      const bool exists = column < problem.columns;
-      columns[j] =
-          exists ? load_floating<Number>(problem.weight_scale,
-                                         column * problem.weight_scale_stride)
-                 : Number(0);
-      biases[j] = exists && problem.bias.data != nullptr
-                      ? load_floating<Number>(problem.bias,
-                                              column * problem.bias_stride)
-                      : Number(0);
-    }
+  __device__ __forceinline__ static SharedSpan<int8_t> right_part(
+      const SharedSpan<int8_t>& stage) {
+    return stage.part(Left::kBytes, Right::kBytes);
   }
 };
 
-template <class Output, class Number, class Problem, class Sums>
-__device__ __forceinline__ void store_scaled(
-    const Problem& problem, const Sums& tile,
-    const ThreadScales<Number, Sums::kThreadRows, Sums::kThreadColumns>& scales,
-    int64_t row_begin, int64_t column_begin) {
-  const TileThread thread;
-  const bool has_bias = problem.bias.data != nullptr;
-  PKG_UNROLL
-  for (int i = 0; i < Sums::kThreadRows; ++i) {
-    const int64_t row = row_begin + thread.row(i);
-    if (row >= problem.rows) {
-      continue;
-    }
-    Output* output = static_cast<Output*>(problem.output) +
-                     row * problem.columns + column_begin;
-    PKG_UNROLL
-    for (int j = 0; j < Sums::kThreadColumns; ++j) {
-      if (column_begin + thread.column(j) < problem.columns) {
-        // Without a bias nothing is added, so that -0 stays.
-        const Number value = static_cast<Number>(tile.values[i][j]) *
-                             scales.rows[i] * scales.columns[j];
-        output[thread.column(j)] =
-            convert<Output>(has_bias ? value + scales.biases[j] : value);
-      }
-    }
-  }
+// The sums themselves, as a part of the divided product.
+template <class Problem, class Sums>
+__device__ __forceinline__ void store_part(const Problem& problem, Sums& sums,
+                                           int64_t split, int64_t row_begin,
+                                           int64_t column_begin) {
+  sums.transform([](int, int, uint32_t sum) {
+    return static_cast<uint32_t>(static_cast<int32_t>(sum) >> Problem::kShift);
+  });
+  store_tile(sums, problem.parts + split * problem.rows * problem.columns,
+             problem.rows, problem.columns, problem.columns, row_begin,
+             column_begin);
 }
 
-template <class Number, class Problem, class Sums>
-__device__ __forceinline__ void store_scaled_in(const Problem& problem,
-                                                const Sums& tile, int64_t row,
-                                                int64_t column) {
-  const ThreadScales<Number, Sums::kThreadRows, Sums::kThreadColumns> scales(
-      problem, row, column);
+// The sums, scaled by what the block has in shared memory, as the output.
+template <class Problem, class Sums, class Values>
+__device__ __forceinline__ void store_scaled(const Problem& problem,
+                                             const Sums& sums,
+                                             Values&& row_scales,
+                                             Values&& column_scales,
+                                             Values&& biases, int64_t row_begin,
+                                             int64_t column_begin) {
+  using Thread = typename Sums::Thread;
+  const Thread thread;
+  Tile<float, Sums::kTileRows, Sums::kTileColumns, Thread> scaled(0);
+  PKG_UNROLL
+  for (int j = 0; j < Sums::kThreadColumns; ++j) {
+    const float scale = column_scales[thread.column(j)];
+    const float bias = biases[thread.column(j)];
+    PKG_UNROLL
+    for (int i = 0; i < Sums::kThreadRows; ++i) {
+      const auto sum =
+          static_cast<int32_t>(sums.values[i][j]) >> Problem::kShift;
+      const float row_scale = row_scales[thread.row(i)];
+      scaled.values[i][j] = static_cast<float>(sum) * row_scale * scale + bias;
+    }
+  }
+  const auto store = [&](auto* output) {
+    store_tile(scaled, output, problem.rows, problem.columns, problem.columns,
+               row_begin, column_begin);
+  };
   switch (problem.output_type) {
     case ElementType::float16:
-      return store_scaled<float16>(problem, tile, scales, row, column);
+      return store(static_cast<float16*>(problem.output));
     case ElementType::bfloat16:
-      return store_scaled<bfloat16>(problem, tile, scales, row, column);
-    case ElementType::float64:
-      if constexpr (sizeof(Number) == sizeof(double)) {
-        store_scaled<double>(problem, tile, scales, row, column);
-      }
-      return;
+      return store(static_cast<bfloat16*>(problem.output));
     default:
-      return store_scaled<float>(problem, tile, scales, row, column);
+      return store(static_cast<float*>(problem.output));
   }
 }
 
 template <bool kPacked>
-__global__ void __launch_bounds__(kRowwiseThreads) rowwise_scaled_linear_kernel(
-    const __grid_constant__ RowwiseScaledProblem<kPacked> problem) {
-  PKG_SHARED(
-      uint32_t,
-      left_panels, [2][kRowwisePanelWords][kRowwiseTile + kRowwisePadding]);
-  PKG_SHARED(
-      uint32_t,
-      right_panels, [2][kRowwisePanelWords][kRowwiseTile + kRowwisePadding]);
-  const int line = static_cast<int>(threadIdx.x) / 2;
-  const int half = static_cast<int>(threadIdx.x) % 2;
-  const TileThread thread;
-  const int64_t steps = tiles_of(2 * problem.bytes, kRowwiseDepth);
-
-  for (int64_t index = blockIdx.x; index < problem.tile_count();
+__global__ void __launch_bounds__(RowwiseProduct<kPacked>::kThreads, 2)
+    rowwise_scaled_linear_kernel(
+        const __grid_constant__ RowwiseScaledProblem<kPacked> problem) {
+  using Product = RowwiseProduct<kPacked>;
+  PKG_SHARED(const int8_t*, rows, [kRowwiseTile]);
+  PKG_SHARED(const int8_t*, columns, [kRowwiseTile]);
+  PKG_SHARED(float, row_scales, [kRowwiseTile]);
+  PKG_SHARED(float, column_scales, [kRowwiseTile]);
+  PKG_SHARED(float, biases, [kRowwiseTile]);
+  const int line = static_cast<int>(threadIdx.x);
+  const bool has_parts = problem.parts != nullptr;
+  const Product product{problem};
+  for (int64_t index = blockIdx.x; index < problem.tiles * problem.splits;
        index += gridDim.x) {
-    const int64_t row_begin = index / problem.column_tiles() * kRowwiseTile;
-    const int64_t column_begin = index % problem.column_tiles() * kRowwiseTile;
-    const int8_t* left =
-        row_begin + line < problem.rows
-            ? problem.input + batch_offset(problem.rows_of,
-                                           problem.input_strides,
-                                           row_begin + line)
-            : nullptr;
-    const int8_t* right =
-        column_begin + line < problem.columns
-            ? problem.weight +
-                  (column_begin + line) * problem.weight_column_stride
-            : nullptr;
-    uint32_t left_words[kRowwiseWords];
-    uint32_t right_words[kRowwiseWords];
-    const auto load = [&](int64_t step) {
-      const int64_t at = step * 2 * kRowwiseBytes + half * kRowwiseBytes;
-      if constexpr (kPacked) {
-        load_int4(left, problem.input_stride, problem.bytes, at, left_words);
-      } else {
-        load_int8(left, problem.input_stride, 2 * problem.bytes, 2 * at,
-                  left_words);
-      }
-      load_int4(right, problem.weight_stride, problem.bytes, at, right_words);
-    };
-    const auto store = [&](int buffer) {
-      PKG_UNROLL
-      for (int i = 0; i < kRowwiseWords; ++i) {
-        left_panels[buffer][half * kRowwiseWords + i][line] = left_words[i];
-        right_panels[buffer][half * kRowwiseWords + i][line] = right_words[i];
-      }
-    };
-
-    Tile<int32_t, kRowwiseTile, kRowwiseTile> tile(0);
-    constexpr int kRows =
-        Tile<int32_t, kRowwiseTile, kRowwiseTile>::kThreadRows;
-    constexpr int kColumns =
-        Tile<int32_t, kRowwiseTile, kRowwiseTile>::kThreadColumns;
-    if (steps > 0) {
-      load(0);
-      store(0);
+    const int64_t split = index / problem.tiles;
+    const int64_t tile = index % problem.tiles;
+    const int64_t row_begin = tile / problem.column_tiles * kRowwiseTile;
+    const int64_t column_begin = tile % problem.column_tiles * kRowwiseTile;
+    const int row_count = at_most<kRowwiseTile>(problem.rows - row_begin);
+    const int column_count =
+        at_most<kRowwiseTile>(problem.columns - column_begin);
+    // A thread finds a row and a column. What is beyond the operands is not
+    // read.
+    const bool has_row = line < row_count;
+    const bool has_column = line < column_count;
+    const int64_t row = row_begin + line;
+    const int64_t column = column_begin + line;
+    rows[line] = has_row ? problem.row(row) : problem.input;
+    columns[line] = has_column ? problem.column(column) : problem.weight;
+    if (!has_parts) {
+      row_scales[line] =
+          has_row ? problem.template row_scale<float>(row) : 0.0f;
+      column_scales[line] =
+          has_column ? problem.template column_scale<float>(column) : 0.0f;
+      biases[line] =
+          has_column ? problem.template bias_of<float>(column) : 0.0f;
     }
     __syncthreads();
-    for (int64_t step = 0; step < steps; ++step) {
-      const int buffer = static_cast<int>(step % 2);
-      if (step + 1 < steps) {
-        load(step + 1);
-      }
-      PKG_UNROLL
-      for (int word = 0; word < kRowwisePanelWords; ++word) {
-        uint32_t a[kRows];
-        uint32_t b[kColumns];
-        PKG_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          a[i] = left_panels[buffer][word][thread.row(i)];
-        }
-        PKG_UNROLL
-        for (int j = 0; j < kColumns; ++j) {
-          b[j] = right_panels[buffer][word][thread.column(j)];
-        }
-        PKG_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          PKG_UNROLL
-          for (int j = 0; j < kColumns; ++j) {
-            tile.values[i][j] = dot_bytes(a[i], b[j], tile.values[i][j]);
-          }
-        }
-      }
-      if (step + 1 < steps) {
-        store(1 - buffer);
-      }
-      __syncthreads();
-    }
-    if (problem.in_double) {
-      store_scaled_in<double>(problem, tile, row_begin, column_begin);
+    typename Product::Sums sums(0);
+    const int64_t first = split * problem.split_slices;
+    const int64_t left = problem.slices() - first;
+    product.multiply(
+        sums, rows, row_count, columns, column_count, first,
+        first + (left < problem.split_slices ? left : problem.split_slices));
+    if (has_parts) {
+      store_part(problem, sums, split, row_begin, column_begin);
     } else {
-      store_scaled_in<float>(problem, tile, row_begin, column_begin);
+      store_scaled(problem, sums, row_scales, column_scales, biases, row_begin,
+                   column_begin);
     }
+    __syncthreads();  // all are done with the scales
   }
 }
 

@@ -1,12 +1,16 @@
 // The host side that rowwise_scaled_linear_s8s4 and _s4s4 share.
 #pragma once
 
+#include <array>
 #include <optional>
 
+#include "cuda/gemm/matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/rows.h"
 #include "cuda/int4/rowwise.cuh"
 #include "cuda/int4/rowwise_cutlass.h"
+#include "cuda/int4/rowwise_few_rows.cuh"
+#include "cuda/int4/rowwise_scale.cuh"
 #include "cuda/pointwise/pointwise_host.h"
 #include "rowwise_scaled_linear.h"
 
@@ -14,6 +18,44 @@ namespace pkg::cuda {
 
 inline FloatingValues floating_values(const TensorView& tensor) {
   return {tensor.const_data_ptr(), element_type(tensor.dtype)};
+}
+
+// Of the kernels that take any strides. The caller holds a DeviceGuard.
+template <bool kPacked>
+void launch_rowwise(RowwiseScaledProblem<kPacked> problem,
+                    const Tensor& output) {
+  using Product = RowwiseProduct<kPacked>;
+  const cudaStream_t stream = current_stream(output);
+  problem.divide(problem.slices());
+  const bool few_rows = has_few_rows(problem);
+  if (few_rows) {
+    problem.splits = 1;  // which its warps do themselves
+  } else {
+    problem.divide(panels_of_split(problem.tiles, problem.slices(),
+                                   int64_t{2} * multiprocessor_count()));
+  }
+  Tensor parts;
+  if (problem.has_parts()) {
+    parts = empty_contiguous(
+        std::array{problem.splits, problem.rows, problem.columns},
+        ScalarType::Int, device_of(output));
+    problem.parts = static_cast<int32_t*>(parts.mutable_data_ptr());
+  }
+  if (few_rows) {
+    launch(rowwise_few_rows_kernel<kPacked>,
+           tiles_of(problem.columns, kFewColumns), kFewThreads, stream,
+           problem);
+  } else {
+    launch(rowwise_scaled_linear_kernel<kPacked>,
+           problem.tiles * problem.splits, launch_shape<Product>(), stream,
+           problem);
+  }
+  if (problem.has_parts()) {
+    const RowwiseScaling& scaling = problem;
+    launch(problem.in_double ? rowwise_scale_kernel<double>
+                             : rowwise_scale_kernel<float>,
+           problem.pieces(), kScaleThreads, stream, scaling);
+  }
 }
 
 template <bool kPacked>
@@ -57,10 +99,8 @@ Tensor rowwise_scaled_linear(const char* op, const Tensor& input_tensor,
   problem.rows = plan.rows;
   problem.columns = plan.columns;
   problem.bytes = plan.inner / 2;
-  const cudaStream_t stream = current_stream(output);
-  if (!launch_cutlass(problem, stream)) {
-    launch(rowwise_scaled_linear_kernel<kPacked>, problem.tile_count(),
-           kRowwiseThreads, stream, problem);
+  if (!launch_cutlass(problem, current_stream(output))) {
+    launch_rowwise(problem, output);
   }
   return output;
 }
