@@ -31,7 +31,6 @@ class Expected:
 
 
 SPILLS = "local memory"
-DOUBLE = "double"
 
 EXEMPTIONS = (
     Exemption(
@@ -90,11 +89,6 @@ EXEMPTIONS = (
         SPILLS,
         "spilled in the outer loops, over positions; not in the inner ones, that sum",
     ),
-    Exemption(
-        r"rowwise_scaled_linear_kernel<(true|false)>",
-        DOUBLE,
-        "the epilogue of float64 results, which is in the kernel of every type",
-    ),
 )
 
 EXPECTED = (
@@ -122,6 +116,18 @@ EXPECTED = (
         r"decode_attention_mma_kernel<.*, 256>", {"HMMA.16816": 64, "LDSM.x4": 48, "LDGSTS.128": 32}
     ),
     Expected(r"int4_linear_half_kernel<.*>", {"HMMA.16816": 1}),
+    # 64 x 64 sums of a warp, over 128 values, and what it needs of both operands.
+    Expected(
+        r"rowwise_scaled_linear_kernel<false>",
+        {"IMMA.16832": 128, "LDS.64": 32, "LDSM.x4": 8, "LDGSTS.128": 12},
+    ),
+    Expected(
+        r"rowwise_scaled_linear_kernel<true>",
+        {"IMMA.16832": 128, "LDSM.x4": 16, "LDGSTS.128": 8},
+    ),
+    # Two turns of 32 columns by 16 rows, over 128 values each.
+    Expected(r"rowwise_few_rows_kernel<false>", {"IMMA.16832": 32, "LDG.128": 16}),
+    Expected(r"rowwise_few_rows_kernel<true>", {"IMMA.16832": 32, "LDG.128": 12}),
 )
 
 # Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.
@@ -129,6 +135,9 @@ EXPECTED = (
 DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
+    # Stages of both operands; less than 4 KiB more are declared.
+    r"rowwise_scaled_linear_kernel<false>": 73728,
+    r"rowwise_scaled_linear_kernel<true>": 65536,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,

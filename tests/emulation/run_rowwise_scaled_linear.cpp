@@ -21,7 +21,7 @@ cuda::ElementType type_of(const std::string& name) {
 template <bool kPacked>
 void launch_linear(const Request& request,
                    cuda::RowwiseScaledProblem<kPacked>& problem) {
-  const bool few_rows = request.text("way") == "few rows";
+  const bool few_rows = request.text("way") == "few_rows";
   if (few_rows && !has_few_rows(problem)) {
     fail("the kernel of few rows does not take this problem");
   }

@@ -214,7 +214,7 @@ def run_half_decoding(planted: Emulator) -> None:
 
 def run_rowwise(planted: Emulator) -> None:
     """More slices than stages, and the kernel of few rows."""
-    for way in ("tiles", "few rows"):
+    for way in ("tiles", "few_rows"):
         sample = call((9,), 5 * 128 + 32, 140, False).converted(torch.float32)
         assert_right("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, way=way), sample)
 

@@ -5,8 +5,12 @@
 // scales, adds the bias, and rounds to the output, in registers.
 //
 // Tiles: 128 x 128 by 64 values (int4: 128), 64 x 64 a warp, in 4 stages of
-// cp.async: 64 (48 for s8 by s4) KiB of shared memory. With 32 rows or fewer a
-// tile of 16 or 32 rows would waste less; it was not measured.
+// cp.async: 64 (48 for s8 by s4) KiB of shared memory.
+//
+// They are a peer of the package's own kernels (cuda/int4/rowwise.cuh), which
+// need no CUTLASS, and the first choice where they are built in: no GPU has
+// measured yet which are faster. The others have a kernel for up to 16 rows, of
+// which a tile of 128 wastes most, and divide the summed dimension.
 #pragma once
 
 #include <cutlass/cutlass.h>

@@ -10,6 +10,14 @@
 // turn, the next are on their way. The warps' sums are added up in shared
 // memory, in one order.
 //
+// 2 m n k operations; n k / 2 bytes of the weight, once, and for each 32
+// columns the rows, m k (s4s4: m k / 2) bytes, from the caches. Eight warps
+// have 32 KiB of the weight on their way at the most; 18 KiB of shared memory
+// and 126 to 128 registers leave room for two blocks in a multiprocessor. A
+// warp issues 258 instructions (s4s4: 271) for 4 KiB of the weight, 68 cycles
+// of a multiprocessor, in which 2 TB/s are 0.9 KiB of an A100's, 4.8 TB/s 1.3
+// KiB of an H200's.
+//
 // Dense operands of whole vectors only; other ones are the tiles'
 // (cuda/int4/rowwise.cuh), as many rows are.
 #pragma once
@@ -228,9 +236,9 @@ __global__ void __launch_bounds__(kFewThreads, 2) rowwise_few_rows_kernel(
         } else {
           store_floating<float>(
               problem.output, problem.output_type, place,
-              static_cast<float>(sum) * problem.template row_scale<float>(row) *
-                      problem.template column_scale<float>(column) +
-                  problem.template bias_of<float>(column));
+              scaled_sum(sum, problem.template row_scale<float>(row),
+                         problem.template column_scale<float>(column),
+                         problem.template bias_of<float>(column)));
         }
       }
     }

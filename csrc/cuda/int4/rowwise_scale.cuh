@@ -67,6 +67,22 @@ __device__ __forceinline__ void store_floating(void* data, ElementType type,
   }
 }
 
+// Rounded after each step, so that every kernel makes the same bits.
+template <class Number>
+__device__ __forceinline__ Number scaled_sum(int32_t sum, Number row_scale,
+                                             Number column_scale, Number bias) {
+  const Number scaled = static_cast<Number>(sum) * row_scale * column_scale;
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<Number, double>) {
+    return __dadd_rn(scaled, bias);
+  } else {
+    return __fadd_rn(scaled, bias);
+  }
+#else
+  return scaled + bias;
+#endif
+}
+
 // The result of rowwise_scaled_linear, and how it comes of the sums.
 struct RowwiseScaling {
   BatchSizes rows_of;  // the dimensions that rows lie in
@@ -127,10 +143,10 @@ __global__ void __launch_bounds__(kScaleThreads)
         for (int64_t split = 0; split < scaling.splits; ++split) {
           sum += scaling.parts[split * scaling.rows * scaling.columns + place];
         }
-        store_floating<Number>(scaling.output, scaling.output_type, place,
-                               static_cast<Number>(sum) * row_scale *
-                                       scaling.column_scale<Number>(column) +
-                                   scaling.bias_of<Number>(column));
+        store_floating<Number>(
+            scaling.output, scaling.output_type, place,
+            scaled_sum(sum, row_scale, scaling.column_scale<Number>(column),
+                       scaling.bias_of<Number>(column)));
       }
     }
   }
