@@ -234,26 +234,21 @@ def test_sums_are_exact_at_the_ends_of_the_range(
             assert_exact(cuda_emulator, kind, of_one_value(kind, 1024, left, right, 2), way=way)
 
 
+def test_sums_are_exact_in_a_stretch_as_long_as_it_can_be(cuda_emulator: Emulator) -> None:
+    """Of the least values, whose products are the largest; and in a part beyond it."""
+    assert_exact(cuda_emulator, "s8s4", of_one_value("s8s4", MOST + 2 * SLICE, -128, -8))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("right", [-8, 7])
-def test_sums_are_exact_in_stretches_as_long_as_they_can_be(
+def test_sums_of_few_rows_are_exact_in_longer_stretches(
     cuda_emulator: Emulator, kind: str, right: int
 ) -> None:
-    """Of the least values, whose products are the largest, in two parts."""
+    """A warp's own values are as many as a stretch has, and more."""
     left = -8 if kind == "s4s4" else -128
-    sample = of_one_value(kind, MOST + 2 * SLICE, left, right)
-    assert_exact(cuda_emulator, kind, sample)
-    assert_exact(cuda_emulator, kind, sample, way="few_rows")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sums_of_few_rows_are_exact_in_longer_dimensions(
-    cuda_emulator: Emulator, kind: str
-) -> None:
-    """A warp's own values are more than the longest stretch."""
-    left = -8 if kind == "s4s4" else -128
-    sample = of_one_value(kind, MOST_OF_FEW + 3 * TURN, left, -8)
-    assert_exact(cuda_emulator, kind, sample, way="few_rows")
+    for more in (0, 3 * TURN):
+        sample = of_one_value(kind, MOST_OF_FEW + more, left, right)
+        assert_exact(cuda_emulator, kind, sample, way="few_rows")
 
 
 def emulated_quantized(emulator: Emulator, input: Tensor, bits: int) -> tuple[Tensor, Tensor]:
