@@ -22,7 +22,7 @@
 // an A100 and 1979 on an H200; of words of four values by DP4A they were 77 and
 // 133. The report takes the shortest way round the loop, without copies. With
 // them a warp's part of a slice, 128 products, is 256 cycles of the tensor
-// cores of an A100 and 128 of an H200; 554 instructions (H200: 576; s4s4: 501
+// cores of an A100 and 128 of an H200; 553 instructions (H200: 576; s4s4: 500
 // and 517), up to 144 cycles; and 156 cycles of shared memory (s4s4: 104). So
 // s8s4 is bound by shared memory on an H200, at 1620 TOP/s.
 #pragma once

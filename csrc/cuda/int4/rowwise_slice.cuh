@@ -68,6 +68,29 @@ struct RowwiseLines {
   bool is_dense;  // 16 bytes at a time
 };
 
+// The first `valid` of sixteen bytes of a line, then zeros.
+__device__ __forceinline__ Packet<uint32_t, 4> valid_bytes(const int8_t* from,
+                                                           int64_t stride,
+                                                           int valid) {
+  Packet<uint32_t, 4> vector = {};
+  if (stride == 1 && valid >= 16 && is_aligned(from, 4)) {
+    PKG_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      vector.values[i] = reinterpret_cast<const uint32_t*>(from)[i];
+    }
+    return vector;
+  }
+  PKG_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    if (i < valid) {
+      vector.values[i / 4] |=
+          static_cast<uint32_t>(static_cast<uint8_t>(from[i * stride]))
+          << 8 * (i % 4);
+    }
+  }
+  return vector;
+}
+
 // Begins to copy the slice that begins with byte `begin` of each line of the
 // tile, zeros beyond the operand; `lines` says where they begin.
 template <class Slice, int kThreads, class Lines>
@@ -93,7 +116,8 @@ __device__ __forceinline__ void copy_slice(const SharedSpan<int8_t>& to,
     }
     return;
   }
-  // Neighbouring threads read neighbouring bytes, where there are such.
+  // Through registers, by words or bytes. Neighbouring threads read
+  // neighbouring bytes, where there are such.
   const bool along_line = from.stride == 1;
   PKG_UNROLL_BY(1)
   for (int index = static_cast<int>(threadIdx.x);
@@ -103,12 +127,8 @@ __device__ __forceinline__ void copy_slice(const SharedSpan<int8_t>& to,
         16 * (along_line ? index % kInLine : index / Slice::kLines);
     const int valid = line < from.count ? width - place : 0;
     const int8_t* first = lines[line];
-    const int8_t* byte = first + (begin + place) * from.stride;
-    Packet<int8_t, 16> vector;
-    PKG_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      vector.values[i] = i < valid ? byte[i * from.stride] : int8_t{0};
-    }
+    const Packet<uint32_t, 4> vector =
+        valid_bytes(first + (begin + place) * from.stride, from.stride, valid);
     to.store(Slice::index(line, place), vector);
   }
 }
