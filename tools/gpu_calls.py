@@ -224,8 +224,8 @@ def quantised(make: Inputs, size: int) -> Iterator[Call]:
         yield Call(
             "quantize_rowwise", only_forward(ops.quantize_rowwise, make.floats(size, 70), bits)
         )
-    # The last fits what CUTLASS's kernels take; the one before is divided along the longer dimension,
-    # or taken by the kernel of few rows.
+    # The last fits what CUTLASS's kernels take; of the one before few rows have a kernel of their
+    # own, and more are divided along the longer dimension.
     for inner, columns in ((70, 67), (2080, 67), (128, 128)):
         weight = make.integers(-128, 127, columns, inner // 2, dtype=torch.int8)
         scaled = (weight, make.floats(columns), make.floats(columns))
