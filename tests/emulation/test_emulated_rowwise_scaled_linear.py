@@ -200,9 +200,6 @@ def test_parts_of_the_summed_dimension(
 def test_every_pair_of_values(cuda_emulator: Emulator, kind: str, way: str) -> None:
     """Each value of a row meets each of the weight, in every place of a vector of 16 bytes."""
     least, most = (-8, 7) if kind == "s4s4" else (-128, 127)
-    values = torch.arange(least, most + 1).repeat_interleave(16)[
-        torch.arange(4096) % (16 * (most - least + 1))
-    ]
     values = torch.arange(4096) // 16 % (most - least + 1) + least
     weight = torch.stack([torch.arange(4096).add(shift) % 16 - 8 for shift in range(16)])
     rows = values[None].to(torch.int8)
