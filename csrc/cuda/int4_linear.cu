@@ -1,22 +1,60 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <array>
+#include <optional>
+
+#include "cuda/gemm/matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/int4/int4_linear.cuh"
+#include "cuda/int4/int4_linear_mma.cuh"
+#include "cuda/int4/int4_linear_wide.cuh"
 #include "host/namespace.h"
 #include "int4_linear.h"
 
 namespace pkg::cuda {
 namespace {
 
-template <class Element, int kInnerTiles>
-void launch_int4(const Int4LinearProblem<Element>& problem,
-                 cudaStream_t stream) {
-  if constexpr (sizeof(Element) == 2) {
-    launch(int4_linear_half_kernel<Element, kInnerTiles>, problem.pieces(),
-           kInt4Threads, stream, problem);
+template <class Element>
+void launch_wide(Int4LinearProblem<Element>& problem, const Tensor& output) {
+  const int64_t pieces = problem.template count_pieces<Int4Wide>();
+  launch(int4_linear_wide_kernel<Element>, pieces, Int4Wide::kThreads,
+         current_stream(output), problem);
+}
+
+template <int kRowParts, class Element>
+void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
+  using Block = Int4Block<Element, kRowParts>;
+  const cudaStream_t stream = current_stream(output);
+  const int64_t turns = tiles_of(problem.depth, Block::kTurn);
+  const int64_t each = panels_of_split(
+      problem.template count_pieces<Block>(), turns,
+      int64_t{multiprocessor_count()} * Block::kBlocks, Block::kLeastTurns);
+  std::optional<Tensor> parts;
+  if (each < turns) {
+    problem.splits = (turns + each - 1) / each;
+    problem.split_depth = each * Block::kTurn;
+    parts = empty_contiguous(std::array{problem.batch_count, problem.splits,
+                                        problem.rows, problem.columns},
+                             number_type<float>(), device_of(output));
+    problem.parts = static_cast<float*>(parts->mutable_data_ptr());
+  }
+  const int64_t pieces = problem.template count_pieces<Block>();
+  launch(int4_linear_half_kernel<Element, kRowParts>, pieces,
+         Block::launch_shape(problem), stream, problem);
+  if (problem.splits > 1) {
+    launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
+           kInt4SumThreads, stream, problem);
+  }
+}
+
+template <class Element>
+void launch_int4(Int4LinearProblem<Element>& problem, const Tensor& output) {
+  if constexpr (sizeof(Element) > 2) {
+    launch_wide(problem, output);
+  } else if (problem.rows <= kInt4FewRows) {
+    launch_half<1>(problem, output);
   } else {
-    launch(int4_linear_wide_kernel<Element, kInnerTiles>, problem.pieces(),
-           kInt4Threads, stream, problem);
+    launch_half<4>(problem, output);
   }
 }
 
@@ -44,7 +82,6 @@ Tensor int4_linear(const Tensor& input, const Tensor& packed_w,
     problem.rows = plan.rows;
     problem.columns = plan.columns;
     problem.depth = plan.inner;
-    problem.group_size = group_size;
     problem.row_stride = plan.row_stride;
     problem.depth_stride = plan.inner_stride;
     problem.bias_stride = bias ? stride_of_bias(*bias) : 0;
@@ -54,15 +91,9 @@ Tensor int4_linear(const Tensor& input, const Tensor& packed_w,
       problem.batch.sizes[d] = plan.batch_sizes[d];
       problem.batch_strides.strides[d] = plan.batch_strides[d];
     }
-    const cudaStream_t stream = current_stream(output);
-    switch (inner_k_tiles) {
-      case 2:
-        return launch_int4<Element, 2>(problem, stream);
-      case 4:
-        return launch_int4<Element, 4>(problem, stream);
-      default:
-        return launch_int4<Element, 8>(problem, stream);
-    }
+    problem.group_shift = shift_of(group_size);
+    problem.word_shift = shift_of(inner_k_tiles / 2);
+    launch_int4(problem, output);
   });
   return output;
 }

@@ -1,20 +1,43 @@
+#include <vector>
+
 #include "batches.h"
 #include "cuda/int4/int4_linear.cuh"
+#include "cuda/int4/int4_linear_mma.cuh"
+#include "cuda/int4/int4_linear_wide.cuh"
 #include "cuda/int4/tiled_layout.cuh"
 #include "program.h"
 
 namespace pkg::emulation {
 namespace {
 
-template <class Element, int kInnerTiles>
-void run(const Request& request,
-         const cuda::Int4LinearProblem<Element>& problem) {
-  if constexpr (sizeof(Element) == 2) {
-    launch_blocks(request, problem.pieces(), cuda::kInt4Threads,
-                  cuda::int4_linear_half_kernel<Element, kInnerTiles>, problem);
-  } else {
-    launch_blocks(request, problem.pieces(), cuda::kInt4Threads,
-                  cuda::int4_linear_wide_kernel<Element, kInnerTiles>, problem);
+template <class Element>
+void run_wide(const Request& request,
+              cuda::Int4LinearProblem<Element>& problem) {
+  const int64_t pieces = problem.template count_pieces<cuda::Int4Wide>();
+  launch_blocks(request, pieces, cuda::Int4Wide::kThreads,
+                cuda::int4_linear_wide_kernel<Element>, problem);
+}
+
+template <int kRowParts, class Element>
+void run_half(const Request& request,
+              cuda::Int4LinearProblem<Element>& problem) {
+  using Block = cuda::Int4Block<Element, kRowParts>;
+  const int64_t turns = request.integer("split_turns");
+  std::vector<float> parts;
+  if (turns > 0) {
+    problem.split_depth = turns * Block::kTurn;
+    problem.splits =
+        (problem.depth + problem.split_depth - 1) / problem.split_depth;
+    parts.resize(static_cast<size_t>(problem.batch_count * problem.splits *
+                                     problem.rows * problem.columns));
+    problem.parts = parts.data();
+  }
+  const int64_t pieces = problem.template count_pieces<Block>();
+  launch_blocks(request, pieces, Block::launch_shape(problem),
+                cuda::int4_linear_half_kernel<Element, kRowParts>, problem);
+  if (problem.splits > 1) {
+    launch_blocks(request, problem.sum_pieces(), cuda::kInt4SumThreads,
+                  cuda::int4_linear_sum_kernel<Element>, problem);
   }
 }
 
@@ -29,20 +52,20 @@ void run(const Request& request) {
   problem.rows = request.integer("rows");
   problem.columns = request.integer("columns");
   problem.depth = request.integer("depth");
-  problem.group_size = request.integer("group_size");
+  problem.group_shift = cuda::shift_of(request.integer("group_size"));
+  problem.word_shift = cuda::shift_of(request.integer("inner_k_tiles") / 2);
   problem.row_stride = request.integers("input_strides").at(0);
   problem.depth_stride = request.integers("input_strides").at(1);
   problem.bias_stride = request.integer("bias_stride");
   problem.batch_count = count_of(request.integers("batch"));
   problem.batch = batch_sizes(request.integers("batch"));
   problem.batch_strides = batch_strides(request.integers("batch_strides"));
-  switch (request.integer("inner_k_tiles")) {
-    case 2:
-      return run<Element, 2>(request, problem);
-    case 4:
-      return run<Element, 4>(request, problem);
-    default:
-      return run<Element, 8>(request, problem);
+  if constexpr (sizeof(Element) > 2) {
+    run_wide(request, problem);
+  } else if (problem.rows <= cuda::kInt4FewRows) {
+    run_half<1>(request, problem);
+  } else {
+    run_half<4>(request, problem);
   }
 }
 

@@ -50,7 +50,7 @@ void run(const Request& request) {
 void run_panels_of_split(const Request& request) {
   const auto& sizes = request.integers("sizes");
   *request.buffer<int64_t>("panels") =
-      cuda::panels_of_split(sizes.at(0), sizes.at(1), sizes.at(2));
+      cuda::panels_of_split(sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3));
 }
 
 }  // namespace

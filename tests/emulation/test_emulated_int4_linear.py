@@ -23,7 +23,9 @@ def emulated(
     inner_k_tiles: int,
     bias: Tensor | None = None,
     blocks: int = 3,
+    split_turns: int = 0,
 ) -> Tensor:
+    """With ``split_turns``, halves only, the summed dimension is divided into parts of so many."""
     *batch, rows, depth = input.shape
     columns = packed.shape[0] * 8
     output = torch.full((*batch, rows, columns), 77, dtype=input.dtype)
@@ -42,6 +44,7 @@ def emulated(
         depth=depth,
         group_size=group_size,
         inner_k_tiles=inner_k_tiles,
+        split_turns=split_turns,
         input_strides=input.stride()[-2:],
         bias_stride=bias.stride(0) if bias is not None else 0,
         batch=batch,
@@ -83,17 +86,21 @@ def assert_right(
 def test_every_layout(
     cuda_emulator: Emulator, dtype: torch.dtype, inner_k_tiles: int, group_size: int
 ) -> None:
-    input, bias = make(3, 256, dtype=dtype), make(16, dtype=dtype)
-    packed = words(16, 256, inner_k_tiles)
-    arguments = (packed, scales_and_zeros(16, 256, group_size), group_size, inner_k_tiles, bias)
-    assert_right(emulated(cuda_emulator, input, *arguments), input, *arguments)
+    """Few rows and many; every other slice of 128 steps is another team's."""
+    for rows in (3, 19):
+        input, bias = make(rows, 768, dtype=dtype), make(40, dtype=dtype)
+        packed = words(40, 768, inner_k_tiles)
+        arguments = (packed, scales_and_zeros(40, 768, group_size), group_size, inner_k_tiles, bias)
+        assert_right(emulated(cuda_emulator, input, *arguments), input, *arguments)
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
 def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
-    sizes = [(rows, 32, 8) for rows in (0, 1, 7, 8, 9, 15, 16, 17, 33)]
-    sizes += [(2, 32, columns) for columns in (0, 24, 32, 40, 72)]
-    sizes += [(3, depth, 16) for depth in (0, 96, 128, 160, 288)]
+    sizes = [(rows, 32, 8) for rows in (0, 1, 3, 4, 5, 15, 16, 17, 64, 65)]
+    sizes += [(2, 32, columns) for columns in (0, 24, 32, 40, 120, 128, 136, 264)]
+    sizes += [(17, 32, columns) for columns in (24, 136)]
+    sizes += [(3, depth, 16) for depth in (0, 96, 128, 160, 256, 288, 640, 768, 800, 1056)]
+    sizes += [(20, depth, 16) for depth in (96, 128, 160, 256, 384, 416, 512)]
     for rows, depth, columns in sizes:
         input = make(rows, depth, dtype=dtype)
         arguments = (words(columns, depth, 2), scales_and_zeros(columns, depth, 32), 32, 2)
@@ -103,20 +110,95 @@ def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) ->
 @pytest.mark.parametrize("blocks", [1, 2, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 def test_batches_and_strides(cuda_emulator: Emulator, dtype: torch.dtype, blocks: int) -> None:
-    input = make(64, 3, 2, 5, dtype=dtype).permute(2, 1, 3, 0)
-    bias = make(80, dtype=dtype)[::2]
-    arguments = (words(40, 64, 4), scales_and_zeros(40, 64, 64), 64, 4, bias)
-    assert_right(emulated(cuda_emulator, input, *arguments, blocks=blocks), input, *arguments)
+    for rows in (3, 18):
+        input = make(64, rows, 2, 5, dtype=dtype).permute(2, 3, 1, 0)
+        bias = make(80, dtype=dtype)[::2]
+        arguments = (words(40, 64, 4), scales_and_zeros(40, 64, 64), 64, 4, bias)
+        assert_right(emulated(cuda_emulator, input, *arguments, blocks=blocks), input, *arguments)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    """The same numbers, an element behind where an aligned tensor begins."""
+    memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    memory[1:] = tensor.flatten()
+    return memory[1:].view(tensor.shape)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
+@pytest.mark.parametrize("rows", [5, 21])
+def test_operands_of_any_address(cuda_emulator: Emulator, dtype: torch.dtype, rows: int) -> None:
+    dense = make(rows, 192, dtype=dtype)
+    packed, pairs = words(40, 192, 4), scales_and_zeros(40, 192, 64)
+    inputs = [
+        misaligned(dense),
+        make(rows, 200, dtype=dtype)[:, 8:],
+        make(rows, 199, dtype=dtype)[:, 7:],
+        make(rows, 1, dtype=dtype).expand(rows, 192),
+        make(1, 192, dtype=dtype).expand(rows, 192),
+        make(192, rows, dtype=dtype).mT,
+        make(2 * rows, 3 * 192, dtype=dtype)[::2, ::3],
+    ]
+    for input in inputs:
+        assert_right(
+            emulated(cuda_emulator, input, packed, pairs, 64, 4), input, packed, pairs, 64, 4
+        )
+    for operands in ((misaligned(packed), pairs), (packed, misaligned(pairs))):
+        assert_right(emulated(cuda_emulator, dense, *operands, 64, 4), dense, packed, pairs, 64, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize("rows", [3, 66])
+def test_parts_of_a_divided_product_are_added_up(
+    cuda_emulator: Emulator, dtype: torch.dtype, rows: int
+) -> None:
+    """Last parts that are whole, that are shorter, and of one block; parts within a group."""
+    for depth, group_size, turns in ((1024, 256, 1), (800, 32, 1), (1312, 32, 2), (1536, 128, 3)):
+        input, bias = make(2, rows, depth, dtype=dtype), make(40, dtype=dtype)
+        packed, pairs = words(40, depth, 2), scales_and_zeros(40, depth, group_size)
+        arguments = (packed, pairs, group_size, 2, bias)
+        result = emulated(cuda_emulator, input, *arguments, split_turns=turns)
+        assert_right(result, input, *arguments)
+
+
+@pytest.mark.parametrize("split_turns", [0, 1])
+@pytest.mark.parametrize("rows", [3, 130])
+def test_the_grid_changes_no_bit(cuda_emulator: Emulator, rows: int, split_turns: int) -> None:
+    input = make(rows, 544, dtype=torch.float16)
+    arguments = (words(136, 544, 2), scales_and_zeros(136, 544, 32), 32, 2)
+    first, *others = (
+        emulated(cuda_emulator, input, *arguments, blocks=blocks, split_turns=split_turns)
+        for blocks in (1, 2, 100)
+    )
+    assert_right(first, input, *arguments)
+    assert all(same_bits(first, other) for other in others)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
 def test_nan_stays_in_its_row(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
-    input = make(18, 64, dtype=dtype)
-    input[3, 5] = torch.nan
-    result = emulated(cuda_emulator, input, words(16, 64, 4), scales_and_zeros(16, 64, 32), 32, 4)
-    expected = torch.zeros(18, 16, dtype=torch.bool)
-    expected[3] = True
-    assert torch.equal(result.isnan(), expected)
+    for rows in (13, 18):
+        input = make(rows, 64, dtype=dtype)
+        input[3, 5] = torch.nan
+        arguments = (words(16, 64, 4), scales_and_zeros(16, 64, 32), 32, 4)
+        result = emulated(cuda_emulator, input, *arguments)
+        expected = torch.zeros(rows, 16, dtype=torch.bool)
+        expected[3] = True
+        assert torch.equal(result.isnan(), expected)
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(2, 1024), (17, 2048)])
+def test_a_long_product_of_few_tiles_is_divided(
+    emulated_operators: torch._ops._OpNamespace, rows: int, depth: int
+) -> None:
+    """In two: else the first terms of either half, added before the last, would overflow."""
+    packed = references.pack_tensor_core_tiled_layout(torch.full((40, depth), 9).int(), 4)
+    pairs = torch.tensor([3e38, 0.0]).bfloat16().expand(depth // 128, 40, 2).contiguous()
+    input = torch.zeros(rows, depth, dtype=torch.bfloat16)
+    half = depth // 2
+    input[1, [0, half, half + 128]] = torch.tensor([1.0, 1.0, -1.0]).bfloat16()
+    result = emulated_operators.int4_linear(input, packed, pairs, 128, 4, None)
+    expected = torch.zeros(rows, 40, dtype=torch.bfloat16)
+    expected[1] = 3e38
+    assert torch.equal(result, expected)
 
 
 def emulated_packing(emulator: Emulator, w: Tensor, inner_k_tiles: int) -> Tensor:

@@ -181,7 +181,7 @@ def test_parts_of_a_divided_product_are_added_up(
 
 
 def test_a_product_is_divided_where_its_tiles_are_few(cuda_emulator: Emulator) -> None:
-    """Parts fill the device and have eight panels at least; they are never more than there are."""
+    """Parts fill the device and have a least number of panels; they are never more than there are."""
 
     def panels_of_split(*sizes: int) -> int:
         panels = torch.zeros(1, dtype=torch.int64)
@@ -191,11 +191,12 @@ def test_a_product_is_divided_where_its_tiles_are_few(cuda_emulator: Emulator) -
     for tiles, panels, blocks in itertools.product(
         (0, 1, 3, 36, 132, 133, 1000), (0, 1, 15, 16, 17, 64, 1000), (2, 264)
     ):
-        each = panels_of_split(tiles, panels, blocks)
-        if each < panels:
-            splits = -(-panels // each)
-            assert each >= 8
-            assert 2 <= splits <= blocks // tiles
-        else:
-            assert each == panels
-            assert tiles == 0 or 2 * tiles > blocks or panels < 16
+        for least in (2, 8):
+            each = panels_of_split(tiles, panels, blocks, least)
+            if each < panels:
+                splits = -(-panels // each)
+                assert each >= least
+                assert 2 <= splits <= blocks // tiles
+            else:
+                assert each == panels
+                assert tiles == 0 or 2 * tiles > blocks or panels < 2 * least

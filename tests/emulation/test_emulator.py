@@ -19,6 +19,11 @@ from test_emulated_attention import make as make_attention
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
+from quantised_samples import scales_and_zeros, words
+from test_emulated_attention import check as check_attention
+from test_emulated_attention import make as make_attention
+from test_emulated_int4_linear import assert_right as assert_int4_linear
+from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right
@@ -217,6 +222,12 @@ def run_rowwise(planted: Emulator) -> None:
     for way in ("tiles", "few_rows"):
         sample = call((9,), 5 * 128 + 32, 140, False).converted(torch.float32)
         assert_right("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, way=way), sample)
+def run_int4_linear(planted: Emulator) -> None:
+    """More turns than stages, one team and two, groups within a slice, several pieces a block."""
+    weight = (words(136, 1056, 2), scales_and_zeros(136, 1056, 32), 32, 2)
+    for rows in (3, 17):
+        input = torch.randn(rows, 1056).bfloat16()
+        assert_int4_linear(emulated_int4_linear(planted, input, *weight, None, 1), input, *weight)
 
 
 MATMUL = (("run_matmul.cpp",), run_matmul)
@@ -227,6 +238,7 @@ MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
 ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
+INT4_LINEAR = (("run_int4_linear.cpp",), run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -440,6 +452,40 @@ PLANTED = {
         "cuda/int4/rowwise_slice.cuh",
         "b[2 * half] = even_values",
         "b[2 * half] = odd_values",
+    "missing barrier between copies of a weight and their products": (
+        *INT4_LINEAR,
+        "        __syncthreads();\n      }\n      const int ahead",
+        "      }\n      const int ahead",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "wait for a stage of a weight too few": (
+        *INT4_LINEAR,
+        "wait_for_copies<kStages - 2>()",
+        "wait_for_copies<kStages - 1>()",
+        "has not arrived",
+    ),
+    "missing barrier before the teams' sums are added": (
+        *INT4_LINEAR,
+        "    __syncthreads();\n    for (int team = 1; team < kTeams && team_ == 0",
+        "    for (int team = 1; team < kTeams && team_ == 0",
+        "race on shared|nobody has written",
+    ),
+    "missing barrier after the teams' sums are added": (
+        *INT4_LINEAR,
+        "    __syncthreads();\n  }\n\n  const Int4LinearProblem",
+        "  }\n\n  const Int4LinearProblem",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "scales of another group": (
+        *INT4_LINEAR,
+        "(done - 1) >> group_shift_",
+        "(kSlice - done) >> group_shift_",
+        "assert",
+    ),
+    "words of another step": (
+        *INT4_LINEAR,
+        ">> (8 * (step % 2))",
+        ">> (8 - 8 * (step % 2))",
         "assert",
     ),
     "log-sum-exp of a row too many": (

@@ -64,16 +64,17 @@ struct MatmulProblem {
 
 // Panels of the summed dimension that each part of a divided product has: all
 // of them where there are tiles for half of the blocks that the device runs at
-// a time; else so many that the parts fill it, but eight at least, for which
-// writing and reading a part's sums costs little.
-inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks) {
-  constexpr int64_t kLeast = 8;
-  if (tiles == 0 || 2 * tiles > blocks || panels < 2 * kLeast) {
+// a time; else so many that the parts fill it, and `least` of them or more, for
+// which writing
+// and reading a part's sums costs little.
+inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks,
+                               int64_t least = 8) {
+  if (tiles == 0 || 2 * tiles > blocks || panels < 2 * least) {
     return panels;
   }
   const int64_t splits = blocks / tiles;
   const int64_t each = (panels + splits - 1) / splits;
-  return each > kLeast ? each : kLeast;
+  return each > least ? each : least;
 }
 
 // Sums as a tensor holds them: those of int8, modulo 2^32, as int32.

@@ -5,7 +5,8 @@
 // A dense and aligned operand is copied asynchronously, 16 bytes at a time.
 // Lines in shared memory are its rows or columns, or, where those are
 // neighbours in memory, steps of the summed dimension. Any other operand goes
-// element by element through registers to the same places.
+// element by element through registers to the same places. A block of more
+// threads than copy a tile has several tiles, one for each so many threads.
 #pragma once
 
 #include <cstdint>
@@ -88,6 +89,13 @@ class OperandTile {
     }
   }
 
+  // Whether `load` copies asynchronously, and where an element goes to where
+  // the lines are rows or columns: for who copies with less than `load` does.
+  __device__ __forceinline__ bool is_dense() const { return is_dense_; }
+  __device__ __forceinline__ static constexpr int index(int outer, int depth) {
+    return ByOuter::index(outer, depth);
+  }
+
   // The words of mma for 16 rows or columns of the warp, the `part`-th, and the
   // `step`-th 32 bytes of the summed dimension. Where they lie follows from the
   // lane's first place by constants: an exclusive or within a line, a sum for
@@ -116,6 +124,11 @@ class OperandTile {
   // Where lines are never steps, there may be fewer than steps have places.
   using BySteps = SwizzledTile<Element, kDepth,
                                kLines == OperandLines::outer ? kDepth : kOuter>;
+
+  // Of those that copy the tile.
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(threadIdx.x) % kThreads;
+  }
 
   // Known to the compiler where the lines do not depend on the operand.
   __device__ __forceinline__ bool by_steps() const {
@@ -153,8 +166,8 @@ class OperandTile {
     constexpr int kCopies = kElements / kVector / kThreads;
     static_assert(kCopies * kVector * kThreads == kElements);
     static_assert(kThreads % kInLine == 0 && kAtATime % 8 == 0);
-    const int place = static_cast<int>(threadIdx.x) % kInLine * kVector;
-    const int line = static_cast<int>(threadIdx.x) / kInLine;
+    const int place = thread() % kInLine * kVector;
+    const int line = thread() / kInLine;
     const int left = slice.width - place;
     const int valid = left < 0 ? 0 : left < kVector ? left : kVector;
     const Element* vector = slice.from + line * slice.line_stride + place;
@@ -176,8 +189,7 @@ class OperandTile {
     constexpr int kAll = kElements / kWidth;  // lines
     const bool along_line = slice.place_stride <= slice.line_stride;
     PKG_UNROLL_BY(1)  // what is in flight is in registers
-    for (int index = static_cast<int>(threadIdx.x); index < kAll * kInLine;
-         index += kThreads) {
+    for (int index = thread(); index < kAll * kInLine; index += kThreads) {
       const int line = along_line ? index / kInLine : index % kAll;
       const int place = kVector * (along_line ? index % kInLine : index / kAll);
       const int valid = line < slice.lines ? slice.width - place : 0;

@@ -1,0 +1,472 @@
+// int4_linear in half precision, by tensor cores, in the way of Marlin (Frantar
+// and others, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on
+// Large Language Models", 2024): the weight is read once, by asynchronous
+// copies that are several stages ahead, and becomes an operand in registers.
+//
+// The layout is that of mma.m16n8k16's operand B, so a word gives its lane's
+// parts of two products by shifts. The operand holds the whole numbers q - 8,
+// exactly; when a group is done, or a slice of 128 steps of it, its sums are
+// scaled in float32, and the zero times the sum of the activations is added, so
+// nothing of the weight is rounded. The sums of the activations are those of
+// products with ones.
+//
+// A block computes 16 or 64 rows by 128 columns, a warp all rows by 32 columns,
+// so that what it loads of the activations is multiplied by four tiles. Of 16
+// rows a block has two teams of four warps, which take turns with the slices of
+// the summed dimension, and whose sums are added at the end.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/device.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/device/words.cuh"
+#include "cuda/gemm/mma_product.cuh"
+#include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/int4/int4_linear.cuh"
+
+namespace pkg::cuda {
+
+// More rows are taken 64 at a time.
+constexpr int64_t kInt4FewRows = 16;
+
+template <class Element, int kRowParts>
+class Int4Block {
+ public:
+  static constexpr int kRows = 16 * kRowParts;
+  static constexpr int kColumns = 128;
+  static constexpr int kWarpColumns = 32;
+  using Thread = MmaThread<kRows, kColumns, kRows, kWarpColumns>;
+  using Sums = Tile<float, kRows, kColumns, Thread>;
+  static constexpr int kTeam = Thread::kThreads;
+  static constexpr int kTeams = kRowParts == 1 ? 2 : 1;
+  static constexpr int kThreads = kTeams * kTeam;
+  static constexpr int kBlocks = 2;  // in a multiprocessor
+  // Of the summed dimension: what a team multiplies between two barriers.
+  static constexpr int kSlice = 128;
+  static constexpr int kTurn = kTeams * kSlice;
+  // Turns of a part of a divided product: a column's sums are written and read
+  // by four bytes a row, the weight by 64 bytes a slice.
+  static constexpr int64_t kLeastTurns = kRowParts == 1 ? 2 : 8;
+
+  static LaunchShape launch_shape(const Int4LinearProblem<Element>& problem) {
+    return {kThreads, kStages * kTeams * slice_elements(problem) *
+                          static_cast<int>(sizeof(Element))};
+  }
+
+  __device__ __forceinline__
+  Int4Block(const Int4LinearProblem<Element>& problem, const Int4Place& at)
+      : problem_(problem),
+        at_(at),
+        memory_(dynamic_shared<Element>()),
+        input_(problem.matrix(at.batch) + at.row * problem.row_stride),
+        team_(static_cast<int>(threadIdx.x) / kTeam),
+        group_shift_(group_shift(problem)),
+        elements_(slice_elements(problem)),
+        rows_(at_most<kRows>(problem.rows - at.row)),
+        columns_(at_most<kColumns>(problem.columns - at.column)),
+        depth_begin_(at.split * problem.split_depth),
+        depth_end_(at.split + 1 < problem.splits
+                       ? depth_begin_ + problem.split_depth
+                       : problem.depth),
+        activations_(activations(input_, 0), 0, 0, true),
+        is_dense_(activations_.is_dense() && problem.depth_stride == 1 &&
+                  is_aligned(problem.words, 4) &&
+                  is_aligned(problem.scales_and_zeros, kVector)) {}
+
+  // totals += the product over the block's part of the summed dimension, those
+  // of the first team. On return every thread is done with the memory.
+  __device__ __forceinline__ void multiply(Sums& totals) const {
+    const int turns =
+        static_cast<int>(tiles_of(depth_end_ - depth_begin_, kTurn));
+    Slice next = first_slice();
+    // The first turns only fill the stages.
+    PKG_UNROLL_BY(1)
+    for (int turn = 1 - kStages; turn < turns; ++turn) {
+      if (turn >= 0) {
+        wait_for_copies<kStages - 2>();
+        // What was copied is seen by all, and all are done with the stage
+        // before.
+        __syncthreads();
+      }
+      const int ahead = turn + kStages - 1;
+      if (ahead < turns) {
+        load(stage(ahead), next);
+      }
+      commit_copies();  // a group for each turn, so that groups count turns
+      if (turn >= 0) {
+        multiply_slice(totals, stage(turn));
+      }
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    if constexpr (kTeams > 1) {
+      add_teams(totals);
+    }
+  }
+
+  __device__ __forceinline__ void store(Sums& totals) const {
+    const int64_t matrix = problem_.rows * problem_.columns;
+    if (team_ != 0) {
+      return;
+    }
+    if (problem_.splits > 1) {
+      store_tile(
+          totals,
+          problem_.parts + (at_.batch * problem_.splits + at_.split) * matrix,
+          problem_.rows, problem_.columns, problem_.columns, at_.row,
+          at_.column);
+      return;
+    }
+    totals.add_to_columns(
+        [&](int place) { return problem_.bias_of(at_.column + place); });
+    store_tile(totals, problem_.output + at_.batch * matrix, problem_.rows,
+               problem_.columns, problem_.columns, at_.row, at_.column);
+  }
+
+ private:
+  static constexpr int kStages = 3;
+  static constexpr int kTiles = kWarpColumns / 8;
+  // In shared memory all is counted in elements of two bytes: a word is two, a
+  // scale and a zero are two. Of a slice a tile of 8 columns has 512 bytes that
+  // lie side by side in every layout.
+  static_assert(sizeof(Element) == 2);
+  static constexpr int kVector = 8;
+  static constexpr int kTileElements = 2 * kSlice;
+  static constexpr int kWordElements = kColumns / 8 * kTileElements;
+  static constexpr int kPairElements = 2 * kColumns;  // of a group
+  using Activations = OperandTile<Element, kRows, kTeam, OperandLines::outer>;
+  static constexpr int kActivationTiles = kSlice / Activations::kDepth;
+  static constexpr int kActivationElements =
+      kActivationTiles * Activations::kElements;
+  using RowSums = float[kRowParts][4];
+
+  // A slice ends a group, or the group is gone on with as another.
+  __host__ __device__ static int group_shift(
+      const Int4LinearProblem<Element>& problem) {
+    constexpr int kSliceShift = 7;
+    static_assert(1 << kSliceShift == kSlice);
+    return problem.group_shift < kSliceShift ? problem.group_shift
+                                             : kSliceShift;
+  }
+  __host__ __device__ static int slice_elements(
+      const Int4LinearProblem<Element>& problem) {
+    return kActivationElements + kWordElements +
+           (kSlice >> group_shift(problem)) * kPairElements;
+  }
+
+  __device__ __forceinline__ static int lane() {
+    return static_cast<int>(threadIdx.x) % kWarp;
+  }
+  __device__ __forceinline__ static int warp() {  // of the team
+    return static_cast<int>(threadIdx.x) % kTeam / kWarp;
+  }
+
+  // The slice of the team: its activations, words, and pairs.
+  __device__ __forceinline__ SharedSpan<Element> stage(int turn) const {
+    return memory_.part((turn % kStages * kTeams + team_) * elements_,
+                        elements_);
+  }
+  __device__ __forceinline__ static SharedSpan<Element> activation_part(
+      const SharedSpan<Element>& stage, int tile) {
+    return stage.part(tile * Activations::kElements, Activations::kElements);
+  }
+  __device__ __forceinline__ static SharedSpan<Element> word_part(
+      const SharedSpan<Element>& stage) {
+    return stage.part(kActivationElements, kWordElements);
+  }
+  __device__ __forceinline__ SharedSpan<Element> pair_part(
+      const SharedSpan<Element>& stage) const {
+    constexpr int kBefore = kActivationElements + kWordElements;
+    return stage.part(kBefore, elements_ - kBefore);
+  }
+
+  // What the team is to copy next.
+  struct Slice {
+    const Element* activations;
+    const uint32_t* words;  // the lane's of the warp's first tile
+    int64_t depth;          // where it begins
+  };
+
+  __device__ __forceinline__ Slice first_slice() const {
+    const int64_t depth = depth_begin_ + team_ * kSlice;
+    const int64_t tile = at_.column / 8 + warp() * kTiles;
+    return {input_ + depth * problem_.depth_stride,
+            problem_.words + tile * problem_.depth + depth + lane() * 4, depth};
+  }
+
+  // Begins to copy the slice, and makes it the next one; what is beyond the
+  // block's part of the summed dimension, or beyond the columns, is zero.
+  __device__ __forceinline__ void load(const SharedSpan<Element>& to,
+                                       Slice& slice) const {
+    const int steps = at_most<kSlice>(depth_end_ - slice.depth);
+    if (is_dense_) {
+      copy_activations(to, slice, steps);
+      copy_weight<true>(to, slice, steps);
+    } else {
+      const Activations operand(activations(slice.activations, steps), 0, 0,
+                                true);
+      PKG_UNROLL_BY(1)
+      for (int tile = 0; tile < kActivationTiles; ++tile) {
+        operand.load(activation_part(to, tile), tile * Activations::kDepth);
+      }
+      copy_weight<false>(to, slice, steps);
+    }
+    slice.activations += kTurn * problem_.depth_stride;
+    slice.words += kTurn;
+    slice.depth += kTurn;
+  }
+
+  __device__ __forceinline__ PanelSource<Element> activations(
+      const Element* from, int steps) const {
+    return {from, rows_, steps, problem_.row_stride, problem_.depth_stride};
+  }
+
+  // Dense ones, as OperandTile copies them, but for what all slices share.
+  __device__ __forceinline__ void copy_activations(
+      const SharedSpan<Element>& to, const Slice& slice, int steps) const {
+    constexpr int kInLine = Activations::kDepth / kVector;
+    constexpr int kAtATime = kTeam / kInLine;
+    const int thread = static_cast<int>(threadIdx.x) % kTeam;
+    const int first_line = thread / kInLine;
+    const int place = thread % kInLine * kVector;
+    const int index = Activations::index(first_line, place);
+    const Element* from =
+        slice.activations + first_line * problem_.row_stride + place;
+    PKG_UNROLL
+    for (int line = 0; line < kRows; line += kAtATime) {
+      PKG_UNROLL
+      for (int tile = 0; tile < kActivationTiles; ++tile) {
+        const int step = tile * Activations::kDepth;
+        const bool is_valid = first_line + line < rows_ && place + step < steps;
+        to.copy_async(
+            index + tile * Activations::kElements + line * Activations::kDepth,
+            from + step, is_valid ? kVector : 0);
+      }
+      from += kAtATime * problem_.row_stride;
+    }
+  }
+
+  // The words of a warp; and, of as many warps as the slice has groups, the
+  // scales and zeros of one, a lane those of four columns.
+  template <bool kDense>
+  __device__ __forceinline__ void copy_weight(const SharedSpan<Element>& to,
+                                              const Slice& slice,
+                                              int steps) const {
+    const SharedSpan<Element> words = word_part(to);
+    const int left = lane() * 4 < steps ? columns_ - warp() * kWarpColumns : 0;
+    PKG_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      copy<kDense>(words,
+                   (warp() * kTiles + tile) * kTileElements + lane() * kVector,
+                   slice.words + tile * problem_.depth, tile * 8 < left);
+    }
+    const int step = warp() << group_shift_;
+    if (step < kSlice) {
+      const int column = lane() * 4;
+      const int64_t group = (slice.depth + step) >> problem_.group_shift;
+      const int64_t pair = group * problem_.columns + at_.column + column;
+      copy<kDense>(pair_part(to), warp() * kPairElements + lane() * kVector,
+                   problem_.scales_and_zeros + pair * 2,
+                   step < steps && column < columns_);
+    }
+  }
+
+  // Sixteen bytes, all or none.
+  template <bool kDense>
+  __device__ __forceinline__ static void copy(const SharedSpan<Element>& to,
+                                              int index, const void* from,
+                                              bool is_valid) {
+    const auto* elements = static_cast<const Element*>(from);
+    if constexpr (kDense) {
+      to.copy_async(index, elements, is_valid ? kVector : 0);
+    } else {
+      Packet<Element, kVector> vector;
+      PKG_UNROLL
+      for (int i = 0; i < kVector; ++i) {
+        vector.values[i] = is_valid ? elements[i] : convert<Element>(0.0f);
+      }
+      to.store(index, vector);
+    }
+  }
+
+  // The lane's words of the warp's tiles, one for each 32 steps of the slice.
+  template <int kWords>
+  __device__ __forceinline__ static void read_words(
+      const SharedSpan<Element>& from, uint32_t (&words)[kTiles][4]) {
+    using Words = Packet<uint32_t, kWords>;
+    PKG_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      PKG_UNROLL
+      for (int first = 0; first < 4; first += kWords) {
+        const auto some =
+            from.template load<Words>((warp() * kTiles + tile) * kTileElements +
+                                      (first * kWarp + lane() * kWords) * 2);
+        PKG_UNROLL
+        for (int i = 0; i < kWords; ++i) {
+          words[tile][first + i] = some.values[i];
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void read_words(
+      const SharedSpan<Element>& from, uint32_t (&words)[kTiles][4]) const {
+    switch (problem_.word_shift) {
+      case 0:
+        return read_words<1>(from, words);
+      case 1:
+        return read_words<2>(from, words);
+      default:
+        return read_words<4>(from, words);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_slice(
+      Sums& totals, const SharedSpan<Element>& stage) const {
+    constexpr int kSteps = kSlice / Activations::kStep;
+    constexpr int kTileSteps = kSteps / kActivationTiles;
+    uint32_t words[kTiles][4];
+    read_words(word_part(stage), words);
+    uint32_t a[2][kRowParts][4];
+    const auto load_a = [&](int step) {
+      PKG_UNROLL
+      for (int i = 0; i < kRowParts; ++i) {
+        activations_.fragments(activation_part(stage, step / kTileSteps), i,
+                               step % kTileSteps, a[step % 2][i]);
+      }
+    };
+    Sums sums(0);
+    RowSums row_sums = {};
+    load_a(0);
+    PKG_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) {
+        load_a(step + 1);
+      }
+      add_rows(row_sums, a[step % 2]);
+      PKG_UNROLL
+      for (int part = 0; part < kTiles / 2; ++part) {
+        uint32_t b[4];
+        PKG_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          whole_pairs<Element>(
+              words[2 * part + half][step / 2] >> (8 * (step % 2)),
+              &b[2 * half]);
+        }
+        multiply_columns<Element>(sums, a[step % 2], b, part);
+      }
+      const int done = (step + 1) * Activations::kStep;
+      const int largest = done & -done;  // power of two that divides it
+      if (done == kSlice || (done % 32 == 0 && 1 << group_shift_ <= largest)) {
+        add_group(totals, sums, row_sums, pair_part(stage),
+                  (done - 1) >> group_shift_);
+      }
+    }
+  }
+
+  // Column 0 of a product with ones.
+  __device__ __forceinline__ static void add_rows(
+      RowSums& row_sums, const uint32_t (&a)[kRowParts][4]) {
+    const uint32_t ones[2] = {kOnes<Element>, kOnes<Element>};
+    PKG_UNROLL
+    for (int i = 0; i < kRowParts; ++i) {
+      auto& sums = row_sums[i];
+      multiply_add<Element>(sums[0], sums[1], sums[2], sums[3], a[i], ones);
+    }
+  }
+
+  // Adds the sums of a group, scaled, and the zeros, and empties the sums.
+  __device__ __forceinline__ static void add_group(
+      Sums& totals, Sums& sums, RowSums& row_sums,
+      const SharedSpan<Element>& pairs, int group) {
+    const Thread thread;
+    PKG_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const auto two = pairs.template load<Packet<uint32_t, 2>>(
+          group * kPairElements + thread.column(2 * tile) * 2);
+      PKG_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const float scale = element_of_pair<bfloat16>(two.values[j], 0);
+        const float zero = element_of_pair<bfloat16>(two.values[j], 1);
+        PKG_UNROLL
+        for (int i = 0; i < Sums::kThreadRows; ++i) {
+          float& total = totals.values[i][2 * tile + j];
+          total += row_sums[i / 2][i % 2 * 2] * zero;
+          total += sums.values[i][2 * tile + j] * scale;
+        }
+      }
+    }
+    sums = Sums(0);
+    PKG_UNROLL
+    for (int i = 0; i < 4 * kRowParts; ++i) {
+      row_sums[i / 4][i % 4] = 0;
+    }
+  }
+
+  // The first team's totals += those of the others, in their order, through
+  // shared memory; threads write and read neighbouring vectors.
+  __device__ __forceinline__ void add_teams(Sums& totals) const {
+    using Four = Packet<float, 4>;
+    constexpr int kRow = Sums::kThreadColumns / 4;
+    constexpr int kFours = Sums::kThreadRows * kRow;
+    const auto place = [&](int team, int i) {
+      const int thread = static_cast<int>(threadIdx.x) % kTeam;
+      return (((team - 1) * kFours + i) * kTeam + thread) * kVector;
+    };
+    for (int team = 1; team < kTeams; ++team) {
+      PKG_UNROLL
+      for (int i = 0; i < kFours; ++i) {
+        const float* values = &totals.values[i / kRow][i % kRow * 4];
+        if (team_ == team) {
+          memory_.store(place(team, i),
+                        Four{values[0], values[1], values[2], values[3]});
+        }
+      }
+    }
+    __syncthreads();
+    for (int team = 1; team < kTeams && team_ == 0; ++team) {
+      PKG_UNROLL
+      for (int i = 0; i < kFours; ++i) {
+        const auto more = memory_.template load<Four>(place(team, i));
+        PKG_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          totals.values[i / kRow][i % kRow * 4 + j] += more.values[j];
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  const Int4LinearProblem<Element>& problem_;
+  Int4Place at_;
+  SharedSpan<Element> memory_;
+  const Element* input_;  // the block's first row
+  int team_;
+  int group_shift_;
+  int elements_;  // of a slice in shared memory
+  int rows_;      // that there are
+  int columns_;
+  int64_t depth_begin_;
+  int64_t depth_end_;
+  Activations activations_;
+  bool is_dense_;
+};
+
+template <class Element, int kRowParts>
+__global__ void __launch_bounds__(Int4Block<Element, kRowParts>::kThreads,
+                                  Int4Block<Element, kRowParts>::kBlocks)
+    int4_linear_half_kernel(
+        const __grid_constant__ Int4LinearProblem<Element> problem) {
+  using Block = Int4Block<Element, kRowParts>;
+  for (int64_t index = blockIdx.x; index < problem.pieces; index += gridDim.x) {
+    const Block block(problem, problem.template place<Block>(index));
+    typename Block::Sums totals(0);
+    block.multiply(totals);
+    block.store(totals);
+  }
+}
+
+}  // namespace pkg::cuda
