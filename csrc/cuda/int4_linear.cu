@@ -38,9 +38,9 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
                              number_type<float>(), device_of(output));
     problem.parts = static_cast<float*>(parts->mutable_data_ptr());
   }
-  const int64_t pieces = problem.template count_pieces<Block>();
-  launch(int4_linear_half_kernel<Element, kRowParts>, pieces,
-         Block::launch_shape(problem), stream, problem);
+  const LaunchShape shape = Block::prepare(problem);
+  launch(int4_linear_half_kernel<Element, kRowParts>, problem.pieces, shape,
+         stream, problem);
   if (problem.splits > 1) {
     launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
            kInt4SumThreads, stream, problem);

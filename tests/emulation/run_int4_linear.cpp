@@ -32,8 +32,8 @@ void run_half(const Request& request,
                                      problem.rows * problem.columns));
     problem.parts = parts.data();
   }
-  const int64_t pieces = problem.template count_pieces<Block>();
-  launch_blocks(request, pieces, Block::launch_shape(problem),
+  const cuda::LaunchShape shape = Block::prepare(problem);
+  launch_blocks(request, problem.pieces, shape,
                 cuda::int4_linear_half_kernel<Element, kRowParts>, problem);
   if (problem.splits > 1) {
     launch_blocks(request, problem.sum_pieces(), cuda::kInt4SumThreads,

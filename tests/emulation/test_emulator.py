@@ -454,8 +454,8 @@ PLANTED = {
         "b[2 * half] = odd_values",
     "missing barrier between copies of a weight and their products": (
         *INT4_LINEAR,
-        "        __syncthreads();\n      }\n      const int ahead",
-        "      }\n      const int ahead",
+        "        __syncthreads();\n      }\n      if (turn",
+        "      }\n      if (turn",
         "has not arrived|race on shared|nobody has written",
     ),
     "wait for a stage of a weight too few": (
@@ -478,8 +478,8 @@ PLANTED = {
     ),
     "scales of another group": (
         *INT4_LINEAR,
-        "(done - 1) >> group_shift_",
-        "(kSlice - done) >> group_shift_",
+        "(done - 1) >> problem_.slice_shift",
+        "(kSlice - done) >> problem_.slice_shift",
         "assert",
     ),
     "words of another step": (

@@ -52,8 +52,17 @@ class Int4Block {
   // by four bytes a row, the weight by 64 bytes a slice.
   static constexpr int64_t kLeastTurns = kRowParts == 1 ? 2 : 8;
 
-  static LaunchShape launch_shape(const Int4LinearProblem<Element>& problem) {
-    return {kThreads, kStages * kTeams * slice_elements(problem) *
+  // Tells the problem what it is for these blocks, and returns their launch.
+  static LaunchShape prepare(Int4LinearProblem<Element>& problem) {
+    problem.template count_pieces<Int4Block>();
+    constexpr int kSliceShift = 7;
+    static_assert(1 << kSliceShift == kSlice);
+    // A slice ends a group, or the group is gone on with as another.
+    problem.slice_shift =
+        problem.group_shift < kSliceShift ? problem.group_shift : kSliceShift;
+    problem.slice_elements = kActivationElements + kWordElements +
+                             (kSlice >> problem.slice_shift) * kPairElements;
+    return {kThreads, kStages * kTeams * problem.slice_elements *
                           static_cast<int>(sizeof(Element))};
   }
 
@@ -64,8 +73,6 @@ class Int4Block {
         memory_(dynamic_shared<Element>()),
         input_(problem.matrix(at.batch) + at.row * problem.row_stride),
         team_(static_cast<int>(threadIdx.x) / kTeam),
-        group_shift_(group_shift(problem)),
-        elements_(slice_elements(problem)),
         rows_(at_most<kRows>(problem.rows - at.row)),
         columns_(at_most<kColumns>(problem.columns - at.column)),
         depth_begin_(at.split * problem.split_depth),
@@ -83,6 +90,8 @@ class Int4Block {
     const int turns =
         static_cast<int>(tiles_of(depth_end_ - depth_begin_, kTurn));
     Slice next = first_slice();
+    const int stage = kTeams * problem_.slice_elements;
+    int to = 0;  // the stage before that of the turn
     // The first turns only fill the stages.
     PKG_UNROLL_BY(1)
     for (int turn = 1 - kStages; turn < turns; ++turn) {
@@ -92,13 +101,13 @@ class Int4Block {
         // before.
         __syncthreads();
       }
-      const int ahead = turn + kStages - 1;
-      if (ahead < turns) {
-        load(stage(ahead), next);
+      if (turn + kStages - 1 < turns) {
+        load(slice_memory(to), next);
       }
       commit_copies();  // a group for each turn, so that groups count turns
+      to = to + stage < kStages * stage ? to + stage : 0;
       if (turn >= 0) {
-        multiply_slice(totals, stage(turn));
+        multiply_slice(totals, slice_memory(to));
       }
     }
     wait_for_copies<0>();
@@ -144,20 +153,6 @@ class Int4Block {
       kActivationTiles * Activations::kElements;
   using RowSums = float[kRowParts][4];
 
-  // A slice ends a group, or the group is gone on with as another.
-  __host__ __device__ static int group_shift(
-      const Int4LinearProblem<Element>& problem) {
-    constexpr int kSliceShift = 7;
-    static_assert(1 << kSliceShift == kSlice);
-    return problem.group_shift < kSliceShift ? problem.group_shift
-                                             : kSliceShift;
-  }
-  __host__ __device__ static int slice_elements(
-      const Int4LinearProblem<Element>& problem) {
-    return kActivationElements + kWordElements +
-           (kSlice >> group_shift(problem)) * kPairElements;
-  }
-
   __device__ __forceinline__ static int lane() {
     return static_cast<int>(threadIdx.x) % kWarp;
   }
@@ -165,10 +160,11 @@ class Int4Block {
     return static_cast<int>(threadIdx.x) % kTeam / kWarp;
   }
 
-  // The slice of the team: its activations, words, and pairs.
-  __device__ __forceinline__ SharedSpan<Element> stage(int turn) const {
-    return memory_.part((turn % kStages * kTeams + team_) * elements_,
-                        elements_);
+  // The team's slice of a stage: its activations, words, and pairs.
+  __device__ __forceinline__ SharedSpan<Element> slice_memory(
+      int stage_begin) const {
+    return memory_.part(stage_begin + team_ * problem_.slice_elements,
+                        problem_.slice_elements);
   }
   __device__ __forceinline__ static SharedSpan<Element> activation_part(
       const SharedSpan<Element>& stage, int tile) {
@@ -181,20 +177,30 @@ class Int4Block {
   __device__ __forceinline__ SharedSpan<Element> pair_part(
       const SharedSpan<Element>& stage) const {
     constexpr int kBefore = kActivationElements + kWordElements;
-    return stage.part(kBefore, elements_ - kBefore);
+    return stage.part(kBefore, problem_.slice_elements - kBefore);
+  }
+
+  // Of the vectors of the activations that a thread copies.
+  static constexpr int kInLine = Activations::kDepth / kVector;
+  __device__ __forceinline__ static int first_line() {
+    return static_cast<int>(threadIdx.x) % kTeam / kInLine;
+  }
+  __device__ __forceinline__ static int first_place() {
+    return static_cast<int>(threadIdx.x) % kInLine * kVector;
   }
 
   // What the team is to copy next.
   struct Slice {
-    const Element* activations;
-    const uint32_t* words;  // the lane's of the warp's first tile
-    int64_t depth;          // where it begins
+    const Element* activations;  // dense ones: the first vector of the thread
+    const uint32_t* words;       // the lane's of the warp's first tile
+    int64_t depth;               // where it begins
   };
 
   __device__ __forceinline__ Slice first_slice() const {
     const int64_t depth = depth_begin_ + team_ * kSlice;
     const int64_t tile = at_.column / 8 + warp() * kTiles;
-    return {input_ + depth * problem_.depth_stride,
+    const int64_t vector = first_line() * problem_.row_stride + first_place();
+    return {input_ + depth * problem_.depth_stride + (is_dense_ ? vector : 0),
             problem_.words + tile * problem_.depth + depth + lane() * 4, depth};
   }
 
@@ -228,20 +234,16 @@ class Int4Block {
   // Dense ones, as OperandTile copies them, but for what all slices share.
   __device__ __forceinline__ void copy_activations(
       const SharedSpan<Element>& to, const Slice& slice, int steps) const {
-    constexpr int kInLine = Activations::kDepth / kVector;
     constexpr int kAtATime = kTeam / kInLine;
-    const int thread = static_cast<int>(threadIdx.x) % kTeam;
-    const int first_line = thread / kInLine;
-    const int place = thread % kInLine * kVector;
-    const int index = Activations::index(first_line, place);
-    const Element* from =
-        slice.activations + first_line * problem_.row_stride + place;
+    const int index = Activations::index(first_line(), first_place());
+    const Element* from = slice.activations;
     PKG_UNROLL
     for (int line = 0; line < kRows; line += kAtATime) {
       PKG_UNROLL
       for (int tile = 0; tile < kActivationTiles; ++tile) {
         const int step = tile * Activations::kDepth;
-        const bool is_valid = first_line + line < rows_ && place + step < steps;
+        const bool is_valid =
+            first_line() + line < rows_ && first_place() + step < steps;
         to.copy_async(
             index + tile * Activations::kElements + line * Activations::kDepth,
             from + step, is_valid ? kVector : 0);
@@ -264,7 +266,7 @@ class Int4Block {
                    (warp() * kTiles + tile) * kTileElements + lane() * kVector,
                    slice.words + tile * problem_.depth, tile * 8 < left);
     }
-    const int step = warp() << group_shift_;
+    const int step = warp() << problem_.slice_shift;
     if (step < kSlice) {
       const int column = lane() * 4;
       const int64_t group = (slice.depth + step) >> problem_.group_shift;
@@ -360,9 +362,10 @@ class Int4Block {
       }
       const int done = (step + 1) * Activations::kStep;
       const int largest = done & -done;  // power of two that divides it
-      if (done == kSlice || (done % 32 == 0 && 1 << group_shift_ <= largest)) {
+      if (done == kSlice ||
+          (done % 32 == 0 && 1 << problem_.slice_shift <= largest)) {
         add_group(totals, sums, row_sums, pair_part(stage),
-                  (done - 1) >> group_shift_);
+                  (done - 1) >> problem_.slice_shift);
       }
     }
   }
@@ -445,9 +448,7 @@ class Int4Block {
   SharedSpan<Element> memory_;
   const Element* input_;  // the block's first row
   int team_;
-  int group_shift_;
-  int elements_;  // of a slice in shared memory
-  int rows_;      // that there are
+  int rows_;  // that there are
   int columns_;
   int64_t depth_begin_;
   int64_t depth_end_;
