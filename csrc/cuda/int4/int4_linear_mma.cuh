@@ -14,6 +14,16 @@
 // so that what it loads of the activations is multiplied by four tiles. Of 16
 // rows a block has two teams of four warps, which take turns with the slices of
 // the summed dimension, and whose sums are added at the end.
+//
+// Operations: 2 M N K. Bytes: K N / 2 of the weight for 64 rows, K N / 32 of
+// scales and zeros where groups have 128 columns, M K N / 64 of activations,
+// from the L2 cache for the most part. What the machine code cannot surpass on
+// an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice, of
+// which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 442
+// instructions, so 110 cycles of a multiprocessor, and 65 of shared memory.
+// That is 4.5 TB/s of the weight, with scales and zeros 99 % of what its memory
+// gives; of groups of 64 and of 32 columns 90 % and 78 %. 64 rows take 185
+// cycles of shared memory and 160 of the tensor cores, 2.7 TB/s.
 #pragma once
 
 #include <cstdint>
@@ -80,8 +90,7 @@ class Int4Block {
                        ? depth_begin_ + problem.split_depth
                        : problem.depth),
         activations_(activations(input_, 0), 0, 0, true),
-        is_dense_(activations_.is_dense() && problem.depth_stride == 1 &&
-                  is_aligned(problem.words, 4) &&
+        is_dense_(activations_.is_dense() && is_aligned(problem.words, 4) &&
                   is_aligned(problem.scales_and_zeros, kVector)) {}
 
   // totals += the product over the block's part of the summed dimension, those
