@@ -181,7 +181,7 @@ def test_parts_of_a_divided_product_are_added_up(
 
 
 def test_a_product_is_divided_where_its_tiles_are_few(cuda_emulator: Emulator) -> None:
-    """Parts fill the device and have a least number of panels; they are never more than there are."""
+    """Parts fill the device and have so many panels at least; never more than there are."""
 
     def panels_of_split(*sizes: int) -> int:
         panels = torch.zeros(1, dtype=torch.int64)
