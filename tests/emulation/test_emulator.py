@@ -482,12 +482,6 @@ PLANTED = {
         "(kSlice - done) >> problem_.slice_shift",
         "assert",
     ),
-    "words of another step": (
-        *INT4_LINEAR,
-        ">> (8 * (step % 2))",
-        ">> (8 - 8 * (step % 2))",
-        "assert",
-    ),
     "log-sum-exp of a row too many": (
         *ATTENTION,
         "cuda/attention/forward.cuh",
