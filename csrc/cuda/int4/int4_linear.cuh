@@ -19,12 +19,20 @@ namespace pkg::cuda {
 constexpr int kInt4SumThreads = 128;
 constexpr int kInt4SumColumns = 4;
 
-// Where a block's piece of work begins.
+// A piece of a block's work: a tile of the result, or a part of its sums.
+template <class Block>
 struct Int4Place {
   int64_t batch;
-  int64_t row;
-  int64_t column;
-  int64_t split;
+  int row_tile;
+  int column_tile;
+  int split;
+
+  __device__ __forceinline__ int64_t row() const {
+    return int64_t{row_tile} * Block::kRows;
+  }
+  __device__ __forceinline__ int64_t column() const {
+    return int64_t{column_tile} * Block::kColumns;
+  }
 };
 
 template <class Element>
@@ -70,14 +78,14 @@ struct Int4LinearProblem {
 
   // Pieces that need the same of the weight follow one another.
   template <class Block>
-  __device__ __forceinline__ Int4Place place(int64_t index) const {
-    Int4Place at;
-    at.row = index % row_tiles * Block::kRows;
+  __device__ __forceinline__ Int4Place<Block> place(int64_t index) const {
+    Int4Place<Block> at;
+    at.row_tile = static_cast<int>(index % row_tiles);
     index /= row_tiles;
     at.batch = index % batch_count;
     index /= batch_count;
-    at.split = index % splits;
-    at.column = index / splits * Block::kColumns;
+    at.split = static_cast<int>(index % splits);
+    at.column_tile = static_cast<int>(index / splits);
     return at;
   }
 

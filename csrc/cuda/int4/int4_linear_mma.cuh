@@ -18,8 +18,8 @@
 // Operations: 2 M N K. Bytes: K N / 2 of the weight for 64 rows, K N / 32 of
 // scales and zeros where groups have 128 columns, M K N / 64 of activations,
 // from the L2 cache for the most part. What the machine code cannot surpass on
-// an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice, of
-// which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 442
+// an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice,
+// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 442
 // instructions, so 110 cycles of a multiprocessor, and 65 of shared memory.
 // That is 4.5 TB/s of the weight, with scales and zeros 99 % of what its memory
 // gives; of groups of 64 and of 32 columns 90 % and 78 %. 64 rows take 185
@@ -76,19 +76,20 @@ class Int4Block {
                           static_cast<int>(sizeof(Element))};
   }
 
-  __device__ __forceinline__
-  Int4Block(const Int4LinearProblem<Element>& problem, const Int4Place& at)
+  __device__ __forceinline__ Int4Block(
+      const Int4LinearProblem<Element>& problem, const Int4Place<Int4Block>& at)
       : problem_(problem),
         at_(at),
         memory_(dynamic_shared<Element>()),
-        input_(problem.matrix(at.batch) + at.row * problem.row_stride),
+        input_(problem.matrix(at.batch) + at.row() * problem.row_stride),
         team_(static_cast<int>(threadIdx.x) / kTeam),
-        rows_(at_most<kRows>(problem.rows - at.row)),
-        columns_(at_most<kColumns>(problem.columns - at.column)),
-        depth_begin_(at.split * problem.split_depth),
-        depth_end_(at.split + 1 < problem.splits
-                       ? depth_begin_ + problem.split_depth
-                       : problem.depth),
+        rows_(at_most<kRows>(problem.rows - at.row())),
+        columns_(at_most<kColumns>(problem.columns - at.column())),
+        begin_(at.split * static_cast<int>(problem.split_depth / kWordSteps)),
+        end_(static_cast<int>((at.split + 1 < problem.splits
+                                   ? (at.split + 1) * problem.split_depth
+                                   : problem.depth) /
+                              kWordSteps)),
         activations_(activations(input_, 0), 0, 0, true),
         is_dense_(activations_.is_dense() && is_aligned(problem.words, 4) &&
                   is_aligned(problem.scales_and_zeros, kVector)) {}
@@ -96,8 +97,8 @@ class Int4Block {
   // totals += the product over the block's part of the summed dimension, those
   // of the first team. On return every thread is done with the memory.
   __device__ __forceinline__ void multiply(Sums& totals) const {
-    const int turns =
-        static_cast<int>(tiles_of(depth_end_ - depth_begin_, kTurn));
+    constexpr int kTurnWords = kTurn / kWordSteps;
+    const int turns = (end_ - begin_ + kTurnWords - 1) / kTurnWords;
     Slice next = first_slice();
     const int stage = kTeams * problem_.slice_elements;
     int to = 0;  // the stage before that of the turn
@@ -135,19 +136,27 @@ class Int4Block {
       store_tile(
           totals,
           problem_.parts + (at_.batch * problem_.splits + at_.split) * matrix,
-          problem_.rows, problem_.columns, problem_.columns, at_.row,
-          at_.column);
+          problem_.rows, problem_.columns, problem_.columns, at_.row(),
+          at_.column());
       return;
     }
-    totals.add_to_columns(
-        [&](int place) { return problem_.bias_of(at_.column + place); });
+    if (problem_.bias != nullptr) {
+      totals.add_to_columns([&](int place) {
+        // Unsigned, so that no register holds its sign through the kernel.
+        return problem_.bias_of(at_.column() + static_cast<uint32_t>(place));
+      });
+    }
     store_tile(totals, problem_.output + at_.batch * matrix, problem_.rows,
-               problem_.columns, problem_.columns, at_.row, at_.column);
+               problem_.columns, problem_.columns, at_.row(), at_.column());
   }
 
  private:
   static constexpr int kStages = 3;
   static constexpr int kTiles = kWarpColumns / 8;
+  // Of the summed dimension, those of a lane's word and its neighbours'.
+  static constexpr int kWordShift = 5;
+  static constexpr int kWordSteps = 1 << kWordShift;
+  static constexpr int kSliceWords = kSlice / kWordSteps;
   // In shared memory all is counted in elements of two bytes: a word is two, a
   // scale and a zero are two. Of a slice a tile of 8 columns has 512 bytes that
   // lie side by side in every layout.
@@ -202,22 +211,24 @@ class Int4Block {
   struct Slice {
     const Element* activations;  // dense ones: the first vector of the thread
     const uint32_t* words;       // the lane's of the warp's first tile
-    int64_t depth;               // where it begins
+    int begin;                   // of the summed dimension, in words
   };
 
   __device__ __forceinline__ Slice first_slice() const {
-    const int64_t depth = depth_begin_ + team_ * kSlice;
-    const int64_t tile = at_.column / 8 + warp() * kTiles;
+    const int begin = begin_ + team_ * kSliceWords;
+    const int64_t depth = int64_t{begin} * kWordSteps;
+    const int64_t tile = at_.column() / 8 + warp() * kTiles;
     const int64_t vector = first_line() * problem_.row_stride + first_place();
     return {input_ + depth * problem_.depth_stride + (is_dense_ ? vector : 0),
-            problem_.words + tile * problem_.depth + depth + lane() * 4, depth};
+            problem_.words + tile * problem_.depth + depth + lane() * 4, begin};
   }
 
   // Begins to copy the slice, and makes it the next one; what is beyond the
   // block's part of the summed dimension, or beyond the columns, is zero.
   __device__ __forceinline__ void load(const SharedSpan<Element>& to,
                                        Slice& slice) const {
-    const int steps = at_most<kSlice>(depth_end_ - slice.depth);
+    const int left = end_ - slice.begin;
+    const int steps = (left < kSliceWords ? left : kSliceWords) * kWordSteps;
     if (is_dense_) {
       copy_activations(to, slice, steps);
       copy_weight<true>(to, slice, steps);
@@ -232,7 +243,7 @@ class Int4Block {
     }
     slice.activations += kTurn * problem_.depth_stride;
     slice.words += kTurn;
-    slice.depth += kTurn;
+    slice.begin += kTurn / kWordSteps;
   }
 
   __device__ __forceinline__ PanelSource<Element> activations(
@@ -278,8 +289,9 @@ class Int4Block {
     const int step = warp() << problem_.slice_shift;
     if (step < kSlice) {
       const int column = lane() * 4;
-      const int64_t group = (slice.depth + step) >> problem_.group_shift;
-      const int64_t pair = group * problem_.columns + at_.column + column;
+      const int group = (slice.begin + step / kWordSteps) >>
+                        (problem_.group_shift - kWordShift);
+      const int64_t pair = group * problem_.columns + at_.column() + column;
       copy<kDense>(pair_part(to), warp() * kPairElements + lane() * kVector,
                    problem_.scales_and_zeros + pair * 2,
                    step < steps && column < columns_);
@@ -307,12 +319,12 @@ class Int4Block {
   // The lane's words of the warp's tiles, one for each 32 steps of the slice.
   template <int kWords>
   __device__ __forceinline__ static void read_words(
-      const SharedSpan<Element>& from, uint32_t (&words)[kTiles][4]) {
+      const SharedSpan<Element>& from, uint32_t (&words)[kTiles][kSliceWords]) {
     using Words = Packet<uint32_t, kWords>;
     PKG_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       PKG_UNROLL
-      for (int first = 0; first < 4; first += kWords) {
+      for (int first = 0; first < kSliceWords; first += kWords) {
         const auto some =
             from.template load<Words>((warp() * kTiles + tile) * kTileElements +
                                       (first * kWarp + lane() * kWords) * 2);
@@ -324,7 +336,8 @@ class Int4Block {
     }
   }
   __device__ __forceinline__ void read_words(
-      const SharedSpan<Element>& from, uint32_t (&words)[kTiles][4]) const {
+      const SharedSpan<Element>& from,
+      uint32_t (&words)[kTiles][kSliceWords]) const {
     switch (problem_.word_shift) {
       case 0:
         return read_words<1>(from, words);
@@ -339,7 +352,7 @@ class Int4Block {
       Sums& totals, const SharedSpan<Element>& stage) const {
     constexpr int kSteps = kSlice / Activations::kStep;
     constexpr int kTileSteps = kSteps / kActivationTiles;
-    uint32_t words[kTiles][4];
+    uint32_t words[kTiles][kSliceWords];
     read_words(word_part(stage), words);
     uint32_t a[2][kRowParts][4];
     const auto load_a = [&](int step) {
@@ -372,7 +385,7 @@ class Int4Block {
       const int done = (step + 1) * Activations::kStep;
       const int largest = done & -done;  // power of two that divides it
       if (done == kSlice ||
-          (done % 32 == 0 && 1 << problem_.slice_shift <= largest)) {
+          (done % kWordSteps == 0 && 1 << problem_.slice_shift <= largest)) {
         add_group(totals, sums, row_sums, pair_part(stage),
                   (done - 1) >> problem_.slice_shift);
       }
@@ -453,14 +466,14 @@ class Int4Block {
   }
 
   const Int4LinearProblem<Element>& problem_;
-  Int4Place at_;
+  Int4Place<Int4Block> at_;
   SharedSpan<Element> memory_;
   const Element* input_;  // the block's first row
   int team_;
   int rows_;  // that there are
   int columns_;
-  int64_t depth_begin_;
-  int64_t depth_end_;
+  int begin_;  // of the summed dimension, in words
+  int end_;
   Activations activations_;
   bool is_dense_;
 };

@@ -76,16 +76,16 @@ __global__ void __launch_bounds__(Int4Wide::kThreads) int4_linear_wide_kernel(
   constexpr int kRows = Int4Wide::kRows;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int64_t index = blockIdx.x; index < problem.pieces; index += gridDim.x) {
-    const Int4Place at = problem.template place<Int4Wide>(index);
-    const int64_t tile = at.column + static_cast<int64_t>(threadIdx.x) / kWarp *
-                                         Int4Wide::kWarpColumns;
+    const Int4Place<Int4Wide> at = problem.template place<Int4Wide>(index);
+    const int64_t tile = at.column() + static_cast<int64_t>(threadIdx.x) /
+                                           kWarp * Int4Wide::kWarpColumns;
     if (tile >= problem.columns) {
       continue;  // the whole warp
     }
     const Number* from = problem.matrix(at.batch) +
-                         at.row * problem.row_stride +
+                         at.row() * problem.row_stride +
                          lane % 4 * 2 * problem.depth_stride;
-    const int rows = at_most<kRows>(problem.rows - at.row);
+    const int rows = at_most<kRows>(problem.rows - at.row());
     const int64_t column = tile + lane / 4;
     Number sums[kRows] = {};
     PKG_UNROLL_BY(1)  // what is in flight is in registers
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Int4Wide::kThreads) int4_linear_wide_kernel(
       const Number sum = lanes_sum<4>(sums[i]);
       if (lane % 4 == 0 && i < rows) {
         problem
-            .output[(at.batch * problem.rows + at.row + i) * problem.columns +
+            .output[(at.batch * problem.rows + at.row() + i) * problem.columns +
                     column] = sum + problem.bias_of(column);
       }
     }
