@@ -19,7 +19,7 @@
 // scales and zeros where groups have 128 columns, M K N / 64 of activations,
 // from the L2 cache for the most part. What the machine code cannot surpass on
 // an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice,
-// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 442
+// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 440
 // instructions, so 110 cycles of a multiprocessor, and 65 of shared memory.
 // That is 4.5 TB/s of the weight, with scales and zeros 99 % of what its memory
 // gives; of groups of 64 and of 32 columns 90 % and 78 %. 64 rows take 185
