@@ -22,8 +22,6 @@ LONGER = {
     "pkg::cuda::attention_grad_key_value_panels_kernel": 73,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_kernel": 125,
     "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_gradient_kernel": 104,
-    "cuda/int4/int4_linear.cuh: pkg::cuda::int4_linear_half_kernel": 63,
-    "cuda/int4/rowwise.cuh: pkg::cuda::rowwise_scaled_linear_kernel": 95,
 }
 
 

@@ -34,20 +34,6 @@ SPILLS = "local memory"
 
 EXEMPTIONS = (
     Exemption(
-        r"int4_linear_wide_kernel<float, \d>",
-        SPILLS,
-        "255 registers do not suffice; spilled and read again around the main loop, not in it",
-    ),
-    Exemption(
-        r"int4_linear_half_kernel<\w+, \d>",
-        SPILLS,
-        "a register, for the whole kernel; read again once a tile",
-        "sm_80",
-        r"decode_attention_kernel<(bfloat16|float16), 1, 64>",
-        SPILLS,
-        "spilled around the loop over keys; on 9.0 one register",
-    ),
-    Exemption(
         r"pointwise_dense<double, ActivationBackward<Gelu>>",
         SPILLS,
         "six times in the main loop: an error function and an exponential of four numbers",
@@ -118,7 +104,6 @@ EXPECTED = (
     Expected(
         r"decode_attention_mma_kernel<.*, 256>", {"HMMA.16816": 64, "LDSM.x4": 48, "LDGSTS.128": 32}
     ),
-    Expected(r"int4_linear_half_kernel<.*>", {"HMMA.16816": 1}),
     # 64 x 64 sums of a warp, over 128 values, and what it needs of both operands.
     Expected(
         r"rowwise_scaled_linear_kernel<false>",
@@ -131,7 +116,6 @@ EXPECTED = (
     # Two turns of 32 columns by 16 rows, over 128 values each.
     Expected(r"rowwise_few_rows_kernel<false>", {"IMMA.16832": 32, "LDG.128": 16}),
     Expected(r"rowwise_few_rows_kernel<true>", {"IMMA.16832": 32, "LDG.128": 12}),
-    Expected(r"attention_grad_key_value_mma_kernel<.*, 128>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     # 16 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word makes
     # two operands.
     Expected(r"int4_linear_half_kernel<.*, 1>", {"HMMA.16816": 40, "LDSM.x4": 8, "LDGSTS.128": 7}),

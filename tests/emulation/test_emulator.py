@@ -13,20 +13,18 @@ import emulator
 import pytest
 import torch
 from emulator import HERE, ROOT, EmulationError, Emulator
+from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
-from quantised_samples import scales_and_zeros, words
-from test_emulated_attention import check as check_attention
-from test_emulated_attention import make as make_attention
 from test_emulated_int4_linear import assert_right as assert_int4_linear
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
-from test_emulated_rowwise_scaled_linear import assert_right
+from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
 
 RIGHT = [
@@ -221,7 +219,9 @@ def run_rowwise(planted: Emulator) -> None:
     """More slices than stages, and the kernel of few rows."""
     for way in ("tiles", "few_rows"):
         sample = call((9,), 5 * 128 + 32, 140, False).converted(torch.float32)
-        assert_right("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, way=way), sample)
+        assert_rowwise("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, way=way), sample)
+
+
 def run_int4_linear(planted: Emulator) -> None:
     """More turns than stages, one team and two, groups within a slice, several pieces a block."""
     weight = (words(136, 1056, 2), scales_and_zeros(136, 1056, 32), 32, 2)
@@ -452,6 +452,8 @@ PLANTED = {
         "cuda/int4/rowwise_slice.cuh",
         "b[2 * half] = even_values",
         "b[2 * half] = odd_values",
+        "assert",
+    ),
     "missing barrier between copies of a weight and their products": (
         *INT4_LINEAR,
         "        __syncthreads();\n      }\n      if (turn",

@@ -473,8 +473,8 @@ class AttentionScores {
     const auto with_offset = [&](auto&& function) {
       const int64_t row_stride = computed_here(mask.row_stride);
       const int64_t column_stride = computed_here(mask.column_stride);
-      const int64_t first = mask_offset_ + row_begin * row_stride +
-                            column_begin * column_stride;
+      const int64_t first =
+          mask_offset_ + row_begin * row_stride + column_begin * column_stride;
       tile.transform([&](int row, int column, Number score) {
         return row < limits.rows && column < limits.columns
                    ? function(first + row * row_stride + column * column_stride,

@@ -64,27 +64,6 @@ __device__ __forceinline__ bool has_infinity(uint32_t pair) {
          (pair >> 16 & kExponent) == kExponent;
 }
 
-// The pair of whole numbers q - 8 for the two values of four bits that lie in
-// the lowest bits of either half of `bits`.
-template <class Element>
-__device__ __forceinline__ uint32_t whole_pair(uint32_t bits) {
-  constexpr bool kBfloat16 = std::is_same_v<Element, bfloat16>;
-  // The power of two whose last significant bit counts 1, with q in it: 128 + q
-  // or 1024 + q. Subtracting it and 8 is exact.
-  const uint32_t shifted =
-      (bits & 0x000F000FU) | (kBfloat16 ? 0x43004300U : 0x64006400U);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint32_t pair;
-  if constexpr (kBfloat16) {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-        : "=r"(pair)
-        : "r"(shifted), "r"(0x3F803F80U), "r"(0xC308C308U));
-  } else {
-    asm("fma.rn.f16x2 %0, %1, %2, %3;"
-        : "=r"(pair)
-        : "r"(shifted), "r"(0x3C003C00U), "r"(0xE408E408U));
-  }
-  return pair;
 // (a & b) | c by one instruction, where the compiler takes two for constants.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDA_ARCH__)
