@@ -70,7 +70,7 @@ EXEMPTIONS = (
     Exemption(
         r"attention_grad_query_mma_kernel<\w+, 64>",
         SPILLS,
-        "two registers, as of heads of 128",
+        "as of heads of 128",
         "sm_80",
     ),
     Exemption(
