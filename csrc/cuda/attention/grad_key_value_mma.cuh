@@ -140,7 +140,7 @@ class GradKeyValueMma {
   using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
   using Query = OperandTile<Element, kQueries, kThreads, OperandLines::outer>;
   using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
-  using Numbers = QueryNumbers<Weights::kThreadColumns>;
+  using Numbers = QueryNumbers<Weights, true>;
 
   // Where the operands are in shared memory. There are as many slices of the
   // queries, and of the gradient of the output, as the columns of the last
@@ -201,35 +201,6 @@ class GradKeyValueMma {
     const typename Weights::Thread thread;
     return Numbers(numbers, extent,
                    [&](int j) { return row_begin + thread.column(j); });
-  }
-
-  // Products of keys and queries become weights.
-  __device__ __forceinline__ static void weigh(
-      const AttentionScores<Element>& attention, Weights& tile,
-      int64_t row_begin, int64_t column_begin, const Numbers& log_sum_exp) {
-    TransposedTile<Weights> scores{tile};
-    attention.score_tile(scores, row_begin, column_begin);
-    PKG_UNROLL
-    for (int i = 0; i < Weights::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        tile.values[i][j] =
-            attention_weight(tile.values[i][j], log_sum_exp.values[j]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void differentiate(const Weights& weights,
-                                                       Weights& gradients,
-                                                       const Numbers& delta) {
-    PKG_UNROLL
-    for (int i = 0; i < Weights::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        gradients.values[i][j] = attention_grad_score(
-            weights.values[i][j], gradients.values[i][j], delta.values[j]);
-      }
-    }
   }
 
   __device__ __forceinline__ SharedSpan<Element> key_memory() const {

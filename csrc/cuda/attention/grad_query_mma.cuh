@@ -127,36 +127,7 @@ class GradQueryMma {
   using Query = OperandTile<Element, kRows, kThreads, OperandLines::outer>;
   using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
   using KeysAsSteps = LinesAsSteps<Element, kKeys>;
-  using Numbers = QueryNumbers<Scores::kThreadRows>;
-
-  // Products of queries and keys become weights.
-  __device__ __forceinline__ static void weigh(
-      const AttentionScores<Element>& attention, Scores& tile,
-      int64_t row_begin, int64_t column_begin, const Numbers& log_sum_exp) {
-    attention.score_tile(tile, row_begin, column_begin);
-    PKG_UNROLL
-    for (int i = 0; i < Scores::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Scores::kThreadColumns; ++j) {
-        tile.values[i][j] =
-            attention_weight(tile.values[i][j], log_sum_exp.values[i]);
-      }
-    }
-  }
-
-  // Replaces the gradients of the weights by those of the scores.
-  __device__ __forceinline__ static void differentiate(const Scores& weights,
-                                                       Scores& gradients,
-                                                       const Numbers& delta) {
-    PKG_UNROLL
-    for (int i = 0; i < Scores::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Scores::kThreadColumns; ++j) {
-        gradients.values[i][j] = attention_grad_score(
-            weights.values[i][j], gradients.values[i][j], delta.values[i]);
-      }
-    }
-  }
+  using Numbers = QueryNumbers<Scores, false>;
 
   // Where the operands are in shared memory. There are as many slices of the
   // keys as the columns of the gradient's last block need.

@@ -7,14 +7,18 @@
 #include "cuda/attention/gradients.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
+#include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
 
 // Log-sum-exp or D of the queries that are a thread's, the i-th of which is
-// row_of(i). They are in registers before the product whose results they are
-// subtracted from.
-template <int kCount>
+// row_of(i): the rows of its tiles, or the columns of transposed ones. They are
+// in registers before the product whose results they are subtracted from.
+template <class Scores, bool kTransposed>
 struct QueryNumbers {
+  static constexpr bool kOfTransposed = kTransposed;
+  static constexpr int kCount =
+      kTransposed ? Scores::kThreadColumns : Scores::kThreadRows;
   float values[kCount];
 
   template <class RowOf>
@@ -26,6 +30,11 @@ struct QueryNumbers {
       const int64_t row = row_of(i);
       values[i] = row < extent.rows ? numbers[extent.statistics + row] : 0.0f;
     }
+  }
+
+  // That of a value of the thread's tile.
+  __device__ __forceinline__ float of(int i, int j) const {
+    return values[kTransposed ? j : i];
   }
 };
 
@@ -42,6 +51,42 @@ __device__ __forceinline__ float attention_grad_score(float weight,
                                                       float grad_weight,
                                                       float delta) {
   return weight == 0.0f ? 0.0f : weight * (grad_weight - delta);
+}
+
+// Replaces products of queries and keys by weights.
+template <class Attention, class Scores, class Numbers>
+__device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
+                                      int64_t row_begin, int64_t column_begin,
+                                      const Numbers& log_sum_exp) {
+  if constexpr (Numbers::kOfTransposed) {
+    TransposedTile<Scores> scores{tile};
+    attention.score_tile(scores, row_begin, column_begin);
+  } else {
+    attention.score_tile(tile, row_begin, column_begin);
+  }
+  PKG_UNROLL
+  for (int i = 0; i < Scores::kThreadRows; ++i) {
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      tile.values[i][j] =
+          attention_weight(tile.values[i][j], log_sum_exp.of(i, j));
+    }
+  }
+}
+
+// Replaces the gradients of the weights by those of the scores.
+template <class Scores, class Numbers>
+__device__ __forceinline__ void differentiate(const Scores& weights,
+                                              Scores& gradients,
+                                              const Numbers& delta) {
+  PKG_UNROLL
+  for (int i = 0; i < Scores::kThreadRows; ++i) {
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      gradients.values[i][j] = attention_grad_score(
+          weights.values[i][j], gradients.values[i][j], delta.of(i, j));
+    }
+  }
 }
 
 // Where scores are capped, their gradients become those of the scores before

@@ -6,6 +6,7 @@
 // too, and a second kernel adds the parts up in one order.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "cuda/device/batch.cuh"
@@ -109,11 +110,7 @@ struct Int4LinearProblem {
 
 // The exponent of a power of two.
 inline int shift_of(int64_t power_of_two) {
-  int shift = 0;
-  while (int64_t{1} << shift < power_of_two) {
-    ++shift;
-  }
-  return shift;
+  return std::countr_zero(static_cast<uint64_t>(power_of_two));
 }
 
 // The output = the sum of the parts, the first first, and the bias. Four
