@@ -70,18 +70,19 @@ class SharedSpan {
     }
   }
 
- private:
+  // Counted from the beginning of the block's shared memory.
   __device__ __forceinline__ uint32_t address(int index) const {
     return static_cast<uint32_t>(__cvta_generic_to_shared(data_ + index));
   }
 
+ private:
   Element* data_;
 };
 
 // What the launch asked for: of one type in one kernel.
 template <class Element>
 __device__ __forceinline__ SharedSpan<Element> dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char pkg_dynamic_span[];
+  extern __shared__ __align__(1024) unsigned char pkg_dynamic_span[];
   return SharedSpan<Element>(reinterpret_cast<Element*>(pkg_dynamic_span));
 }
 

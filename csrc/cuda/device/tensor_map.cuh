@@ -1,0 +1,66 @@
+// Copies of boxes of a matrix to shared memory by one instruction, that the
+// device's copy engine carries out. (PTX ISA, "cp.async.bulk.tensor": TMA; from
+// compute capability 9.0 on.)
+//
+// A map says where the tensor lies, how large it is and how large a box: three
+// dimensions, those of a matrix and one for the matrices of a batch. A line of
+// a box has 128 bytes, whose vectors of 16 are swapped as SwizzledTile
+// (device/shared.cuh) does; what lies beyond the tensor becomes zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/device.cuh"
+#include "cuda/device/mbarrier.cuh"
+#include "cuda/device/shared.cuh"
+
+#ifdef __CUDACC__
+#include <cuda.h>  // the type of a map, nothing to link
+#endif
+
+namespace pkg::cuda {
+
+#ifdef __CUDACC__
+
+// A parameter of the kernel, __grid_constant__: its address goes to the copy
+// engine.
+using TensorMap = CUtensorMap;
+
+// Begins to copy the box that begins at element (along the line, line, matrix)
+// to where `index` is, at a multiple of 1024 bytes. The bytes of the whole box
+// count for the barrier, also those beyond the tensor. By one thread.
+template <class Element>
+__device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
+                                         int index, const TensorMap& map,
+                                         int place, int line, int matrix,
+                                         const Mbarriers& barriers,
+                                         int barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
+      ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          to.address(index)),
+      "l"(&map), "r"(place), "r"(line), "r"(matrix),
+      "r"(barriers.address(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+#endif
+
+}  // namespace pkg::cuda
+
+#ifndef __CUDACC__
+
+#include "emulated_tensor_map.h"
+
+namespace pkg::cuda {
+
+using emulation::copy_box;
+using emulation::TensorMap;
+
+}  // namespace pkg::cuda
+
+#endif
