@@ -188,7 +188,7 @@ def cuda_library() -> Extension:
     """pkg._cuda: every CUDA kernel, for all architectures, with the runtime linked in."""
     os.environ["TORCH_CUDA_ARCH_LIST"] = cuda_architectures()
     includes = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
-    nvcc = FLAGS.nvcc_flags(threads=min(os.cpu_count() or 1, 4))
+    nvcc = FLAGS.package_nvcc_flags(threads=min(os.cpu_count() or 1, 4))
     extension = CUDAExtension(
         "pkg._cuda",
         relative(list((CSRC / "cuda").glob("*.cu"))),

@@ -68,6 +68,12 @@ def package_cuda_architectures() -> str:
     return asked
 
 
+def package_nvcc_flags(threads: int) -> list[str]:
+    """Flags of pkg's own CUDA files; what the host has to know of the device code is a macro."""
+    has_90a = re.search(r"\b9\.0a\b", package_cuda_architectures()) is not None
+    return [*nvcc_flags(threads), *(["-DPKG_CUDA_90A"] if has_90a else [])]
+
+
 def _words(flags: list[str]) -> list[str]:
     """Flags of GCC and Clang as this system's compiler takes them; on Windows it is clang-cl."""
     return [f"/clang:{flag}" for flag in flags] if WINDOWS else flags

@@ -20,6 +20,39 @@
 
 namespace pkg::cuda {
 
+// The tensor of a map, in elements: neighbours are those of a line. Boxes are
+// 128 bytes wide and `box_lines` high.
+template <class Element>
+struct MappedTensor {
+  const Element* data;
+  int64_t width;
+  int64_t lines;
+  int64_t matrices;
+  int64_t line_stride;
+  int64_t matrix_stride;
+  int box_lines;
+
+  static constexpr int kBoxWidth = 128 / sizeof(Element);
+
+  // Whether the copy engine takes it: addresses and strides are multiples of 16
+  // bytes, sizes have 32 bits, strides 40.
+  bool has_map() const {
+    constexpr int64_t kMostElements = int64_t{1} << 32;
+    constexpr int64_t kMostBytes = int64_t{1} << 40;
+    const auto fits = [](int64_t size) {
+      return size > 0 && size <= kMostElements;
+    };
+    const auto steps = [](int64_t stride) {
+      const int64_t bytes = stride * static_cast<int64_t>(sizeof(Element));
+      return bytes > 0 && bytes % 16 == 0 && bytes < kMostBytes;
+    };
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && fits(width) &&
+           fits(lines) && fits(matrices) &&
+           (lines == 1 || steps(line_stride)) &&
+           (matrices == 1 || steps(matrix_stride));
+  }
+};
+
 #ifdef __CUDACC__
 
 // A parameter of the kernel, __grid_constant__: its address goes to the copy
@@ -59,6 +92,7 @@ __device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
 namespace pkg::cuda {
 
 using emulation::copy_box;
+using emulation::encode_tensor_map;
 using emulation::TensorMap;
 
 }  // namespace pkg::cuda

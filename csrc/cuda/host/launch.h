@@ -46,6 +46,12 @@ inline int multiprocessor_count() {
   return device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
+// 80 for 8.0.
+inline int compute_capability() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+         device_attribute(cudaDevAttrComputeCapabilityMinor);
+}
+
 // Runs a kernel whose blocks, walking in steps of the grid, share out `pieces`
 // of work. The caller holds a DeviceGuard.
 template <class... Parameters, class... Arguments>
