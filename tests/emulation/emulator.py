@@ -36,7 +36,14 @@ SANITIZE = [
     "-ftrivial-auto-var-init=pattern",
 ]
 # The checker itself is called for every access to shared memory, and is not what is checked.
-PLAIN = ("cuda_emulator.cpp", "fiber.cpp")
+PLAIN = (
+    "asynchronous.cpp",
+    "clocks.cpp",
+    "cuda_emulator.cpp",
+    "emulated_mbarrier.cpp",
+    "emulated_wgmma.cpp",
+    "fiber.cpp",
+)
 NAMESPACE = "pkg_emulated"
 KEPT_SECONDS = 3 * 24 * 3600  # since an object was last used
 OPTIONS = {
@@ -235,6 +242,8 @@ class Counters:
     copy_cycles: int
     copied_bytes: int
     copied_sectors: int
+    group_products: int
+    boxes: int
 
 
 class Emulator:
