@@ -69,7 +69,7 @@ REPORTS = {
     "output of two blocks": "byte .* of output is written by this block and by block",
     "mbarriers not published": "which was made and not published",
     "no barrier after mbarriers": "without a barrier of the block|which nobody has made",
-    "no wait for copies": "a product reads shared memory, .* which nobody has|where a copy is on|race",
+    "no wait for copies": "a product reads shared memory, .* which nobody|where a copy is on|race",
     "no wait for space": "which a product of warpgroup 0 reads|race on|have arrived|not arrived",
     "stage released early": "a product of warpgroup 0 (reads that nobody has|has read, and does)",
     "stage released by one warp": "does not know of each of its warps that it has waited",
@@ -130,12 +130,12 @@ def test_reports(faults: Path, name: str) -> None:
 def test_matrix_descriptor(faults: Path) -> None:
     """The fields of the "Matrix Descriptor Format" of wgmma, as the PTX ISA manual states them."""
     first, moved = (int(line, 16) for line in run_case(faults, "descriptor").stdout.split())
-    for words, address in ((first, 0x12340), (moved, 0x12340 + 2048)):
-        assert words & 0x3FFF == address >> 4  # bits 13-0: the start address, without 4 bits
-        assert words >> 16 & 0x3FFF == 8192 >> 4  # 29-16: the leading dimension's byte offset
-        assert words >> 32 & 0x3FFF == 1024 >> 4  # 45-32: the stride dimension's byte offset
-        assert words >> 49 & 0x7 == 0  # 51-49: the base offset, of a pattern that is aligned
-        assert words >> 62 == 1  # 63-62: the swizzle of 128 bytes
+    for bits, address in ((first, 0x12340), (moved, 0x12340 + 2048)):
+        assert bits & 0x3FFF == address >> 4  # bits 13-0: the start address, without 4 bits
+        assert bits >> 16 & 0x3FFF == 8192 >> 4  # 29-16: the leading dimension's byte offset
+        assert bits >> 32 & 0x3FFF == 1024 >> 4  # 45-32: the stride dimension's byte offset
+        assert bits >> 49 & 0x7 == 0  # 51-49: the base offset, of a pattern that is aligned
+        assert bits >> 62 == 1  # 63-62: the swizzle of 128 bytes
 
 
 def manual_places(bits: int) -> dict[tuple[str, int, int], tuple[int, int]]:
