@@ -181,6 +181,13 @@ struct AttentionProblem {
   PackedSequences packed;
   AttentionVariant variant;
 
+  // Whether a score is a scaled product, where a key is seen, and a weight
+  // nothing but the softmax of scores.
+  __host__ __device__ bool is_plain() const {
+    return mask.type == MaskType::none && dropout.seed == nullptr &&
+           variant.slopes.data == nullptr && variant.softcap == 0;
+  }
+
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
     if (packed.rows.data == nullptr) {
       return {rows,
@@ -263,6 +270,17 @@ struct TileLimits {
                                             int tile_columns) const {
     return sees(tile_rows - 1, 0) && sees(0, tile_columns - 1) &&
            tile_rows <= rows && tile_columns <= columns;
+  }
+
+  // Makes minus infinity of the scores of what is not seen.
+  template <class Scores>
+  __device__ __forceinline__ void hide_unseen(Scores& tile) const {
+    using Number = typename Scores::Value;
+    if (!see_whole(Scores::kTileRows, Scores::kTileColumns)) {
+      tile.transform([&](int row, int column, Number score) {
+        return sees(row, column) ? score : -Number(INFINITY);
+      });
+    }
   }
 
  private:
@@ -354,11 +372,7 @@ class AttentionScores {
     if (problem_.mask.type != MaskType::none) {
       mask_tile(tile, limits, row_begin, column_begin);
     }
-    if (!limits.see_whole(Scores::kTileRows, Scores::kTileColumns)) {
-      tile.transform([&](int row, int column, Number score) {
-        return limits.sees(row, column) ? score : -Number(INFINITY);
-      });
-    }
+    limits.hide_unseen(tile);
   }
 
   // Multiplies the weights of a tile by what dropout does to them. Two of four
@@ -528,6 +542,31 @@ class AttentionScores {
   int64_t seed_;
   Number slope_;
   Number softcap_;  // 0 without
+};
+
+// The scores of a problem that is_plain().
+template <class Element>
+class PlainScores {
+ public:
+  __device__ __forceinline__
+  PlainScores(const AttentionProblem<Element>& problem, int64_t,
+              const AttentionExtent& extent)
+      : extent_(extent),
+        scale_(static_cast<Accumulator<Element>>(problem.scale)) {}
+
+  template <class Scores>
+  __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
+                                             int64_t column_begin) const {
+    tile.scale(scale_);
+    TileLimits(extent_, row_begin, column_begin).hide_unseen(tile);
+  }
+
+  template <class Weights>
+  __device__ __forceinline__ void drop_tile(Weights&, int64_t, int64_t) const {}
+
+ private:
+  AttentionExtent extent_;
+  Accumulator<Element> scale_;
 };
 
 // Calls function.operator()<width>() with the width of the tiles for heads of

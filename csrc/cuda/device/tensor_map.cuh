@@ -2,8 +2,8 @@
 // device's copy engine carries out. (PTX ISA, "cp.async.bulk.tensor": TMA; from
 // compute capability 9.0 on.)
 //
-// A map says where the tensor lies, how large it is and how large a box: three
-// dimensions, those of a matrix and one for the matrices of a batch. A line of
+// A map says where the tensor lies, how large it is and how large a box: four
+// dimensions, those of a matrix and two for the matrices of a batch. A line of
 // a box has 128 bytes, whose vectors of 16 are swapped as SwizzledTile
 // (device/shared.cuh) does; what lies beyond the tensor becomes zeros.
 #pragma once
@@ -31,6 +31,8 @@ struct MappedTensor {
   int64_t line_stride;
   int64_t matrix_stride;
   int box_lines;
+  int64_t groups = 1;  // of so many matrices
+  int64_t group_stride = 0;
 
   static constexpr int kBoxWidth = 128 / sizeof(Element);
 
@@ -47,10 +49,17 @@ struct MappedTensor {
       return bytes > 0 && bytes % 16 == 0 && bytes < kMostBytes;
     };
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && fits(width) &&
-           fits(lines) && fits(matrices) &&
+           fits(lines) && fits(matrices) && fits(groups) &&
            (lines == 1 || steps(line_stride)) &&
-           (matrices == 1 || steps(matrix_stride));
+           (matrices == 1 || steps(matrix_stride)) &&
+           (groups == 1 || steps(group_stride));
   }
+};
+
+// One of the matrices of a map.
+struct MappedMatrix {
+  int matrix;
+  int group;
 };
 
 #ifdef __CUDACC__
@@ -59,26 +68,38 @@ struct MappedTensor {
 // engine.
 using TensorMap = CUtensorMap;
 
-// Begins to copy the box that begins at element (along the line, line, matrix)
-// to where `index` is, at a multiple of 1024 bytes. The bytes of the whole box
-// count for the barrier, also those beyond the tensor. By one thread.
+// Begins to copy the box that begins at element (along the line, line) of the
+// matrix to where `index` is, at a multiple of 1024 bytes. The bytes of the
+// whole box count for the barrier, also those beyond the tensor. By one thread.
+template <class Element>
+__device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
+                                         int index, const TensorMap& map,
+                                         int place, int line,
+                                         const MappedMatrix& matrix,
+                                         const Mbarriers& barriers,
+                                         int barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile"
+      ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+          to.address(index)),
+      "l"(&map), "r"(place), "r"(line), "r"(matrix.matrix), "r"(matrix.group),
+      "r"(barriers.address(barrier))
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
+// The same of a tensor of one group.
 template <class Element>
 __device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
                                          int index, const TensorMap& map,
                                          int place, int line, int matrix,
                                          const Mbarriers& barriers,
                                          int barrier) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile"
-      ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          to.address(index)),
-      "l"(&map), "r"(place), "r"(line), "r"(matrix),
-      "r"(barriers.address(barrier))
-      : "memory");
-#else
-  __trap();
-#endif
+  copy_box(to, index, map, place, line, MappedMatrix{matrix, 0}, barriers,
+           barrier);
 }
 
 #endif

@@ -21,6 +21,14 @@ namespace pkg::cuda {
 
 constexpr int kWarpgroup = 128;  // threads
 
+// Which of the block's the thread belongs to, as a number of which the compiler
+// sees that all lanes of a warp have the same: what follows from it, as an
+// operand's place does, then takes one register of the warp. By whole warps.
+__device__ __forceinline__ int warpgroup_of_thread() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup,
+                     0);
+}
+
 // How the lines of an operand lie in shared memory; see WarpgroupOperand.
 enum class Major {
   depth,  // a line is a row or a column: neighbours in the summed dimension
@@ -251,6 +259,19 @@ __device__ __forceinline__ void hold_sums(Sum (&sums)[2][kOwn]) {
       } else {
         asm volatile("" : "+r"(sums[i][j])::"memory");
       }
+    }
+  }
+}
+
+// The same for the words of operand A: around the first product that reads
+// them, and where they are made for the next.
+template <int kSteps>
+__device__ __forceinline__ void hold_words(uint32_t (&words)[kSteps][4]) {
+  PKG_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    PKG_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      asm volatile("" : "+r"(words[i][j])::"memory");
     }
   }
 }

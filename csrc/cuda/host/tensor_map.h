@@ -45,31 +45,31 @@ constexpr CUtensorMapDataType mapped_type() {
 // The tensor must be one that has_map().
 template <class Element>
 TensorMap encode_tensor_map(const MappedTensor<Element>& tensor) {
-  constexpr cuuint64_t kBytes = sizeof(Element);
-  // A stride along which there is one step is none, but has to be valid.
-  constexpr cuuint64_t kNoStride = 16;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(tensor.width),
                               static_cast<cuuint64_t>(tensor.lines),
-                              static_cast<cuuint64_t>(tensor.matrices)};
-  const cuuint64_t strides[] = {
-      tensor.lines == 1 ? kNoStride
-                        : static_cast<cuuint64_t>(tensor.line_stride) * kBytes,
-      tensor.matrices == 1
-          ? kNoStride
-          : static_cast<cuuint64_t>(tensor.matrix_stride) * kBytes};
+                              static_cast<cuuint64_t>(tensor.matrices),
+                              static_cast<cuuint64_t>(tensor.groups)};
+  // A stride along which there is one step is none, but has to be valid.
+  const auto stride = [](int64_t size, int64_t elements) {
+    return size == 1 ? cuuint64_t{16}
+                     : static_cast<cuuint64_t>(elements) * sizeof(Element);
+  };
+  const cuuint64_t strides[] = {stride(tensor.lines, tensor.line_stride),
+                                stride(tensor.matrices, tensor.matrix_stride),
+                                stride(tensor.groups, tensor.group_stride)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(tensor.kBoxWidth),
-                            static_cast<cuuint32_t>(tensor.box_lines), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
+                            static_cast<cuuint32_t>(tensor.box_lines), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
   TensorMap map;
   const CUresult result = tensor_map_encoder()(
-      &map, mapped_type<Element>(), 3, const_cast<Element*>(tensor.data), sizes,
+      &map, mapped_type<Element>(), 4, const_cast<Element*>(tensor.data), sizes,
       strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   PKG_CHECK(result == CUDA_SUCCESS,
-            "the CUDA driver refuses the map of a tensor of ", tensor.matrices,
-            " x ", tensor.lines, " x ", tensor.width, " elements: CUresult ",
-            static_cast<int>(result));
+            "the CUDA driver refuses the map of a tensor of ", tensor.groups,
+            " x ", tensor.matrices, " x ", tensor.lines, " x ", tensor.width,
+            " elements: CUresult ", static_cast<int>(result));
   return map;
 }
 

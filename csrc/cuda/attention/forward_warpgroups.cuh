@@ -1,0 +1,440 @@
+// The forward pass of scaled dot-product attention by products of warpgroups,
+// of half precision; for compute capability 9.0 alone.
+//
+// Algorithm: FlashAttention-3 (Shah et al., arXiv 2407.08608, algorithms 1 and
+// 2), with the softmax, the masks and all else of forward_mma.cuh. Two
+// warpgroups have 64 of the block's 128 queries each and all keys of a tile; a
+// thread of a third copies, by boxes of 64 lines: the queries of a tile once,
+// keys and values in stages of their own. While a warpgroup makes weights of
+// the scores of a tile, the tensor cores multiply those of the tile before with
+// its values, and the other warpgroup's. Weights, rounded to the operands'
+// type, are operand A of that product and never leave the registers.
+//
+// Tiles: 128 queries by 128 keys; by 64 for heads above 128, whose sums take
+// 128 registers of a thread. A thread has 64 scores, 64 outputs (of a head of
+// 128) and 32 words of weights: 160 of 240 registers. Heads are padded with
+// zeros to 64, 128 or 256 columns by the copies.
+//
+// Keys behind the last that the block's queries see have weights of zero, which
+// leave NaN where a value is infinite. Those of a tile's second 64 that no tile
+// of 64 would have touched are copied as zeros, so that tiles of both widths
+// give the same.
+//
+// For 128 queries, 128 keys and a head of 128 a multiprocessor of an H200 takes
+// - tensor cores: 4 x 128^3 operations at 4096 a cycle: 2048 cycles;
+// - shared memory, at 128 bytes a cycle: 6 KiB for each of 16 products of
+//   64 x 128 scores over 16 columns, 4 KiB for each of 16 products with
+//   values, 64 KiB that are copied: 768 + 512 + 512 = 1792;
+// - special functions: 16384 exponentials at 16 a cycle: 1024;
+// - instructions: for a score scale, maximum, difference, product,
+//   exponential, sum and half a conversion, for an output a product: 8 warps x
+//   64 x 7.5 at 4 a cycle, and a tenth for all else: 1060.
+// So tensor cores are the bound, and what the other parts take has to happen
+// meanwhile. Of a head of 64 the products take 1024 cycles and shared memory
+// 896, the exponentials as many as before and the instructions 930: what does
+// not overlap is dearer.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/forward.cuh"
+#include "cuda/attention/mapped_operand.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
+#include "cuda/device/mbarrier.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/device/tensor_map.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/device/words.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+struct MappedAttentionForward {
+  MappedOperand query;
+  MappedOperand key;
+  MappedOperand value;
+  AttentionForward<Element> call;
+};
+
+template <class Element, int kWidth, bool kPlain>
+class AttentionWarpgroups {
+ public:
+  static constexpr int kRows = 128;
+  static constexpr int kKeys = kPlain && kWidth <= 128 ? 128 : 64;
+  static constexpr int kStages = kWidth > 64 ? 2 : 4;
+  static constexpr int kConsumers = 2 * kWarpgroup;
+  static constexpr int kThreads = kConsumers + kWarpgroup;
+  static constexpr int kBox = kBoxLines * 128 / sizeof(Element);
+  static constexpr int kBoxBytes = kBoxLines * 128;
+  static constexpr int kSlices = kWidth / (128 / sizeof(Element));
+  static constexpr int kQueryElements = kRows * kWidth;
+  static constexpr int kTileElements = kKeys * kWidth;  // of keys, of values
+  static constexpr int kSharedBytes =
+      (kQueryElements + 2 * kStages * kTileElements) * sizeof(Element);
+  static constexpr int kBarriers = 4 * kStages + 2;
+  // 384 threads begin with 168 registers each.
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
+
+  using Scores = Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, 16, kKeys>>;
+  using Output =
+      Tile<float, kRows, kWidth, MmaThread<kRows, kWidth, 16, kWidth>>;
+  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+                                       AttentionScores<Element>>;
+  using Softmax = OnlineSoftmax<Scores, FastExponential>;
+  using Words = uint32_t[kKeys / 16][4];
+  static_assert(Scores::Thread::kThreads == kConsumers);
+
+  __device__ __forceinline__ AttentionWarpgroups(
+      const MappedAttentionForward<Element>& mapped, const Mbarriers& barriers)
+      : mapped_(mapped),
+        problem_(mapped.call.problem),
+        barriers_(barriers),
+        memory_(dynamic_shared<Element>()) {}
+
+  __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) {
+      init_barriers();
+    }
+    __syncthreads();
+    const int warpgroup = warpgroup_of_thread();
+    if (warpgroup < kConsumers / kWarpgroup) {
+      take_registers<kConsumerRegisters>();
+      compute();
+    } else {
+      give_registers<kProducerRegisters>();
+      if (static_cast<int>(threadIdx.x) == kConsumers) {
+        copy();
+      }
+    }
+  }
+
+ private:
+  // The queries of one matrix of the batch that the block attends from, and the
+  // keys that they see.
+  struct Work {
+    int64_t batch;
+    AttentionExtent extent;
+    int64_t row_begin;
+    int64_t begin;
+    int64_t end;
+  };
+
+  // Which stage the tiles of keys and values of a block go to, one after the
+  // other, and the parity of its phase.
+  struct Turn {
+    int count = 0;
+
+    __device__ __forceinline__ int stage() const { return count % kStages; }
+    __device__ __forceinline__ uint32_t parity() const {
+      return count / kStages & 1;
+    }
+    __device__ __forceinline__ Turn next() const { return {count + 1}; }
+    __device__ __forceinline__ Turn before() const { return {count - 1}; }
+  };
+
+  enum class Operand { key, value };
+
+  // The barriers of stages that have come, and of those that may be written.
+  __device__ __forceinline__ static int full(Operand operand, int stage) {
+    return (operand == Operand::key ? 0 : kStages) + stage;
+  }
+  __device__ __forceinline__ static int empty(Operand operand, int stage) {
+    return 2 * kStages + full(operand, stage);
+  }
+  static constexpr int kQueryFull = 4 * kStages;
+  static constexpr int kQueryEmpty = 4 * kStages + 1;
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kWarps = kConsumers / kWarp;
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (const Operand operand : {Operand::key, Operand::value}) {
+        barriers_.init(full(operand, stage), 1);
+        barriers_.init(empty(operand, stage), kWarps);
+      }
+    }
+    barriers_.init(kQueryFull, 1);
+    barriers_.init(kQueryEmpty, kWarps);
+    publish_mbarriers();
+  }
+
+  // Where a tile begins: 64 columns of the head after 64, each of all lines.
+  __device__ __forceinline__ static int index(Operand operand, int stage) {
+    return kQueryElements +
+           (stage + (operand == Operand::key ? 0 : kStages)) * kTileElements;
+  }
+
+  // Calls function(work) for what the block has to do.
+  template <class Function>
+  __device__ __forceinline__ void for_work(Function&& function) const {
+    const int64_t row_tiles = tiles_of(problem_.rows, kRows);
+    const int64_t tiles = problem_.batch_count * row_tiles;
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const int64_t batch = tile / row_tiles;
+      const int64_t row_tile = tile % row_tiles;
+      const int64_t row_begin =
+          (problem_.is_causal ? row_tiles - 1 - row_tile : row_tile) * kRows;
+      const AttentionExtent extent = problem_.extent(batch);
+      function(Work{batch, extent, row_begin,
+                    problem_.first_column(extent, row_begin),
+                    problem_.column_end(extent, row_begin + kRows)});
+    }
+  }
+
+  // One thread.
+  __device__ __forceinline__ void copy() const {
+    Turn turn;
+    uint32_t query_parity = 0;
+    for_work([&](const Work& work) {
+      if (work.begin >= work.end) {
+        return;
+      }
+      const MappedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      const MappedMatrix value =
+          mapped_.value.matrix(problem_.batch, work.batch);
+      barriers_.wait(kQueryEmpty, query_parity ^ 1);
+      query_parity ^= 1;
+      copy_query(work);
+      copy_tile(Operand::key, key, work.begin, work.end, turn);
+      PKG_UNROLL_BY(1)
+      for (int64_t begin = work.begin; begin < work.end; begin += kKeys) {
+        const Turn next = turn.next();
+        if (begin + kKeys < work.end) {
+          copy_tile(Operand::key, key, begin + kKeys, work.end, next);
+        }
+        copy_tile(Operand::value, value, begin, work.end, turn);
+        turn = next;
+      }
+    });
+  }
+
+  __device__ __forceinline__ void copy_query(const Work& work) const {
+    const MappedMatrix matrix =
+        mapped_.query.matrix(problem_.batch, work.batch);
+    barriers_.arrive_and_expect(kQueryFull,
+                                kRows / kBoxLines * kSlices * kBoxBytes);
+    copy_boxes<kRows>(mapped_.query.map, matrix, 0,
+                      static_cast<int>(work.row_begin),
+                      static_cast<int>(work.row_begin) + kBoxLines, kQueryFull);
+  }
+
+  __device__ __forceinline__ void copy_tile(Operand operand,
+                                            const MappedMatrix& matrix,
+                                            int64_t begin, int64_t end,
+                                            Turn turn) const {
+    const int stage = turn.stage();
+    const int barrier = full(operand, stage);
+    barriers_.wait(empty(operand, stage), turn.parity() ^ 1);
+    barriers_.arrive_and_expect(barrier,
+                                kKeys / kBoxLines * kSlices * kBoxBytes);
+    // What no query of the block sees, from where tiles of 64 keys would have
+    // ended, is not copied: a box beyond the tensor is zeros.
+    const int64_t second =
+        begin + kBoxLines < end ? begin + kBoxLines : problem_.columns;
+    copy_boxes<kKeys>(
+        operand == Operand::key ? mapped_.key.map : mapped_.value.map, matrix,
+        index(operand, stage), static_cast<int>(begin),
+        static_cast<int>(second), barrier);
+  }
+
+  // Lines from `first` on and, where there are more than one box has, from
+  // `second` on.
+  template <int kLines>
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map,
+                                             const MappedMatrix& matrix,
+                                             int index, int first, int second,
+                                             int barrier) const {
+    PKG_UNROLL
+    for (int slice = 0; slice < kSlices; ++slice) {
+      PKG_UNROLL
+      for (int box = 0; box < kLines / kBoxLines; ++box) {
+        copy_box(memory_, index + (slice * kLines / kBoxLines + box) * kBox,
+                 map, slice * (128 / static_cast<int>(sizeof(Element))),
+                 box == 0 ? first : second, matrix, barriers_, barrier);
+      }
+    }
+  }
+
+  // Two warpgroups.
+  __device__ __forceinline__ void compute() const {
+    Turn turn;
+    uint32_t query_parity = 0;
+    for_work([&](const Work& work) {
+      Output output(0);
+      Softmax softmax;
+      if (work.begin < work.end) {
+        barriers_.wait(kQueryFull, query_parity);
+        query_parity ^= 1;
+        attend(work, turn, output, softmax);
+        release(kQueryEmpty);
+      }
+      store_attention(mapped_.call, work.extent, work.batch, work.row_begin, 0,
+                      output, softmax);
+    });
+  }
+
+  // The output, not yet divided by the sums. A turn begins the next scores and
+  // the product of the weights before with their values, and makes weights of
+  // the scores while the values are multiplied.
+  __device__ __forceinline__ void attend(const Work& work, Turn& turn,
+                                         Output& output,
+                                         Softmax& softmax) const {
+    const Attention attention(problem_, work.batch, work.extent);
+    Scores scores(0);
+    Words words;
+    float corrections[Scores::kThreadRows];
+    wait_for(Operand::key, turn);
+    begin_scores(scores, turn);
+    wait_for_products<0>();
+    finish_scores(scores, turn);
+    weigh(attention, work, work.begin, scores, softmax, corrections);
+    round_weights(scores, words);
+    PKG_UNROLL_BY(1)
+    for (int64_t begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
+      const Turn before = turn;
+      turn = turn.next();
+      begin_scores(scores, turn);
+      begin_output(output, words, before);
+      wait_for_products<1>();
+      finish_scores(scores, turn);
+      weigh(attention, work, begin, scores, softmax, corrections);
+      hold_sums(scores.values);
+      if (begin + kKeys < work.end) {
+        wait_for(Operand::key, turn.next());
+      }
+      wait_for_products<0>();
+      finish_output(output, before);
+      rescale(output, corrections);
+      round_weights(scores, words);
+    }
+    begin_output(output, words, turn);
+    wait_for_products<0>();
+    finish_output(output, turn);
+    turn = turn.next();
+  }
+
+  // Makes weights of products of queries and keys; corrections are for what was
+  // added with the weights before.
+  __device__ __forceinline__ static void weigh(
+      const Attention& attention, const Work& work, int64_t begin,
+      Scores& scores, Softmax& softmax,
+      float (&corrections)[Scores::kThreadRows]) {
+    attention.score_tile(scores, work.row_begin, begin);
+    PKG_UNROLL
+    for (int i = 0; i < scores.kThreadRows; ++i) {
+      corrections[i] = softmax.update_row(i, scores);
+    }
+    attention.drop_tile(scores, work.row_begin, begin);
+  }
+
+  __device__ __forceinline__ static void rescale(
+      Output& output, const float (&corrections)[Scores::kThreadRows]) {
+    PKG_UNROLL
+    for (int i = 0; i < output.kThreadRows; ++i) {
+      output.scale_row(i, corrections[i]);
+    }
+  }
+
+  // By a lane of each warp: what its warpgroup has read may be written.
+  __device__ __forceinline__ void release(int barrier) const {
+    if (threadIdx.x % kWarp == 0) {
+      barriers_.arrive(barrier);
+    }
+  }
+
+  __device__ __forceinline__ void wait_for(Operand operand, Turn turn) const {
+    barriers_.wait(full(operand, turn.stage()), turn.parity());
+  }
+
+  // Begins scores = Q K^T.
+  __device__ __forceinline__ void begin_scores(Scores& scores,
+                                               Turn turn) const {
+    constexpr int kSteps = 4;  // of 32 bytes, in a line
+    const int stage = turn.stage();
+    const int warpgroup = warpgroup_of_thread();
+    const WarpgroupOperand query(memory_, warpgroup * kBox);
+    const WarpgroupOperand key(memory_, index(Operand::key, stage));
+    hold_sums(scores.values);
+    order_registers();
+    PKG_UNROLL
+    for (int step = 0; step < kSlices * kSteps; ++step) {
+      const int place = step % kSteps * 32;
+      const int slice = step / kSteps;
+      begin_product<Element, Major::depth, Major::depth>(
+          scores.values, query.at(slice * kRows * 128 + place),
+          key.at(slice * kKeys * 128 + place), step > 0);
+    }
+    commit_products();
+  }
+
+  // When they have come; their keys may go.
+  __device__ __forceinline__ void finish_scores(Scores& scores,
+                                                Turn turn) const {
+    hold_sums(scores.values);
+    release(empty(Operand::key, turn.stage()));
+  }
+
+  // Begins output += weights V.
+  __device__ __forceinline__ void begin_output(Output& output, Words& words,
+                                               Turn turn) const {
+    constexpr int kStepBytes = 16 * 128;  // 16 keys
+    const int stage = turn.stage();
+    const WarpgroupOperand value(memory_, index(Operand::value, stage),
+                                 kKeys * 128);
+    wait_for(Operand::value, turn);
+    hold_sums(output.values);
+    hold_words(words);
+    order_registers();
+    PKG_UNROLL
+    for (int step = 0; step < kKeys / 16; ++step) {
+      begin_product<Element, Major::outer>(output.values, words[step],
+                                           value.at(step * kStepBytes));
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void finish_output(Output& output,
+                                                Turn turn) const {
+    hold_sums(output.values);
+    release(empty(Operand::value, turn.stage()));
+  }
+
+  // Weights as operand A of 16 keys each: where two tiles of 8 columns of sums
+  // lie is where it does.
+  __device__ __forceinline__ static void round_weights(const Scores& weights,
+                                                       Words& words) {
+    PKG_UNROLL
+    for (int step = 0; step < kKeys / 16; ++step) {
+      PKG_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const auto& row = weights.values[word % 2];
+        const int j = 4 * step + word / 2 * 2;
+        words[step][word] = pair_of<Element>(row[j], row[j + 1]);
+      }
+    }
+  }
+
+  const MappedAttentionForward<Element>& mapped_;
+  const AttentionProblem<Element>& problem_;
+  const Mbarriers& barriers_;
+  SharedSpan<Element> memory_;
+};
+
+template <class Element, int kWidth, bool kPlain>
+__global__ void __launch_bounds__(384, 1) attention_forward_warpgroups_kernel(
+    const __grid_constant__ MappedAttentionForward<Element> mapped) {
+  // Nothing of it is compiled for devices that lack the instructions.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Block = AttentionWarpgroups<Element, kWidth, kPlain>;
+  PKG_MBARRIERS(barriers, Block::kBarriers);
+  Block(mapped, barriers).run();
+#else
+  __trap();
+#endif
+}
+
+}  // namespace pkg::cuda

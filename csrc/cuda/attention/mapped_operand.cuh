@@ -1,0 +1,94 @@
+// Queries, keys and values as the copy engine takes them
+// (device/tensor_map.cuh).
+//
+// A map has two dimensions for the matrices of a batch. Those of attention are
+// merged where they can be: heads of (batch, heads, length, head) with the
+// batch, key heads with the queries of a group; where a transposed tensor has
+// the heads inside they cannot, and take one dimension each. Broadcast ones
+// take none.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/device/batch.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/tensor_map.cuh"
+
+namespace pkg::cuda {
+
+constexpr int kBoxLines = 64;
+
+// A tensor with a map, and how far a step along each dimension of the batch
+// moves a box: the matrix in the lower half of a number, the group in the
+// upper.
+template <class Element>
+struct BoxedOperand {
+  MappedTensor<Element> tensor;
+  BatchStrides steps;
+  bool has_map;
+};
+
+struct MappedOperand {
+  TensorMap map;
+  BatchStrides steps;
+
+  __device__ __forceinline__ MappedMatrix matrix(const BatchSizes& batch,
+                                                 int64_t index) const {
+    const int64_t place = batch_offset(batch, steps, index);
+    return {static_cast<int>(place & 0xFFFFFFFF),
+            static_cast<int>(place >> 32)};
+  }
+};
+
+template <class Element>
+BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
+                                    const BatchSizes& batch, int64_t rows,
+                                    int64_t columns) {
+  BoxedOperand<Element> operand{.tensor = {matrices.data, columns, rows, 1,
+                                           matrices.row_stride, 0, kBoxLines},
+                                .steps = {},
+                                .has_map = matrices.column_stride == 1};
+  struct Level {
+    int64_t size = 1;
+    int64_t stride = 0;
+  };
+  Level levels[2];
+  int level = -1;
+  for (int d = batch.count - 1; d >= 0; --d) {
+    const int64_t size = batch.sizes[d];
+    const int64_t stride = matrices.batch_strides.strides[d];
+    if (size == 1 || stride == 0) {
+      continue;
+    }
+    const bool merges =
+        level >= 0 && stride == levels[level].size * levels[level].stride;
+    if (!merges && ++level == 2) {
+      operand.has_map = false;
+      return operand;
+    }
+    if (!merges) {
+      levels[level].stride = stride;
+    }
+    operand.steps.strides[d] = levels[level].size << (level == 0 ? 0 : 32);
+    levels[level].size *= size;
+  }
+  operand.tensor.matrices = levels[0].size;
+  operand.tensor.matrix_stride = levels[0].stride;
+  operand.tensor.groups = levels[1].size;
+  operand.tensor.group_stride = levels[1].stride;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  operand.has_map = operand.has_map && operand.tensor.has_map() &&
+                    levels[0].size <= kMost && levels[1].size <= kMost;
+  return operand;
+}
+
+// encode_tensor_map is the host's (host/tensor_map.h) or the emulator's,
+// whichever is known where this is instantiated.
+template <class Element>
+MappedOperand mapped_operand(const BoxedOperand<Element>& operand) {
+  return {encode_tensor_map(operand.tensor), operand.steps};
+}
+
+}  // namespace pkg::cuda
