@@ -89,6 +89,35 @@ __device__ __forceinline__ void differentiate(const Scores& weights,
   }
 }
 
+// A bit for each of a thread's weights that dropout leaves, of a tile whose
+// rows are keys, and by what it grows.
+template <class Weights>
+struct TransposedDropout {
+  uint32_t kept;
+  float scale;
+
+  template <class Attention>
+  __device__ __forceinline__ TransposedDropout(const Attention& attention,
+                                               int64_t row_begin,
+                                               int64_t column_begin)
+      : kept(attention.template kept_of_transposed<Weights>(row_begin,
+                                                            column_begin)),
+        scale(attention.keep_scale()) {}
+
+  __device__ __forceinline__ Weights dropped(Weights tile) const {
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        const bool is_kept =
+            (kept >> (i * Weights::kThreadColumns + j) & 1) != 0;
+        tile.values[i][j] *= is_kept ? scale : 0.0f;
+      }
+    }
+    return tile;
+  }
+};
+
 // Where scores are capped, their gradients become those of the scores before
 // the cap. score(tile) adds up the products of queries and keys again.
 template <class Attention, class Scores, class Score>
