@@ -196,8 +196,8 @@ class AttentionWarpgroups {
       if (work.begin >= work.end) {
         return;
       }
-      const MappedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
-      const MappedMatrix value =
+      const BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      const BoxedMatrix value =
           mapped_.value.matrix(problem_.batch, work.batch);
       barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
@@ -216,8 +216,7 @@ class AttentionWarpgroups {
   }
 
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    const MappedMatrix matrix =
-        mapped_.query.matrix(problem_.batch, work.batch);
+    const BoxedMatrix matrix = mapped_.query.matrix(problem_.batch, work.batch);
     const int row = static_cast<int>(work.row_begin);
     barriers_.arrive_and_expect(kQueryFull, kQueryElements * sizeof(Element));
     copy_boxes<kRows>(mapped_.query.map, matrix, 0, row, row + kBoxLines,
@@ -225,7 +224,7 @@ class AttentionWarpgroups {
   }
 
   __device__ __forceinline__ void copy_tile(Operand operand,
-                                            const MappedMatrix& matrix,
+                                            const BoxedMatrix& matrix,
                                             int begin, int end,
                                             Turn turn) const {
     const int stage = turn.stage();
@@ -246,7 +245,7 @@ class AttentionWarpgroups {
   // `second` on.
   template <int kLines>
   __device__ __forceinline__ void copy_boxes(const TensorMap& map,
-                                             const MappedMatrix& matrix,
+                                             const BoxedMatrix& matrix,
                                              int index, int first, int second,
                                              int barrier) const {
     PKG_UNROLL
@@ -255,7 +254,8 @@ class AttentionWarpgroups {
       for (int box = 0; box < kLines / kBoxLines; ++box) {
         copy_box(memory_, index + (slice * kLines / kBoxLines + box) * kBox,
                  map, slice * (128 / static_cast<int>(sizeof(Element))),
-                 box == 0 ? first : second, matrix, barriers_, barrier);
+                 box == 0 ? first : second, matrix.matrix, matrix.group,
+                 barriers_, barrier);
       }
     }
   }
