@@ -2,6 +2,7 @@
 
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/forward_kernels.cuh"
+#include "cuda/host/tensor_map.h"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -10,7 +11,9 @@ template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
                               cudaStream_t stream) {
   launch_attention_forward_kernel(
-      call, most_shared_bytes(),
+      call,
+      AttentionDevice{most_shared_bytes(), multiprocessor_count(),
+                      has_warpgroup_products()},
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);

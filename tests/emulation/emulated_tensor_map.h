@@ -30,6 +30,8 @@ struct TensorMap {
   int64_t matrices = 0;
   int64_t line_stride = 0;
   int64_t matrix_stride = 0;
+  int64_t groups = 0;
+  int64_t group_stride = 0;
   int box_lines = 0;
   size_t element_size = 0;
 };
@@ -39,9 +41,10 @@ TensorMap encode_tensor_map(const cuda::MappedTensor<Element>& tensor) {
   if (!tensor.has_map()) {
     throw Report("cuda emulator: a tensor that has no map is to be mapped");
   }
-  return {tensor.data,      tensor.width,       tensor.lines,
-          tensor.matrices,  tensor.line_stride, tensor.matrix_stride,
-          tensor.box_lines, sizeof(Element)};
+  return {tensor.data,     tensor.width,        tensor.lines,
+          tensor.matrices, tensor.line_stride,  tensor.matrix_stride,
+          tensor.groups,   tensor.group_stride, tensor.box_lines,
+          sizeof(Element)};
 }
 
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
@@ -50,8 +53,9 @@ void count_box();
 
 template <class Element>
 void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
-              int place, int line, int matrix, const Mbarriers& barriers,
-              int barrier, Site site = Site::current()) {
+              int place, int line, int matrix, int group,
+              const Mbarriers& barriers, int barrier,
+              Site site = Site::current()) {
   constexpr auto kWidth = static_cast<int64_t>(kBoxLineBytes / sizeof(Element));
   const size_t first_byte = to.byte(index);
   check_box(map, sizeof(Element), first_byte, site);
@@ -64,11 +68,13 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
           for (int64_t j = 0; j < kWidth; ++j) {
             const bool exists = line + i >= 0 && line + i < map.lines &&
                                 place + j >= 0 && place + j < map.width &&
-                                matrix >= 0 && matrix < map.matrices;
+                                matrix >= 0 && matrix < map.matrices &&
+                                group >= 0 && group < map.groups;
             Element element = {};
             if (exists) {
               element = static_cast<const Element*>(
-                  map.data)[matrix * map.matrix_stride +
+                  map.data)[group * map.group_stride +
+                            matrix * map.matrix_stride +
                             (line + i) * map.line_stride + place + j];
             }
             const size_t byte = first_byte +
@@ -79,6 +85,13 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
         }
       },
       site);
+}
+
+template <class Element>
+void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
+              int place, int line, int matrix, const Mbarriers& barriers,
+              int barrier, Site site = Site::current()) {
+  copy_box(to, index, map, place, line, matrix, 0, barriers, barrier, site);
 }
 
 }  // namespace pkg::emulation

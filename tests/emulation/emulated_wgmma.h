@@ -132,6 +132,9 @@ void wait_for_products(Site site = Site::current()) {
 template <class Sum, int kOwn>
 void hold_sums(Sum (&)[2][kOwn]) {}
 
+template <int kSteps>
+void hold_words(uint32_t (&)[kSteps][4]) {}
+
 template <int kRegisters>
 void give_registers() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

@@ -15,7 +15,11 @@ void run_forward(const Request& request) {
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
   cuda::launch_attention_forward_kernel(
-      call, static_cast<int>(request.integer("most_shared_bytes")),
+      call,
+      {.most_shared_bytes =
+           static_cast<int>(request.integer("most_shared_bytes")),
+       .multiprocessors = 2,
+       .has_warpgroup_products = request.integer("warpgroups") != 0},
       [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
           const auto& arguments) {
         launch_blocks(request, tiles, shape, kernel, arguments);

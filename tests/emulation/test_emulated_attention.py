@@ -223,7 +223,9 @@ def has_residual(dtype: torch.dtype) -> bool:
 Outputs = tuple[Tensor, Tensor, Tensor]  # as the forward operator returns them
 
 
-def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs:
+def emulated_forward(
+    emulator: Emulator, call: Call, blocks: int = 3, warpgroups: bool = False
+) -> Outputs:
     # As the operator does, dimensions in the order of the query's: heads may be inside.
     output = torch.full(call.output_shape, 77, dtype=call.query.dtype)
     if call.query.dim() == 4 and call.query.stride(1) < call.query.stride(2):
@@ -237,6 +239,7 @@ def emulated_forward(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs
         arguments |= operand("output_residual", residual, call.batch)
         names.append("output_residual")
     arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": MOST_SHARED_BYTES}
+    arguments["warpgroups"] = warpgroups
     emulator.run("attention_forward", names, blocks, **arguments)
     return output, log_sum_exp, residual
 

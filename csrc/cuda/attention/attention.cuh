@@ -188,6 +188,10 @@ struct AttentionProblem {
            variant.slopes.data == nullptr && variant.softcap == 0;
   }
 
+  bool sees_everything() const {
+    return !is_causal && variant.window_left < 0 && variant.window_right < 0;
+  }
+
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
     if (packed.rows.data == nullptr) {
       return {rows,

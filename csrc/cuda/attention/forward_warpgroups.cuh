@@ -69,13 +69,12 @@ class AttentionWarpgroups {
   static constexpr int kConsumers = 2 * kWarpgroup;
   static constexpr int kThreads = kConsumers + kWarpgroup;
   static constexpr int kBox = kBoxLines * 128 / sizeof(Element);
-  static constexpr int kBoxBytes = kBoxLines * 128;
   static constexpr int kSlices = kWidth / (128 / sizeof(Element));
   static constexpr int kQueryElements = kRows * kWidth;
   static constexpr int kTileElements = kKeys * kWidth;  // of keys, of values
   static constexpr int kSharedBytes =
       (kQueryElements + 2 * kStages * kTileElements) * sizeof(Element);
-  static constexpr int kBarriers = 4 * kStages + 2;
+  static constexpr int kBarriers = 4 * kStages + 4;
   // 384 threads begin with 168 registers each.
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
@@ -147,7 +146,9 @@ class AttentionWarpgroups {
     return 2 * kStages + full(operand, stage);
   }
   static constexpr int kQueryFull = 4 * kStages;
-  static constexpr int kQueryEmpty = 4 * kStages + 1;
+  static constexpr int kQueryEmpty = kQueryFull + 1;
+  // Of each warpgroup: it may begin products.
+  static constexpr int kOrder = kQueryEmpty + 1;
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kWarps = kConsumers / kWarp;
@@ -159,6 +160,8 @@ class AttentionWarpgroups {
     }
     barriers_.init(kQueryFull, 1);
     barriers_.init(kQueryEmpty, kWarps);
+    barriers_.init(kOrder, kWarps / 2);
+    barriers_.init(kOrder + 1, kWarps / 2);
     publish_mbarriers();
   }
 
@@ -185,67 +188,64 @@ class AttentionWarpgroups {
     }
   }
 
-  // One thread.
+  // One thread. Places are counted in 32 bits: it has few registers.
   __device__ __forceinline__ void copy() const {
     Turn turn;
-    uint32_t query_parity = 0;
+    uint32_t query_parity = 1;
     for_work([&](const Work& work) {
       if (work.begin >= work.end) {
         return;
       }
-      const MappedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
-      const MappedMatrix value =
+      const BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      const BoxedMatrix value =
           mapped_.value.matrix(problem_.batch, work.batch);
-      barriers_.wait(kQueryEmpty, query_parity ^ 1);
+      barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
       copy_query(work);
-      copy_tile(Operand::key, key, work.begin, work.end, turn);
+      const int end = static_cast<int>(work.end);
+      int begin = static_cast<int>(work.begin);
+      copy_tile(Operand::key, key, begin, end, turn);
       PKG_UNROLL_BY(1)
-      for (int64_t begin = work.begin; begin < work.end; begin += kKeys) {
-        const Turn next = turn.next();
-        if (begin + kKeys < work.end) {
-          copy_tile(Operand::key, key, begin + kKeys, work.end, next);
+      for (; begin < end; begin += kKeys, turn = turn.next()) {
+        if (begin + kKeys < end) {
+          copy_tile(Operand::key, key, begin + kKeys, end, turn.next());
         }
-        copy_tile(Operand::value, value, begin, work.end, turn);
-        turn = next;
+        copy_tile(Operand::value, value, begin, end, turn);
       }
     });
   }
 
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    const MappedMatrix matrix =
-        mapped_.query.matrix(problem_.batch, work.batch);
-    barriers_.arrive_and_expect(kQueryFull,
-                                kRows / kBoxLines * kSlices * kBoxBytes);
-    copy_boxes<kRows>(mapped_.query.map, matrix, 0,
-                      static_cast<int>(work.row_begin),
-                      static_cast<int>(work.row_begin) + kBoxLines, kQueryFull);
+    const BoxedMatrix matrix = mapped_.query.matrix(problem_.batch, work.batch);
+    const int row = static_cast<int>(work.row_begin);
+    barriers_.arrive_and_expect(kQueryFull, kQueryElements * sizeof(Element));
+    copy_boxes<kRows>(mapped_.query.map, matrix, 0, row, row + kBoxLines,
+                      kQueryFull);
   }
 
   __device__ __forceinline__ void copy_tile(Operand operand,
-                                            const MappedMatrix& matrix,
-                                            int64_t begin, int64_t end,
+                                            const BoxedMatrix& matrix,
+                                            int begin, int end,
                                             Turn turn) const {
     const int stage = turn.stage();
     const int barrier = full(operand, stage);
     barriers_.wait(empty(operand, stage), turn.parity() ^ 1);
-    barriers_.arrive_and_expect(barrier,
-                                kKeys / kBoxLines * kSlices * kBoxBytes);
-    // What no query of the block sees, from where tiles of 64 keys would have
-    // ended, is not copied: a box beyond the tensor is zeros.
-    const int64_t second =
-        begin + kBoxLines < end ? begin + kBoxLines : problem_.columns;
+    barriers_.arrive_and_expect(barrier, kTileElements * sizeof(Element));
+    // From where tiles of 64 keys would have ended, nothing is copied: a box
+    // beyond the tensor is zeros.
+    const int second = begin + kBoxLines < end
+                           ? begin + kBoxLines
+                           : static_cast<int>(problem_.columns);
     copy_boxes<kKeys>(
         operand == Operand::key ? mapped_.key.map : mapped_.value.map, matrix,
-        index(operand, stage), static_cast<int>(begin),
-        static_cast<int>(second), barrier);
+        index(operand, stage), begin, second, barrier);
   }
 
   // Lines from `first` on and, where there are more than one box has, from
   // `second` on.
   template <int kLines>
   __device__ __forceinline__ void copy_boxes(const TensorMap& map,
-                                             const MappedMatrix& matrix,
+                                             const BoxedMatrix& matrix,
                                              int index, int first, int second,
                                              int barrier) const {
     PKG_UNROLL
@@ -254,7 +254,8 @@ class AttentionWarpgroups {
       for (int box = 0; box < kLines / kBoxLines; ++box) {
         copy_box(memory_, index + (slice * kLines / kBoxLines + box) * kBox,
                  map, slice * (128 / static_cast<int>(sizeof(Element))),
-                 box == 0 ? first : second, matrix, barriers_, barrier);
+                 box == 0 ? first : second, matrix.matrix, matrix.group,
+                 barriers_, barrier);
       }
     }
   }
@@ -288,7 +289,9 @@ class AttentionWarpgroups {
     Words words;
     float corrections[Scores::kThreadRows];
     wait_for(Operand::key, turn);
+    take_order(turn);
     begin_scores(scores, turn);
+    pass_order();
     wait_for_products<0>();
     finish_scores(scores, turn);
     weigh(attention, work, work.begin, scores, softmax, corrections);
@@ -297,8 +300,10 @@ class AttentionWarpgroups {
     for (int64_t begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
       const Turn before = turn;
       turn = turn.next();
+      take_order(turn);
       begin_scores(scores, turn);
       begin_output(output, words, before);
+      pass_order();
       wait_for_products<1>();
       finish_scores(scores, turn);
       weigh(attention, work, begin, scores, softmax, corrections);
@@ -348,6 +353,17 @@ class AttentionWarpgroups {
 
   __device__ __forceinline__ void wait_for(Operand operand, Turn turn) const {
     barriers_.wait(full(operand, turn.stage()), turn.parity());
+  }
+
+  // The warpgroups begin their products one after the other, so that one makes
+  // weights while the tensor cores work for the other. The first goes first.
+  __device__ __forceinline__ void take_order(Turn turn) const {
+    const int warpgroup = warpgroup_of_thread();
+    barriers_.wait(kOrder + warpgroup,
+                   static_cast<uint32_t>(turn.count + warpgroup + 1) & 1);
+  }
+  __device__ __forceinline__ void pass_order() const {
+    release(kOrder + 1 - warpgroup_of_thread());
   }
 
   // Begins scores = Q K^T.

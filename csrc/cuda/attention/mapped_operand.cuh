@@ -30,12 +30,17 @@ struct BoxedOperand {
   bool has_map;
 };
 
+struct BoxedMatrix {
+  int matrix;
+  int group;
+};
+
 struct MappedOperand {
   TensorMap map;
   BatchStrides steps;
 
-  __device__ __forceinline__ MappedMatrix matrix(const BatchSizes& batch,
-                                                 int64_t index) const {
+  __device__ __forceinline__ BoxedMatrix matrix(const BatchSizes& batch,
+                                                int64_t index) const {
     const int64_t place = batch_offset(batch, steps, index);
     return {static_cast<int>(place & 0xFFFFFFFF),
             static_cast<int>(place >> 32)};

@@ -56,34 +56,28 @@ struct MappedTensor {
   }
 };
 
-// One of the matrices of a map.
-struct MappedMatrix {
-  int matrix;
-  int group;
-};
-
 #ifdef __CUDACC__
 
 // A parameter of the kernel, __grid_constant__: its address goes to the copy
 // engine.
 using TensorMap = CUtensorMap;
 
-// Begins to copy the box that begins at element (along the line, line) of the
-// matrix to where `index` is, at a multiple of 1024 bytes. The bytes of the
-// whole box count for the barrier, also those beyond the tensor. By one thread.
+// Begins to copy the box that begins at element (along the line, line) of a
+// matrix of a group to where `index` is, at a multiple of 1024 bytes. The bytes
+// of the whole box count for the barrier, also those beyond the tensor. By one
+// thread.
 template <class Element>
 __device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
                                          int index, const TensorMap& map,
-                                         int place, int line,
-                                         const MappedMatrix& matrix,
-                                         const Mbarriers& barriers,
+                                         int place, int line, int matrix,
+                                         int group, const Mbarriers& barriers,
                                          int barrier) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile"
       ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
           to.address(index)),
-      "l"(&map), "r"(place), "r"(line), "r"(matrix.matrix), "r"(matrix.group),
+      "l"(&map), "r"(place), "r"(line), "r"(matrix), "r"(group),
       "r"(barriers.address(barrier))
       : "memory");
 #else
@@ -98,8 +92,7 @@ __device__ __forceinline__ void copy_box(const SharedSpan<Element>& to,
                                          int place, int line, int matrix,
                                          const Mbarriers& barriers,
                                          int barrier) {
-  copy_box(to, index, map, place, line, MappedMatrix{matrix, 0}, barriers,
-           barrier);
+  copy_box(to, index, map, place, line, matrix, 0, barriers, barrier);
 }
 
 #endif

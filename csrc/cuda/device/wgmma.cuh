@@ -304,6 +304,7 @@ using emulation::begin_product;
 using emulation::commit_products;
 using emulation::give_registers;
 using emulation::hold_sums;
+using emulation::hold_words;
 using emulation::order_registers;
 using emulation::take_registers;
 using emulation::wait_for_products;
