@@ -36,6 +36,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
@@ -51,30 +52,33 @@
 namespace pkg::cuda {
 
 template <class Element>
-struct MappedGradKeyValue {
-  MappedOperand query;
-  MappedOperand grad_output;
-  MappedOperand key;
-  MappedOperand value;
-  AttentionGradKeyValue<Element> call;
-};
+using MappedGradKeyValue = MappedGradients<AttentionGradKeyValue<Element>>;
 
-template <class Element, int kWidth>
-class GradKeyValueWarpgroups : public GradientWarpgroups {
+template <class Element, int kWidth, bool kPlain>
+class GradKeyValueWarpgroups
+    : public GradientWarpgroups<kPlain && kWidth == 128 ? 240 : 232> {
+  using Launch = GradientWarpgroups<kPlain && kWidth == 128 ? 240 : 232>;
+
  public:
   static constexpr int kKeys = 128;
   static constexpr int kQueries = 64;
   static constexpr int kQueryBox = 32;
   static constexpr int kStages = 4;
   static constexpr int kBarriers = 2 * kStages + 2;
+  // Columns of the gradients that a block has.
+  static constexpr int kOwnWidth = kPlain ? kWidth : 64;
+  static constexpr int kHeadTiles = kWidth / kOwnWidth;
 
   using Key = WarpgroupLines<Element, kKeys, kWidth>;
   using Query = WarpgroupLines<Element, kQueries, kWidth>;
   using Weights =
       Tile<float, kKeys, kQueries, MmaThread<kKeys, kQueries, 16, kQueries>>;
-  using Sums = Tile<float, kKeys, kWidth, MmaThread<kKeys, kWidth, 16, kWidth>>;
+  using Sums =
+      Tile<float, kKeys, kOwnWidth, MmaThread<kKeys, kOwnWidth, 16, kOwnWidth>>;
+  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+                                       AttentionScores<Element>>;
   using Words = uint32_t[kQueries / 16][4];
-  static_assert(Weights::Thread::kThreads == kConsumers);
+  static_assert(Weights::Thread::kThreads == Launch::kConsumers);
 
   // Log-sum-exp and D lie behind the operands, each in place of two elements.
   static constexpr int kNumberElements = sizeof(float) / sizeof(Element);
@@ -82,6 +86,12 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
       2 * Key::kElements + 2 * kStages * Query::kElements;
   static constexpr int kSharedBytes =
       (kNumbers + 2 * kStages * kQueries * kNumberElements) * sizeof(Element);
+
+  __host__ __device__ static int64_t tile_count(
+      const AttentionGradKeyValue<Element>& call) {
+    return call.partition.owned_count *
+           tiles_of(call.backward.problem.columns, kKeys) * kHeadTiles;
+  }
 
   __device__ __forceinline__ GradKeyValueWarpgroups(
       const MappedGradKeyValue<Element>& mapped, const Mbarriers& barriers)
@@ -96,7 +106,7 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
       init_barriers();
     }
     __syncthreads();
-    divide_warpgroups([&] { compute(); }, [&] { copy(); });
+    divide_warpgroups<Launch>([&] { compute(); }, [&] { copy(); });
   }
 
  private:
@@ -105,11 +115,11 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
   // The keys that the block owns, and the queries that see them, of each matrix
   // of the batch that shares the keys.
   struct Work {
-    int64_t owned;
-    int64_t column_begin;
-    AttentionExtent extent;
-    int64_t begin;
-    int64_t end;
+    uint32_t owned;
+    int head_begin;
+    int column_begin;
+    int begin;
+    int end;
   };
 
   enum class Statistic { log_sum_exp, delta };
@@ -139,11 +149,11 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      barriers_.init(full(stage), 2);  // the copies, the numbers
-      barriers_.init(empty(stage), kConsumerWarps);
+      barriers_.init(full(stage), 3);  // two copies, the numbers
+      barriers_.init(empty(stage), Launch::kConsumerWarps);
     }
-    barriers_.init(kKeysFull, 1);
-    barriers_.init(kKeysEmpty, kConsumerWarps);
+    barriers_.init(kKeysFull, 2);
+    barriers_.init(kKeysEmpty, Launch::kConsumerWarps);
     publish_mbarriers();
   }
 
@@ -162,93 +172,91 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
     return kNumbers + place * kQueries * kNumberElements;
   }
 
+  __device__ __forceinline__ uint32_t shared_count() const {
+    return static_cast<uint32_t>(call_.partition.shared_count);
+  }
+
   // Calls function(work) for what the block has to do.
   template <class Function>
   __device__ __forceinline__ void for_work(Function&& function) const {
-    const int64_t column_tiles = tiles_of(problem_.columns, kKeys);
-    const int64_t tiles = call_.partition.owned_count * column_tiles;
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      const int64_t owned = tile / column_tiles;
-      const int64_t column_begin = tile % column_tiles * kKeys;
-      const AttentionExtent extent =
-          problem_.extent(call_.partition.batch_index(owned, 0));
-      function(Work{owned, column_begin, extent,
-                    problem_.first_row(extent, column_begin),
-                    problem_.row_end(extent, column_begin + kKeys)});
+    const auto column_tiles =
+        static_cast<uint32_t>(tiles_of(problem_.columns, kKeys));
+    const auto tiles = static_cast<uint32_t>(tile_count(call_));
+    for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const uint32_t owned = tile / kHeadTiles / column_tiles;
+      const int head_begin = static_cast<int>(tile % kHeadTiles) * kOwnWidth;
+      const int column_begin =
+          static_cast<int>(tile / kHeadTiles % column_tiles) * kKeys;
+      const AttentionExtent extent = extent_of_one_length(problem_, 0);
+      function(Work{
+          owned, head_begin, column_begin,
+          static_cast<int>(problem_.first_row(extent, column_begin)),
+          static_cast<int>(problem_.row_end(extent, column_begin + kKeys))});
     }
   }
 
   // A warp.
   __device__ __forceinline__ void copy() const {
-    const bool is_first = threadIdx.x % kWarp == 0;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     Turn turn;
-    uint32_t key_parity = 0;
+    uint32_t key_parity = 1;
     for_work([&](const Work& work) {
       if (work.begin >= work.end) {
         return;
       }
-      barriers_.wait(kKeysEmpty, key_parity ^ 1);
+      barriers_.wait(kKeysEmpty, key_parity);
       key_parity ^= 1;
-      if (is_first) {
-        copy_keys(work);
+      // Key and value are the same in all matrices of the batch that share
+      // them.
+      if (lane < 2) {
+        const MappedOperand& operand = mapped_.keys[lane];
+        Key::template copy<kBoxLines>(
+            memory_, lane * Key::kElements, operand.map,
+            matrix_of(operand, problem_.batch,
+                      batch_index(call_.partition, work.owned, 0)),
+            work.column_begin, static_cast<int>(problem_.columns), barriers_,
+            kKeysFull);
       }
-      for (int64_t shared = 0; shared < call_.partition.shared_count;
-           ++shared) {
-        const int64_t batch = call_.partition.batch_index(work.owned, shared);
-        PKG_UNROLL_BY(1)
-        for (int64_t begin = work.begin; begin < work.end; begin += kQueries) {
-          barriers_.wait(empty(turn.stage()), turn.parity() ^ 1);
-          if (is_first) {
-            copy_queries(batch, begin, work.end, turn.stage());
-          }
-          copy_numbers(batch, begin, turn.stage());
-          __syncwarp();
-          if (is_first) {
-            barriers_.arrive(full(turn.stage()));
-          }
-          ++turn.count;
-        }
+      for (uint32_t shared = 0; shared < shared_count(); ++shared) {
+        copy_queries(work, batch_index(call_.partition, work.owned, shared),
+                     lane, turn);
       }
     });
   }
 
-  // Key and value are the same in all matrices of the batch that share them.
-  __device__ __forceinline__ void copy_keys(const Work& work) const {
-    const int64_t batch = call_.partition.batch_index(work.owned, 0);
-    const auto copy = [&](int index, const MappedOperand& operand) {
-      Key::template copy<kBoxLines>(
-          memory_, index, operand, operand.matrix(problem_.batch, batch),
-          work.column_begin, problem_.columns, barriers_, kKeysFull);
-    };
-    barriers_.arrive_and_expect(kKeysFull, 2 * Key::kBytes);
-    copy(kKeyIndex, mapped_.key);
-    copy(kValueIndex, mapped_.value);
+  __device__ __forceinline__ void copy_queries(const Work& work, uint32_t batch,
+                                               int lane, Turn& turn) const {
+    const MappedOperand& operand = mapped_.queries[lane % 2];
+    const BoxedMatrix matrix = matrix_of(operand, problem_.batch, batch);
+    const int64_t statistics = batch * problem_.rows;
+    PKG_UNROLL_BY(1)
+    for (int begin = work.begin; begin < work.end;
+         begin += kQueries, ++turn.count) {
+      const int stage = turn.stage();
+      barriers_.wait(empty(stage), turn.parity() ^ 1);
+      if (lane < 2) {
+        Query::template copy<kQueryBox>(
+            memory_, query_index(stage) + lane * Query::kElements, operand.map,
+            matrix, begin, work.end, barriers_, full(stage));
+      }
+      copy_numbers(computed_here(statistics), begin, stage);
+      __syncwarp();
+      if (lane == 0) {
+        barriers_.arrive(full(stage));
+      }
+    }
   }
 
-  __device__ __forceinline__ void copy_queries(int64_t batch, int64_t begin,
-                                               int64_t end, int stage) const {
-    const auto copy = [&](int index, const MappedOperand& operand) {
-      Query::template copy<kQueryBox>(memory_, index, operand,
-                                      operand.matrix(problem_.batch, batch),
-                                      begin, end, barriers_, full(stage));
-    };
-    barriers_.arrive_and_expect(full(stage), 2 * Query::kBytes);
-    copy(query_index(stage), mapped_.query);
-    copy(grad_output_index(stage), mapped_.grad_output);
-  }
-
-  __device__ __forceinline__ void copy_numbers(int64_t batch, int64_t begin,
+  __device__ __forceinline__ void copy_numbers(int64_t statistics, int begin,
                                                int stage) const {
-    const AttentionExtent extent = problem_.extent(batch);
     PKG_UNROLL
     for (int i = 0; i < kQueries; i += kWarp) {
       const int query = i + static_cast<int>(threadIdx.x) % kWarp;
-      const int64_t row = begin + query;
+      const bool exists = begin + query < problem_.rows;
       const auto copy = [&](Statistic statistic, const float* numbers) {
-        const float number =
-            row < extent.rows ? numbers[extent.statistics + row] : 0.0f;
+        const int64_t row = statistics + begin + query;
         memory_.store(numbers_index(statistic, stage) + query * kNumberElements,
-                      number);
+                      exists ? numbers[row] : 0.0f);
       };
       copy(Statistic::log_sum_exp, call_.backward.log_sum_exp);
       copy(Statistic::delta, call_.backward.delta);
@@ -257,7 +265,6 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   // Two warpgroups.
   __device__ __forceinline__ void compute() const {
-    const bool is_plain = problem_.is_plain();
     Turn turn;
     uint32_t key_parity = 0;
     for_work([&](const Work& work) {
@@ -266,14 +273,9 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
       if (work.begin < work.end) {
         barriers_.wait(kKeysFull, key_parity);
         key_parity ^= 1;
-        for (int64_t shared = 0; shared < call_.partition.shared_count;
-             ++shared) {
-          const int64_t batch = call_.partition.batch_index(work.owned, shared);
-          if (is_plain) {
-            add<true>(work, batch, turn, key_sums, value_sums);
-          } else {
-            add<false>(work, batch, turn, key_sums, value_sums);
-          }
+        for (uint32_t shared = 0; shared < shared_count(); ++shared) {
+          add(work, batch_index(call_.partition, work.owned, shared), turn,
+              key_sums, value_sums);
         }
         release(barriers_, kKeysEmpty);
       }
@@ -283,11 +285,11 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   __device__ __forceinline__ void store(const Work& work, Sums& key_sums,
                                         const Sums& value_sums) const {
-    const int64_t batch = call_.partition.batch_index(work.owned, 0);
+    const uint32_t batch = batch_index(call_.partition, work.owned, 0);
     const auto store = [&](const Sums& sums,
                            const ResultBatch<Element>& gradient, int64_t size) {
       store_tile(sums, gradient.row(problem_.batch, batch, 0), problem_.columns,
-                 size, gradient.row_stride, work.column_begin, 0);
+                 size, gradient.row_stride, work.column_begin, work.head_begin);
     };
     key_sums.scale(static_cast<float>(problem_.scale));
     store(key_sums, call_.grad_key, problem_.head_size);
@@ -295,23 +297,23 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
   }
 
   // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
-  template <bool kIsPlain>
-  __device__ __forceinline__ void add(const Work& work, int64_t batch,
+  __device__ __forceinline__ void add(const Work& work, uint32_t batch,
                                       Turn& turn, Sums& key_sums,
                                       Sums& value_sums) const {
-    const ScoresOf<kIsPlain, Element> attention(problem_, batch, work.extent);
+    const Attention attention(problem_, batch,
+                              extent_of_one_length(problem_, batch));
     Weights weights(0);
     Weights gradients(0);
     PKG_UNROLL_BY(1)
-    for (int64_t begin = work.begin; begin < work.end; begin += kQueries) {
+    for (int begin = work.begin; begin < work.end; begin += kQueries) {
       const int stage = turn.stage();
       Words weight_words;
       Words gradient_words;
       barriers_.wait(full(stage), turn.parity());
-      if constexpr (kIsPlain) {
+      if constexpr (kPlain) {
         weigh_plainly(attention, work, begin, stage, weights, gradients,
                       weight_words);
-        begin_value_sums(value_sums, weight_words, stage);
+        begin_value_sums(value_sums, weight_words, work, stage);
         wait_for_products<1>();
         hold_sums(gradients.values);
         differentiate(weights, gradients, numbers(Statistic::delta, stage));
@@ -320,8 +322,9 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
                                 gradients, weight_words, value_sums);
       }
       round_tile<Element>(gradients, gradient_words);
-      begin_sums<Element>(key_sums, gradient_words,
-                          Query::by_column(memory_, query_index(stage)));
+      begin_sums<Element>(
+          key_sums, gradient_words,
+          Query::by_column(memory_, query_index(stage), work.head_begin));
       wait_for_products<0>();
       hold_sums(value_sums.values);
       hold_sums(key_sums.values);
@@ -332,7 +335,6 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   // Makes weights; the product of the gradients of the output with the values
   // goes on.
-  template <class Attention>
   __device__ __forceinline__ void weigh_plainly(const Attention& attention,
                                                 const Work& work, int64_t begin,
                                                 int stage, Weights& weights,
@@ -349,9 +351,8 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   // The same with all that may become of a score, to the gradients of the
   // scores before their cap.
-  template <class Attention>
   __device__ __forceinline__ void weigh_and_differentiate(
-      const Attention& attention, const Work& work, int64_t begin, int stage,
+      const Attention& attention, const Work& work, int begin, int stage,
       Weights& weights, Weights& gradients, Words& weight_words,
       Sums& value_sums) const {
     const auto score = [&](Weights& tile) {
@@ -366,7 +367,7 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
                                              work.column_begin);
     round_tile<Element>(dropout.dropped(weights), weight_words);
     begin_products_of_values(gradients, stage);
-    begin_value_sums(value_sums, weight_words, stage);
+    begin_value_sums(value_sums, weight_words, work, stage);
     wait_for_products<0>();
     hold_sums(gradients.values);
     hold_sums(value_sums.values);
@@ -396,9 +397,11 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
 
   __device__ __forceinline__ void begin_value_sums(Sums& value_sums,
                                                    Words& weight_words,
+                                                   const Work& work,
                                                    int stage) const {
-    begin_sums<Element>(value_sums, weight_words,
-                        Query::by_column(memory_, grad_output_index(stage)));
+    begin_sums<Element>(
+        value_sums, weight_words,
+        Query::by_column(memory_, grad_output_index(stage), work.head_begin));
   }
 
   const MappedGradKeyValue<Element>& mapped_;
@@ -408,13 +411,13 @@ class GradKeyValueWarpgroups : public GradientWarpgroups {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth>
+template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(384, 1)
     attention_grad_key_value_warpgroups_kernel(
         const __grid_constant__ MappedGradKeyValue<Element> mapped) {
   // Nothing of it is compiled for devices that lack the instructions.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Block = GradKeyValueWarpgroups<Element, kWidth>;
+  using Block = GradKeyValueWarpgroups<Element, kWidth, kPlain>;
   PKG_MBARRIERS(barriers, Block::kBarriers);
   Block(mapped, barriers).run();
 #else

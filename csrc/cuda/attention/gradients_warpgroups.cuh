@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/gradients.cuh"
@@ -23,20 +22,31 @@
 
 namespace pkg::cuda {
 
-// Of a launch; 384 threads begin with 168 registers each.
+// Of a pair of operands, which lie side by side in shared memory, the first two
+// lanes of the copying warp copy one each. That warp has few registers: what
+// both do is there once, and places are counted in 32 bits.
+template <class Call>
+struct MappedGradients {
+  MappedOperand queries[2];  // the query and the gradient of the output
+  MappedOperand keys[2];     // the key and the value
+  Call call;
+};
+
+// Of a launch; 384 threads begin with 168 registers each, of which those that
+// copy give to the others.
+template <int kRegisters>
 struct GradientWarpgroups {
   static constexpr int kConsumers = 2 * kWarpgroup;
   static constexpr int kThreads = kConsumers + kWarpgroup;
   static constexpr int kConsumerWarps = kConsumers / kWarp;
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = kRegisters;
+  static constexpr int kProducerRegisters = 3 * 168 - 2 * kRegisters;
 };
 
 // Calls compute() by the two warpgroups, copy() by a warp of the third.
-template <class Compute, class Copy>
+template <class Launch, class Compute, class Copy>
 __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
                                                   Copy&& copy) {
-  using Launch = GradientWarpgroups;
   if (warpgroup_of_thread() < Launch::kConsumers / kWarpgroup) {
     take_registers<Launch::kConsumerRegisters>();
     compute();
@@ -80,24 +90,26 @@ struct WarpgroupLines {
   static constexpr int kElements = kLines * kWidth;
   static constexpr int kBytes = kSlices * kSliceBytes;
 
-  // Begins to copy them, from `line` on, to where `index` is; the bytes of
-  // boxes that begin at `end` or later become zeros. By one thread, for a
-  // barrier that expects kBytes.
+  // Begins to copy them, from `line` on, to where `index` is; boxes that begin
+  // at `end` or later become zeros. By one thread, which arrives at the
+  // barrier.
   template <int kBoxLinesOfMap>
-  __device__ __forceinline__ static void copy(
-      const SharedSpan<Element>& memory, int index,
-      const MappedOperand& operand, const MappedMatrix& matrix, int64_t line,
-      int64_t end, const Mbarriers& barriers, int barrier) {
-    // No tensor has such lines.
-    constexpr int kBeyond = 0x7fffff00;
+  __device__ __forceinline__ static void copy(const SharedSpan<Element>& memory,
+                                              int index, const TensorMap& map,
+                                              const BoxedMatrix& matrix,
+                                              int line, int end,
+                                              const Mbarriers& barriers,
+                                              int barrier) {
+    constexpr int kBeyond = 0x7fffff00;  // no tensor has such lines
+    barriers.arrive_and_expect(barrier, kBytes);
     PKG_UNROLL
-    for (int slice = 0; slice < kSlices; ++slice) {
+    for (int first = 0; first < kLines; first += kBoxLinesOfMap) {
+      const int from = line + first < end ? line + first : kBeyond;
       PKG_UNROLL
-      for (int first = 0; first < kLines; first += kBoxLinesOfMap) {
-        copy_box(memory, index + (slice * kLines + first) * kLine, operand.map,
-                 slice * kLine,
-                 line + first < end ? static_cast<int>(line) + first : kBeyond,
-                 matrix, barriers, barrier);
+      for (int slice = 0; slice < kSlices; ++slice) {
+        copy_box(memory, index + (slice * kLines + first) * kLine, map,
+                 slice * kLine, from, matrix.matrix, matrix.group, barriers,
+                 barrier);
       }
     }
   }
@@ -109,10 +121,10 @@ struct WarpgroupLines {
     return WarpgroupOperand(memory, index + line * kLine);
   }
 
-  // As operand B of a product that sums over the lines.
+  // From a column on, as operand B of a product that sums over the lines.
   __device__ __forceinline__ static WarpgroupOperand by_column(
-      const SharedSpan<Element>& memory, int index) {
-    return WarpgroupOperand(memory, index, kSliceBytes);
+      const SharedSpan<Element>& memory, int index, int column = 0) {
+    return WarpgroupOperand(memory, index + column * kLines, kSliceBytes);
   }
 };
 
@@ -170,20 +182,66 @@ __device__ __forceinline__ void round_tile(const TileType& tile,
   }
 }
 
-// What makes scores of products: where nothing but the scale does, without the
-// registers that all else would take.
-template <bool kIsPlain, class Element>
-using ScoresOf = std::conditional_t<kIsPlain, PlainScores<Element>,
-                                    AttentionScores<Element>>;
+// extent() of matrices of one length, without the code for others.
+template <class Element>
+__device__ __forceinline__ AttentionExtent
+extent_of_one_length(const AttentionProblem<Element>& problem, int64_t index) {
+  return {problem.rows,
+          problem.columns,
+          0,
+          0,
+          attention_key_limits(problem.rows, problem.columns, problem.is_causal,
+                               problem.variant.window_left,
+                               problem.variant.window_right),
+          index * problem.rows};
+}
 
-// Whether both heads fit, and the lengths are those of copies: then only the
-// operands' strides decide.
+// batch_offset() where a batch has fewer than 2^32 matrices: its divisions take
+// a third of the registers.
+__device__ __forceinline__ int64_t batch_place(const BatchSizes& batch,
+                                               const BatchStrides& steps,
+                                               uint32_t index) {
+  int64_t place = 0;
+  PKG_UNROLL_BY(1)
+  for (int dimension = batch.count - 1; dimension >= 0; --dimension) {
+    const auto size = static_cast<uint32_t>(batch.sizes[dimension]);
+    place += index % size * steps.strides[dimension];
+    index /= size;
+  }
+  return place;
+}
+
+// Which matrix of the batch it is that shares an owned one.
+__device__ __forceinline__ uint32_t batch_index(const BatchPartition& partition,
+                                                uint32_t owned,
+                                                uint32_t shared) {
+  return static_cast<uint32_t>(
+      batch_place(partition.owned, partition.owned_steps, owned) +
+      batch_place(partition.shared, partition.shared_steps, shared));
+}
+
+__device__ __forceinline__ BoxedMatrix matrix_of(const MappedOperand& operand,
+                                                 const BatchSizes& batch,
+                                                 uint32_t index) {
+  const int64_t place = batch_place(batch, operand.steps, index);
+  return {static_cast<int>(place & 0xFFFFFFFF), static_cast<int>(place >> 32)};
+}
+
+// Whether both heads fit, and all that is counted does in 32 bits: then only
+// the operands' strides decide.
 template <class Element>
 bool suits_warpgroups(const AttentionProblem<Element>& problem) {
   constexpr int64_t kMostHead = 128;
+  constexpr int kTile = 128;
   return problem.packed.rows.data == nullptr &&
          problem.head_size <= kMostHead && problem.value_size <= kMostHead &&
-         problem.rows < kMostTiledLength && problem.columns < kMostTiledLength;
+         problem.rows < kMostTiledLength &&
+         problem.columns < kMostTiledLength &&
+         problem.batch_count < kMostTiledLength &&
+         problem.batch_count * tiles_of(problem.rows, kTile) <
+             kMostTiledLength &&
+         problem.batch_count * tiles_of(problem.columns, kTile) <
+             kMostTiledLength;
 }
 
 }  // namespace pkg::cuda
