@@ -96,15 +96,15 @@ class AttentionWarpgroups {
       : mapped_(mapped),
         problem_(mapped.call.problem),
         barriers_(barriers),
-        memory_(dynamic_shared<Element>()) {}
+        memory_(dynamic_shared<Element>()),
+        warpgroup_(warpgroup_of_thread()) {}
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
       init_barriers();
     }
     __syncthreads();
-    const int warpgroup = warpgroup_of_thread();
-    if (warpgroup < kConsumers / kWarpgroup) {
+    if (warpgroup_ < kConsumers / kWarpgroup) {
       take_registers<kConsumerRegisters>();
       compute();
     } else {
@@ -362,12 +362,11 @@ class AttentionWarpgroups {
   // The warpgroups begin their products one after the other, so that one makes
   // weights while the tensor cores work for the other. The first goes first.
   __device__ __forceinline__ void take_order(Turn turn) const {
-    const int warpgroup = warpgroup_of_thread();
-    barriers_.wait(kOrder + warpgroup,
-                   static_cast<uint32_t>(turn.count + warpgroup + 1) & 1);
+    barriers_.wait(kOrder + warpgroup_,
+                   static_cast<uint32_t>(turn.count + warpgroup_ + 1) & 1);
   }
   __device__ __forceinline__ void pass_order() const {
-    release(kOrder + 1 - warpgroup_of_thread());
+    release(kOrder + 1 - warpgroup_);
   }
 
   // Begins scores = Q K^T.
@@ -375,8 +374,7 @@ class AttentionWarpgroups {
                                                Turn turn) const {
     constexpr int kSteps = 4;  // of 32 bytes, in a line
     const int stage = turn.stage();
-    const int warpgroup = warpgroup_of_thread();
-    const WarpgroupOperand query(memory_, warpgroup * kBox);
+    const WarpgroupOperand query(memory_, warpgroup_ * kBox);
     const WarpgroupOperand key(memory_, index(Operand::key, stage));
     hold_sums(scores.values);
     order_registers();
@@ -442,6 +440,7 @@ class AttentionWarpgroups {
   const AttentionProblem<Element>& problem_;
   const Mbarriers& barriers_;
   SharedSpan<Element> memory_;
+  int warpgroup_;
 };
 
 template <class Element, int kWidth, bool kPlain>
