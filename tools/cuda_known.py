@@ -92,6 +92,12 @@ EXPECTED = (
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
     # 16 x 64 scores of a warp, for 64 columns of the head.
     Expected(r"attention_forward_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    # 64 x 128 scores of a warpgroup, or 64 x 64, of the whole head, and their product with values.
+    Expected(r"attention_forward_warpgroups_kernel<.*, 64, true>", {"HGMMA": 12}),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 64, false>", {"HGMMA": 8}),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 128, true>", {"HGMMA": 16}),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 128, false>", {"HGMMA": 12}),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 256, true>", {"HGMMA": 20}),
     Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
     Expected(r"attention_grad_key_value_mma_kernel<.*>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
@@ -138,6 +144,11 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
+    r"attention_forward_warpgroups_kernel<.*, 64, true>": 147456,
+    r"attention_forward_warpgroups_kernel<.*, 64, false>": 81920,
+    r"attention_forward_warpgroups_kernel<.*, 128, true>": 163840,
+    r"attention_forward_warpgroups_kernel<.*, 128, false>": 98304,
+    r"attention_forward_warpgroups_kernel<.*, 256, true>": 196608,
     r"decode_attention_mma_kernel<.*, 64>": 34816,
     r"decode_attention_mma_kernel<.*, 128>": 69632,
     r"decode_attention_mma_kernel<.*, 256>": 139264,

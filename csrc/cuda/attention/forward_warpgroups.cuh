@@ -6,19 +6,22 @@
 // warpgroups have 64 of the block's 128 queries each and all keys of a tile; a
 // thread of a third copies, by boxes of 64 lines: the queries of a tile once,
 // keys and values in stages of their own. While a warpgroup makes weights of
-// the scores of a tile, the tensor cores multiply those of the tile before with
-// its values, and the other warpgroup's. Weights, rounded to the operands'
-// type, are operand A of that product and never leave the registers.
+// the scores of a tile, the tensor cores multiply the weights of the tile
+// before with its values, and work for the other warpgroup: the two begin their
+// products in turns. Weights, rounded to the operands' type, are operand A of
+// that product and never leave the registers.
 //
-// Tiles: 128 queries by 128 keys; by 64 for heads above 128, whose sums take
-// 128 registers of a thread. A thread has 64 scores, 64 outputs (of a head of
-// 128) and 32 words of weights: 160 of 240 registers. Heads are padded with
-// zeros to 64, 128 or 256 columns by the copies.
+// Tiles: 128 queries by 128 keys: a thread has 64 scores, 64 outputs (of a head
+// of 128) and 32 words of weights, 160 of 232 registers. What masks, slopes,
+// caps and dropout take besides made the compiler spill 500 bytes of a thread;
+// with them, and for heads above 128, whose outputs take 128 registers, a tile
+// has 64 keys. (Heads above 128 with them take another kernel.) Heads are
+// padded with zeros to 64, 128 or 256 columns by the copies.
 //
-// Keys behind the last that the block's queries see have weights of zero, which
-// leave NaN where a value is infinite. Those of a tile's second 64 that no tile
-// of 64 would have touched are copied as zeros, so that tiles of both widths
-// give the same.
+// A value that is infinite or NaN spoils also the rows that see it not, with
+// weights of zero. So that tiles of 128 keys spoil no more than those of 64 of
+// the other kernels, the second half of a tile is copied as zeros where no
+// query of the block sees any of it.
 //
 // For 128 queries, 128 keys and a head of 128 a multiprocessor of an H200 takes
 // - tensor cores: 4 x 128^3 operations at 4096 a cycle: 2048 cycles;
@@ -93,15 +96,15 @@ class AttentionWarpgroups {
       : mapped_(mapped),
         problem_(mapped.call.problem),
         barriers_(barriers),
-        memory_(dynamic_shared<Element>()) {}
+        memory_(dynamic_shared<Element>()),
+        warpgroup_(warpgroup_of_thread()) {}
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
       init_barriers();
     }
     __syncthreads();
-    const int warpgroup = warpgroup_of_thread();
-    if (warpgroup < kConsumers / kWarpgroup) {
+    if (warpgroup_ < kConsumers / kWarpgroup) {
       take_registers<kConsumerRegisters>();
       compute();
     } else {
@@ -294,7 +297,7 @@ class AttentionWarpgroups {
     pass_order();
     wait_for_products<0>();
     finish_scores(scores, turn);
-    weigh(attention, work, work.begin, scores, softmax, corrections);
+    weigh(attention, work, work.begin, turn, scores, softmax, corrections);
     round_weights(scores, words);
     PKG_UNROLL_BY(1)
     for (int64_t begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
@@ -306,11 +309,7 @@ class AttentionWarpgroups {
       pass_order();
       wait_for_products<1>();
       finish_scores(scores, turn);
-      weigh(attention, work, begin, scores, softmax, corrections);
-      hold_sums(scores.values);
-      if (begin + kKeys < work.end) {
-        wait_for(Operand::key, turn.next());
-      }
+      weigh(attention, work, begin, turn, scores, softmax, corrections);
       wait_for_products<0>();
       finish_output(output, before);
       rescale(output, corrections);
@@ -323,17 +322,22 @@ class AttentionWarpgroups {
   }
 
   // Makes weights of products of queries and keys; corrections are for what was
-  // added with the weights before.
-  __device__ __forceinline__ static void weigh(
-      const Attention& attention, const Work& work, int64_t begin,
+  // added with the weights before. Then waits for the next keys: across that
+  // branch the compiler moves no part of it behind a wait for products.
+  __device__ __forceinline__ void weigh(
+      const Attention& attention, const Work& work, int64_t begin, Turn turn,
       Scores& scores, Softmax& softmax,
-      float (&corrections)[Scores::kThreadRows]) {
+      float (&corrections)[Scores::kThreadRows]) const {
     attention.score_tile(scores, work.row_begin, begin);
     PKG_UNROLL
     for (int i = 0; i < scores.kThreadRows; ++i) {
       corrections[i] = softmax.update_row(i, scores);
     }
     attention.drop_tile(scores, work.row_begin, begin);
+    hold_sums(scores.values);
+    if (begin + kKeys < work.end) {
+      wait_for(Operand::key, turn.next());
+    }
   }
 
   __device__ __forceinline__ static void rescale(
@@ -358,12 +362,11 @@ class AttentionWarpgroups {
   // The warpgroups begin their products one after the other, so that one makes
   // weights while the tensor cores work for the other. The first goes first.
   __device__ __forceinline__ void take_order(Turn turn) const {
-    const int warpgroup = warpgroup_of_thread();
-    barriers_.wait(kOrder + warpgroup,
-                   static_cast<uint32_t>(turn.count + warpgroup + 1) & 1);
+    barriers_.wait(kOrder + warpgroup_,
+                   static_cast<uint32_t>(turn.count + warpgroup_ + 1) & 1);
   }
   __device__ __forceinline__ void pass_order() const {
-    release(kOrder + 1 - warpgroup_of_thread());
+    release(kOrder + 1 - warpgroup_);
   }
 
   // Begins scores = Q K^T.
@@ -371,8 +374,7 @@ class AttentionWarpgroups {
                                                Turn turn) const {
     constexpr int kSteps = 4;  // of 32 bytes, in a line
     const int stage = turn.stage();
-    const int warpgroup = warpgroup_of_thread();
-    const WarpgroupOperand query(memory_, warpgroup * kBox);
+    const WarpgroupOperand query(memory_, warpgroup_ * kBox);
     const WarpgroupOperand key(memory_, index(Operand::key, stage));
     hold_sums(scores.values);
     order_registers();
@@ -438,6 +440,7 @@ class AttentionWarpgroups {
   const AttentionProblem<Element>& problem_;
   const Mbarriers& barriers_;
   SharedSpan<Element> memory_;
+  int warpgroup_;
 };
 
 template <class Element, int kWidth, bool kPlain>
