@@ -600,6 +600,13 @@ class PlainScores {
   int last_;
 };
 
+// What the choice of a kernel depends on beside the call.
+struct AttentionDevice {
+  int most_shared_bytes;  // of a block
+  int multiprocessors;
+  bool has_warpgroup_products;
+};
+
 // Calls function.operator()<width>() with the width of the tiles for heads of
 // that size: 128 columns where 64 would have several blocks repeat the scores,
 // if the registers of a thread hold so many.

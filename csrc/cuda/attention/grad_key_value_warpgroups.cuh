@@ -62,7 +62,6 @@ class GradKeyValueWarpgroups
  public:
   static constexpr int kKeys = 128;
   static constexpr int kQueries = 64;
-  static constexpr int kQueryBox = 32;
   static constexpr int kStages = 4;
   static constexpr int kBarriers = 2 * kStages + 2;
   // Columns of the gradients that a block has.
@@ -106,7 +105,8 @@ class GradKeyValueWarpgroups
       init_barriers();
     }
     __syncthreads();
-    divide_warpgroups<Launch>([&] { compute(); }, [&] { copy(); });
+    divide_warpgroups<Launch>([&] { compute(); },
+                              [&](int operand) { copy(operand); });
   }
 
  private:
@@ -122,9 +122,8 @@ class GradKeyValueWarpgroups
     int end;
   };
 
-  enum class Statistic { log_sum_exp, delta };
-
-  // Those of the queries of a stage, the columns of a transposed tile.
+  // Log-sum-exp or D of the queries of a stage, the columns of a transposed
+  // tile.
   struct Numbers {
     static constexpr bool kOfTransposed = true;
     SharedSpan<Element> memory;
@@ -149,7 +148,7 @@ class GradKeyValueWarpgroups
 
   __device__ __forceinline__ void init_barriers() const {
     for (int stage = 0; stage < kStages; ++stage) {
-      barriers_.init(full(stage), 3);  // two copies, the numbers
+      barriers_.init(full(stage), 4);  // two copies, two kinds of numbers
       barriers_.init(empty(stage), Launch::kConsumerWarps);
     }
     barriers_.init(kKeysFull, 2);
@@ -166,10 +165,8 @@ class GradKeyValueWarpgroups
   __device__ __forceinline__ static int grad_output_index(int stage) {
     return query_index(stage) + Query::kElements;
   }
-  __device__ __forceinline__ static int numbers_index(Statistic statistic,
-                                                      int stage) {
-    const int place = 2 * stage + (statistic == Statistic::delta ? 1 : 0);
-    return kNumbers + place * kQueries * kNumberElements;
+  __device__ __forceinline__ static int numbers_index(int operand, int stage) {
+    return kNumbers + (2 * stage + operand) * kQueries * kNumberElements;
   }
 
   __device__ __forceinline__ uint32_t shared_count() const {
@@ -195,9 +192,9 @@ class GradKeyValueWarpgroups
     }
   }
 
-  // A warp.
-  __device__ __forceinline__ void copy() const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  // A warp: the key and the query, or the value and the gradient of the output.
+  __device__ __forceinline__ void copy(int operand) const {
+    const MappedOperand& keys = mapped_.keys[operand];
     Turn turn;
     uint32_t key_parity = 1;
     for_work([&](const Work& work) {
@@ -206,60 +203,52 @@ class GradKeyValueWarpgroups
       }
       barriers_.wait(kKeysEmpty, key_parity);
       key_parity ^= 1;
-      // Key and value are the same in all matrices of the batch that share
-      // them.
-      if (lane < 2) {
-        const MappedOperand& operand = mapped_.keys[lane];
+      // They are the same in all matrices of the batch that share them.
+      if (threadIdx.x % kWarp == 0) {
+        const uint32_t batch = batch_index(call_.partition, work.owned, 0);
         Key::template copy<kBoxLines>(
-            memory_, lane * Key::kElements, operand.map,
-            matrix_of(operand, problem_.batch,
-                      batch_index(call_.partition, work.owned, 0)),
-            work.column_begin, static_cast<int>(problem_.columns), barriers_,
-            kKeysFull);
+            memory_, operand * Key::kElements, keys.map,
+            matrix_of(keys, problem_.batch, batch), work.column_begin,
+            static_cast<int>(problem_.columns), barriers_, kKeysFull);
       }
       for (uint32_t shared = 0; shared < shared_count(); ++shared) {
-        copy_queries(work, batch_index(call_.partition, work.owned, shared),
-                     lane, turn);
+        copy_queries(operand, work,
+                     batch_index(call_.partition, work.owned, shared), turn);
       }
     });
   }
 
-  __device__ __forceinline__ void copy_queries(const Work& work, uint32_t batch,
-                                               int lane, Turn& turn) const {
-    const MappedOperand& operand = mapped_.queries[lane % 2];
-    const BoxedMatrix matrix = matrix_of(operand, problem_.batch, batch);
-    const int64_t statistics = batch * problem_.rows;
+  __device__ __forceinline__ void copy_queries(int operand, const Work& work,
+                                               uint32_t batch,
+                                               Turn& turn) const {
+    const MappedOperand& queries = mapped_.queries[operand];
+    const BoxedMatrix matrix = matrix_of(queries, problem_.batch, batch);
+    const float* const numbers =
+        (operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta) +
+        batch * problem_.rows;
     PKG_UNROLL_BY(1)
     for (int begin = work.begin; begin < work.end;
          begin += kQueries, ++turn.count) {
       const int stage = turn.stage();
       barriers_.wait(empty(stage), turn.parity() ^ 1);
-      if (lane < 2) {
-        Query::template copy<kQueryBox>(
-            memory_, query_index(stage) + lane * Query::kElements, operand.map,
-            matrix, begin, work.end, barriers_, full(stage));
+      if (threadIdx.x % kWarp == 0) {
+        Query::template copy<kQueryBoxLines>(
+            memory_, query_index(stage) + operand * Query::kElements,
+            queries.map, matrix, begin, work.end, barriers_, full(stage));
       }
-      copy_numbers(computed_here(statistics), begin, stage);
-      __syncwarp();
-      if (lane == 0) {
-        barriers_.arrive(full(stage));
-      }
+      copy_numbers(numbers, begin, numbers_index(operand, stage));
+      release(barriers_, full(stage));
     }
   }
 
-  __device__ __forceinline__ void copy_numbers(int64_t statistics, int begin,
-                                               int stage) const {
+  __device__ __forceinline__ void copy_numbers(const float* numbers, int begin,
+                                               int index) const {
     PKG_UNROLL
     for (int i = 0; i < kQueries; i += kWarp) {
       const int query = i + static_cast<int>(threadIdx.x) % kWarp;
-      const bool exists = begin + query < problem_.rows;
-      const auto copy = [&](Statistic statistic, const float* numbers) {
-        const int64_t row = statistics + begin + query;
-        memory_.store(numbers_index(statistic, stage) + query * kNumberElements,
-                      exists ? numbers[row] : 0.0f);
-      };
-      copy(Statistic::log_sum_exp, call_.backward.log_sum_exp);
-      copy(Statistic::delta, call_.backward.delta);
+      const int row = begin + query;
+      memory_.store(index + query * kNumberElements,
+                    row < problem_.rows ? numbers[row] : 0.0f);
     }
   }
 
@@ -316,7 +305,7 @@ class GradKeyValueWarpgroups
         begin_value_sums(value_sums, weight_words, work, stage);
         wait_for_products<1>();
         hold_sums(gradients.values);
-        differentiate(weights, gradients, numbers(Statistic::delta, stage));
+        differentiate(weights, gradients, delta(stage));
       } else {
         weigh_and_differentiate(attention, work, begin, stage, weights,
                                 gradients, weight_words, value_sums);
@@ -344,8 +333,7 @@ class GradKeyValueWarpgroups
     begin_products_of_values(gradients, stage);
     wait_for_products<1>();
     hold_sums(weights.values);
-    weigh(attention, weights, begin, work.column_begin,
-          numbers(Statistic::log_sum_exp, stage));
+    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
     round_tile<Element>(weights, weight_words);
   }
 
@@ -361,8 +349,7 @@ class GradKeyValueWarpgroups
       hold_sums(tile.values);
     };
     score(weights);
-    weigh(attention, weights, begin, work.column_begin,
-          numbers(Statistic::log_sum_exp, stage));
+    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
     const TransposedDropout<Weights> dropout(attention, begin,
                                              work.column_begin);
     round_tile<Element>(dropout.dropped(weights), weight_words);
@@ -372,13 +359,15 @@ class GradKeyValueWarpgroups
     hold_sums(gradients.values);
     hold_sums(value_sums.values);
     gradients = dropout.dropped(gradients);
-    differentiate(weights, gradients, numbers(Statistic::delta, stage));
+    differentiate(weights, gradients, delta(stage));
     multiply_by_cap_slopes(attention, gradients, score);
   }
 
-  __device__ __forceinline__ Numbers numbers(Statistic statistic,
-                                             int stage) const {
-    return {memory_, numbers_index(statistic, stage)};
+  __device__ __forceinline__ Numbers log_sum_exp(int stage) const {
+    return {memory_, numbers_index(0, stage)};
+  }
+  __device__ __forceinline__ Numbers delta(int stage) const {
+    return {memory_, numbers_index(1, stage)};
   }
 
   __device__ __forceinline__ void begin_products_of_keys(Weights& tile,

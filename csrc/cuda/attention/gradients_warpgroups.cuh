@@ -22,9 +22,12 @@
 
 namespace pkg::cuda {
 
-// Of a pair of operands, which lie side by side in shared memory, the first two
-// lanes of the copying warp copy one each. That warp has few registers: what
-// both do is there once, and places are counted in 32 bits.
+// Lines of a box of queries where they come in turns, as the tiles of
+// grad_key_value_mma.cuh have them.
+constexpr int kQueryBoxLines = 32;
+
+// Of a pair of operands two warps copy one each. They have few registers:
+// what both do is there once, and places are counted in 32 bits.
 template <class Call>
 struct MappedGradients {
   MappedOperand queries[2];  // the query and the gradient of the output
@@ -43,7 +46,8 @@ struct GradientWarpgroups {
   static constexpr int kProducerRegisters = 3 * 168 - 2 * kRegisters;
 };
 
-// Calls compute() by the two warpgroups, copy() by a warp of the third.
+// Calls compute() by the two warpgroups, copy(0) and copy(1) by a warp of the
+// third each.
 template <class Launch, class Compute, class Copy>
 __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
                                                   Copy&& copy) {
@@ -52,8 +56,11 @@ __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
     compute();
   } else {
     give_registers<Launch::kProducerRegisters>();
-    if (static_cast<int>(threadIdx.x) < Launch::kConsumers + kWarp) {
-      copy();
+    const int warp =
+        __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0) -
+        Launch::kConsumerWarps;
+    if (warp < 2) {
+      copy(warp);
     }
   }
 }
