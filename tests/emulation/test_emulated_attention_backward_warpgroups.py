@@ -161,7 +161,9 @@ def test_what_is_not_finite_reaches_what_it_reaches_without_warpgroups(
         tensor[matrix, row, 3] = number
     ours = gradients_of(cuda_emulator, call)
     assert cuda_emulator.counters.group_products > 0
-    for result, expected in zip(ours, gradients_of(cuda_emulator, call, warpgroups=False)):
+    for result, expected in zip(
+        ours, gradients_of(cuda_emulator, call, warpgroups=False), strict=True
+    ):
         assert torch.equal(result.isnan(), expected.isnan())
         assert torch.equal(result.isinf(), expected.isinf())
 
