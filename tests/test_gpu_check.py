@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,26 @@ def test_the_sample_passes_on_the_cpu() -> None:
     result = subprocess.run([*command, "--sizes", "3"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "in 2 ways, 0 faults" in result.stdout
+
+
+def test_ways_that_attend_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU there is one way; here it is wrong where the variable is not 0."""
+    monkeypatch.syspath_prepend(TOOLS)
+    import gpu_attention
+
+    sizes = [(5, 9)], [(8, 16)]
+    assert list(gpu_attention.ways_that_attend(CPU, *sizes)) == []
+    right = gpu_attention.ops.scaled_dot_product_attention
+
+    def wrong(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
+        result: torch.Tensor = right(*inputs, **options)
+        is_other_way = os.environ.get(gpu_attention.VARIABLE) != "0"
+        return result + 1 if is_other_way and result.dtype != torch.float64 else result
+
+    monkeypatch.setattr(gpu_attention.ops, "scaled_dot_product_attention", wrong)
+    faults = list(gpu_attention.ways_that_attend(CPU, *sizes))
+    assert len(faults) == 2 * len(gpu_attention.features(1, 1, CPU))
+    assert all("PKG_CUDA_WARPGROUPS is not 0" in fault for fault in faults)
 
 
 def test_every_operator_is_called(sample: tuple[ModuleType, ModuleType]) -> None:

@@ -68,6 +68,7 @@ def requirements(options: argparse.Namespace) -> int:
 
 def sample(options: argparse.Namespace) -> int:
     """Call every operator, over sizes around its tiles and in every way that the device has."""
+    import gpu_attention
     import gpu_calls
     import gpu_ways
     import torch
@@ -84,6 +85,7 @@ def sample(options: argparse.Namespace) -> int:
         for name in gpu_ways.never_called(few, device)
     ]
     if device.type == "cuda" and not options.plain:
+        wrong += gpu_attention.ways_that_attend(device)
         wrong += gpu_ways.beyond_31_bits(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
     for fault in wrong:

@@ -166,8 +166,7 @@ def test_what_no_warpgroup_takes_goes_another_way(cuda_emulator: Emulator, name:
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": (3, 66)}], ids=str)
-@pytest.mark.parametrize("where", ["key", "value"])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("where", "number"), [("key", torch.nan), ("value", torch.inf)])
 def test_what_is_not_finite_reaches_what_it_reaches_without_warpgroups(
     cuda_emulator: Emulator, number: float, where: str, options: dict[str, object]
 ) -> None:

@@ -350,6 +350,31 @@ def test_attention_agrees_with_the_cpu(
         assert ((error <= 2 * bound) | (ours == theirs).reshape(bound.shape)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize(
+    "options", [{}, {"key_lead": (2, 2), "enable_gqa": True, "is_causal": True}], ids=str
+)
+def test_attention_forward_by_warpgroups(
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+    dtype: torch.dtype,
+) -> None:
+    """Where the device has their products, and unless they are turned off; heads lie inside."""
+    call = heads_inside(make(2, 6, rows=140, columns=150, head=64, dtype=dtype, **options))
+    without = forward(emulated_operators, call)
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    outputs = forward(emulated_operators, call)
+    assert not torch.equal(outputs[1], without[1])  # sums in another order
+    exact = attention.exact_results(call)
+    bounds = attention.bounds_of(call, exact)
+    for output, value, bound in zip(outputs[:2], exact, bounds, strict=False):
+        assert ((output.reshape(value.shape).double() - value).abs() <= bound).all()
+    monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
+    for output, each in zip(forward(emulated_operators, call), without, strict=True):
+        assert torch.equal(output, each)
+
+
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:
     call = make(2, 3, dtype=torch.float16, mask=torch.randn(5, 7))
     gradients = backward(emulated_operators, call, forward(emulated_operators, call))

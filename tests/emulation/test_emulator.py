@@ -17,6 +17,7 @@ from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
+from test_emulated_attention_warpgroups import check as check_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
@@ -267,10 +268,21 @@ def run_int4_linear(planted: Emulator) -> None:
         assert_int4_linear(emulated_int4_linear(planted, input, *weight, None, 1), input, *weight)
 
 
+def run_attention_by_warpgroups(planted: Emulator) -> None:
+    """More tiles of keys than stages, values of two parts, two tiles of queries a block."""
+    call = make_attention(2, rows=70, columns=420, head=128, dtype=torch.bfloat16)
+    check_warpgroups(planted, call, 1)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
+WARPGROUPS = (
+    ("run_attention_forward.cpp",),
+    run_attention_by_warpgroups,
+    "cuda/attention/forward_warpgroups.cuh",
+)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
@@ -520,6 +532,38 @@ PLANTED = {
         "(done - 1) >> problem_.slice_shift",
         "(kSlice - done) >> problem_.slice_shift",
         "assert",
+    ),
+    "keys released before they are multiplied": (
+        *WARPGROUPS,
+        "      pass_order();\n      wait_for_products<1>();\n      finish_scores(scores, turn);",
+        "      pass_order();\n      finish_scores(scores, turn);\n      wait_for_products<1>();",
+        "race on shared|on its way",
+    ),
+    "output scaled before its product has come": (
+        *WARPGROUPS,
+        "      wait_for_products<0>();\n      finish_output(output, before);\n"
+        "      rescale(output, corrections);",
+        "      rescale(output, corrections);\n      wait_for_products<0>();\n"
+        "      finish_output(output, before);",
+        "assert|has changed sums",  # poison that is scaled is poison
+    ),
+    "parts of the values elsewhere": (
+        *WARPGROUPS,
+        "kKeys * 128);\n    wait_for",
+        "kBoxLines * 128);\n    wait_for",
+        "assert",
+    ),
+    "registers that are not ordered": (
+        *WARPGROUPS,
+        "    order_registers();",
+        "",
+        "without having ordered",
+    ),
+    "keys that nobody has waited for": (
+        *WARPGROUPS,
+        "      wait_for(Operand::key, turn.next());\n",
+        "      wait_for(Operand::key, turn);\n",
+        "has not waited for it|on its way",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,

@@ -274,7 +274,6 @@ class AttentionWarpgroups {
         barriers_.wait(kQueryFull, query_parity);
         query_parity ^= 1;
         attend(work, turn, output, softmax);
-        release(kQueryEmpty);
       }
       store_attention(mapped_.call, work.extent, work.batch, work.row_begin, 0,
                       output, softmax);
@@ -315,6 +314,7 @@ class AttentionWarpgroups {
       rescale(output, corrections);
       round_weights(scores, words);
     }
+    release(kQueryEmpty);
     begin_output(output, words, turn);
     wait_for_products<0>();
     finish_output(output, turn);

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 #include "cuda/device/tensor_map.cuh"
 #include "cuda/host/launch.h"
@@ -80,10 +82,13 @@ TensorMap encode_tensor_map(const MappedTensor<Element>& tensor) {
 namespace pkg::cuda {
 
 // Whether kernels for 9.0a, with products of warpgroups, run on the device: no
-// other has those instructions.
+// other has those instructions. PKG_CUDA_WARPGROUPS=0 does without, so that the
+// two ways can be compared.
 inline bool has_warpgroup_products() {
 #ifdef PKG_CUDA_90A
-  return compute_capability() == 90;
+  const char* const asked = std::getenv("PKG_CUDA_WARPGROUPS");
+  return compute_capability() == 90 &&
+         (asked == nullptr || std::strcmp(asked, "0") != 0);
 #else
   return false;
 #endif

@@ -1,0 +1,87 @@
+"""Attention forward by warpgroups beside that by single warps, for ``gpu_check.py sample``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pkg import ops
+from pkg.testing.tolerance import expect_beside
+
+SEED = 5
+VARIABLE = "PKG_CUDA_WARPGROUPS"
+DTYPES = (torch.bfloat16, torch.float16)
+# Queries, keys: parts of tiles, more tiles than stages; head sizes of queries and of values.
+LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100))
+HEADS = ((64, 64), (40, 72), (128, 128), (256, 200))
+
+
+def features(queries: int, keys: int, device: torch.device) -> dict[str, dict[str, Any]]:
+    """What may become of a score, by name."""
+    mask = torch.rand(3, 1, queries, keys, device=device) > 0.2
+    return {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "in a window": {"window_left": 70, "window_right": 3},
+        "of groups": {"enable_gqa": True},
+        "masked": {"attn_mask": mask},
+        "dropped": {"dropout_p": 0.3},
+        "capped": {"softcap": 3.0, "alibi_slopes": torch.rand(4, device=device)},
+    }
+
+
+def operands(key_heads: int, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Query, key and value, whose heads lie inside, in float32."""
+    queries, keys, head, value_head = sizes
+    shapes = (queries, 4, head), (keys, key_heads, head), (keys, key_heads, value_head)
+    return [torch.randn(3, *shape, device=device).transpose(1, 2) for shape in shapes]
+
+
+def attended(inputs: Sequence[Tensor], options: dict[str, Any]) -> Tensor:
+    """Attention of the inputs; dropout draws the same each time, in every dtype."""
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        result: Tensor = ops.scaled_dot_product_attention(*inputs, **options)
+    return result
+
+
+def by_single_warps(inputs: Sequence[Tensor], options: dict[str, Any]) -> Tensor:
+    """The same without products of warpgroups."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "0"
+    try:
+        return attended(inputs, options)
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def ways_that_attend(
+    device: torch.device,
+    lengths: Sequence[Sequence[int]] = LENGTHS,
+    heads: Sequence[Sequence[int]] = HEADS,
+) -> Iterator[str]:
+    """Where warpgroups are further from attention in float64 than they may be beside single warps.
+
+    By the rule of ``pkg.testing``, for which the result of single warps is the plain one.
+    """
+    for dtype, length, head in itertools.product(DTYPES, lengths, heads):
+        for name, options in features(*length, device).items():
+            key_heads = 2 if "enable_gqa" in options else 4
+            inputs = [each.to(dtype) for each in operands(key_heads, (*length, *head), device)]
+            if name == "plain":  # and once with the heads outside
+                inputs = [each.contiguous() for each in inputs]
+            try:
+                exact = attended([each.double() for each in inputs], options)
+                expected = expect_beside(exact, by_single_warps(inputs, options))
+                what = f"attention of {dtype}, {length}, heads {head}, {name}"
+                expected.compare(attended(inputs, options), what)
+            except (AssertionError, RuntimeError) as fault:
+                yield f"{fault}, where {VARIABLE} is not 0"
