@@ -58,10 +58,13 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
   }
   query.tensor.box_lines = query_lines;
   grad_output.tensor.box_lines = query_lines;
-  launch(MappedGradients<Call>{
-      {mapped_operand(query), mapped_operand(grad_output)},
-      {mapped_operand(key), mapped_operand(value)},
-      call});
+  MappedGradients<Call> mapped;
+  mapped.queries[0] = mapped_operand(query);
+  mapped.queries[1] = mapped_operand(grad_output);
+  mapped.keys[0] = mapped_operand(key);
+  mapped.keys[1] = mapped_operand(value);
+  mapped.call = call;
+  launch(mapped);
   return true;
 }
 

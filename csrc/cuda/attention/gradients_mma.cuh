@@ -65,9 +65,9 @@ __device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
     attention.score_tile(tile, row_begin, column_begin);
   }
   PKG_UNROLL
-  for (int i = 0; i < Scores::kThreadRows; ++i) {
+  for (int j = 0; j < Scores::kThreadColumns; ++j) {
     PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
       tile.values[i][j] =
           attention_weight(tile.values[i][j], log_sum_exp.of(i, j));
     }
@@ -80,9 +80,9 @@ __device__ __forceinline__ void differentiate(const Scores& weights,
                                               Scores& gradients,
                                               const Numbers& delta) {
   PKG_UNROLL
-  for (int i = 0; i < Scores::kThreadRows; ++i) {
+  for (int j = 0; j < Scores::kThreadColumns; ++j) {
     PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
       gradients.values[i][j] = attention_grad_score(
           weights.values[i][j], gradients.values[i][j], delta.of(i, j));
     }
