@@ -129,6 +129,7 @@ EXPECTED = (
 DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
+    r"lltm_step_kernel<(bfloat16|float16)>": 65536,
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
