@@ -48,7 +48,8 @@ LltmStep<Element> first_step(const LltmPlan& plan, const Tensor& input,
   return step;
 }
 
-// The memory for the parts' sums where all steps like this are to be divided.
+// Says how steps like this one are divided; returns the memory for their parts'
+// sums where they are.
 template <class Element>
 std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
   using Number = Accumulator<Element>;
@@ -56,10 +57,10 @@ std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
   const int64_t panels = step.panel_count();
   const int64_t each = panels_of_block<Product>(step.tile_count(), panels,
                                                 Product::kLeastPanels);
+  step.divide(each);
   if (each >= panels) {
     return std::nullopt;
   }
-  step.divide(each);
   const std::array sizes{step.splits, step.operands.batch,
                          kGates * step.operands.units};
   const Tensor parts = empty_contiguous(sizes, number_type<Number>(), device);
@@ -69,7 +70,7 @@ std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
 
 template <class Element>
 void launch_step(const LltmStep<Element>& step, cudaStream_t stream) {
-  launch(lltm_step_kernel<Element>, step.tile_count() * step.splits,
+  launch(lltm_step_kernel<Element>, step.pieces,
          launch_shape<GateProduct<Element>>(), stream, step);
   if (step.parts != nullptr) {
     const int64_t states = step.operands.batch * step.operands.units;
@@ -97,8 +98,11 @@ void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
     step.operands.depths[1] = 0;
     step.input_sums = static_cast<const Number*>(input_sums->const_data_ptr());
   }
-  const auto parts = divide(step, device_of(hidden));
   const int64_t states = plan.batch * plan.hidden;
+  if (states == 0) {
+    return;
+  }
+  const auto parts = divide(step, device_of(hidden));
   for (int64_t t = 0; t < plan.steps; ++t) {
     launch_step(step, current_stream(hidden));
     step.operands.rows[0] = {step.new_h, plan.hidden, 1};

@@ -40,13 +40,13 @@ void run_step(const Request& request) {
   };
   const int64_t split_panels = request.integer("split_panels");
   std::vector<Number> parts;
+  step.divide(split_panels > 0 ? split_panels : step.panel_count());
   if (split_panels > 0) {
-    step.divide(split_panels);
     parts.resize(static_cast<size_t>(step.splits * step.operands.batch *
                                      cuda::kGates * hidden));
     step.parts = parts.data();
   }
-  launch_blocks(request, step.tile_count() * step.splits,
+  launch_blocks(request, step.pieces,
                 cuda::launch_shape<cuda::GateProduct<Element>>(),
                 cuda::lltm_step_kernel<Element>, step);
   if (split_panels > 0) {

@@ -169,8 +169,8 @@ struct LltmProduct {
 
   // Not as many as 2^31: c would take terabytes.
   int64_t pieces = 0;
-  FastDivisor tiles;
-  FastDivisor column_tiles;
+  FastDivisor tiles{};
+  FastDivisor column_tiles{};
 
   // Of one part.
   int64_t tile_count() const {

@@ -51,30 +51,41 @@ struct LltmStep {
   int64_t splits = 1;
   int64_t split_panels = 0;
 
-  __host__ __device__ int64_t unit_tiles() const {
-    return tiles_of(operands.units, Product::kUnits);
+  // Not as many as 2^31: the states would take terabytes.
+  int64_t pieces = 0;
+  FastDivisor tiles{};
+  FastDivisor unit_tiles{};
+
+  // Of one part.
+  int64_t tile_count() const {
+    return tiles_of(operands.batch, Product::kRows) *
+           tiles_of(operands.units, Product::kUnits);
   }
-  __host__ __device__ int64_t tile_count() const {
-    return tiles_of(operands.batch, Product::kRows) * unit_tiles();
-  }
-  __host__ __device__ int panel_count() const {
+  int64_t panel_count() const {
     return operands.panels_of(0, Product::kDepth) +
            operands.panels_of(1, Product::kDepth);
   }
-  void divide(int64_t panels) {
-    split_panels = panels;
-    splits = (panel_count() + panels - 1) / panels;
+
+  // To be called when all sizes are known, and the step has states.
+  void divide(int64_t panels_of_split) {
+    split_panels = panels_of_split;
+    splits = tiles_of(panel_count(), static_cast<int>(split_panels));
+    pieces = tile_count() * splits;
+    tiles = FastDivisor(tile_count());
+    unit_tiles = FastDivisor(tiles_of(operands.units, Product::kUnits));
   }
 
   // The tiles of a part follow one another.
-  __device__ __forceinline__ GatePiece piece(int64_t tile,
-                                             int64_t split) const {
-    const int panels = panel_count();
-    const int begin = static_cast<int>(split * split_panels);
+  __device__ __forceinline__ GatePiece piece(uint32_t index) const {
+    const auto place = tiles.divide(index);
+    const auto tile = unit_tiles.divide(place.remainder);
+    const int panels = operands.panels_of(0, Product::kDepth) +
+                       operands.panels_of(1, Product::kDepth);
     const int most = static_cast<int>(split_panels);
-    return {tile / unit_tiles() * Product::kRows,
-            tile % unit_tiles() * Product::kUnits, begin,
-            splits > 1 && panels - begin > most ? begin + most : panels};
+    const int begin = static_cast<int>(place.quotient) * most;
+    return {int64_t{tile.quotient} * Product::kRows,
+            int64_t{tile.remainder} * Product::kUnits, begin,
+            begin + most < panels ? begin + most : panels};
   }
 };
 
@@ -106,33 +117,47 @@ __device__ __forceinline__ void finish_state(const LltmStep<Element>& step,
                                        Gate<Number>(gates[1]).open);
 }
 
-// The states of a tile. Registers have no index: for one copy of the
-// activations to serve all rows of a thread, their sums move up.
+// The states of a tile, two at a time: one copy of the activations serves all
+// of a thread. Registers have no index, so the sums move up.
 template <class Element, class Sums>
 __device__ __forceinline__ void finish_tile(const LltmStep<Element>& step,
                                             const GatePiece& piece,
                                             Sums (&sums)[kGates]) {
   using Number = typename Sums::Value;
+  constexpr int kColumns = Sums::kThreadColumns;
+  constexpr int kAtOnce = 2;
   const typename Sums::Thread thread;
   PKG_UNROLL_BY(1)
   for (int i = 0; i < Sums::kThreadRows; ++i) {
     const int64_t row = piece.row_begin + thread.row(i);
-    PKG_UNROLL
-    for (int j = 0; j < Sums::kThreadColumns; ++j) {
-      const int64_t unit = piece.unit_begin + thread.column(j);
-      if (row < step.operands.batch && unit < step.operands.units) {
-        Number gates[kGates] = {sums[0].values[0][j], sums[1].values[0][j],
-                                sums[2].values[0][j]};
-        finish_state(step, row, unit, gates);
+    PKG_UNROLL_BY(1)
+    for (int j = 0; j < kColumns; j += kAtOnce) {
+      PKG_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t unit = piece.unit_begin + thread.column(j + k);
+        if (row < step.operands.batch && unit < step.operands.units) {
+          Number gates[kGates] = {sums[0].values[0][k], sums[1].values[0][k],
+                                  sums[2].values[0][k]};
+          finish_state(step, row, unit, gates);
+        }
+      }
+      PKG_UNROLL
+      for (int gate = 0; gate < kGates; ++gate) {
+        auto& values = sums[gate].values[0];
+        PKG_UNROLL
+        for (int k = kAtOnce; k < kColumns; ++k) {
+          values[k - kAtOnce] = values[k];
+        }
       }
     }
     PKG_UNROLL
     for (int gate = 0; gate < kGates; ++gate) {
+      auto& values = sums[gate].values;
       PKG_UNROLL
       for (int next = 1; next < Sums::kThreadRows; ++next) {
         PKG_UNROLL
-        for (int j = 0; j < Sums::kThreadColumns; ++j) {
-          sums[gate].values[next - 1][j] = sums[gate].values[next][j];
+        for (int k = 0; k < kColumns; ++k) {
+          values[next - 1][k] = values[next][k];
         }
       }
     }
@@ -145,11 +170,8 @@ __global__ void __launch_bounds__(GateProduct<Element>::kThreads,
     lltm_step_kernel(const __grid_constant__ LltmStep<Element> step) {
   using Product = GateProduct<Element>;
   using Sums = typename Product::Sums;
-  const int64_t tiles = step.tile_count();
-  for (int64_t index = blockIdx.x; index < tiles * step.splits;
-       index += gridDim.x) {
-    const int64_t split = index / tiles;
-    const GatePiece piece = step.piece(index % tiles, split);
+  for (int64_t index = blockIdx.x; index < step.pieces; index += gridDim.x) {
+    const GatePiece piece = step.piece(static_cast<uint32_t>(index));
     Sums sums[kGates] = {Sums(0), Sums(0), Sums(0)};
     Product::multiply(sums, step.operands, piece);
     if (step.parts == nullptr) {
@@ -158,6 +180,8 @@ __global__ void __launch_bounds__(GateProduct<Element>::kThreads,
     }
     const int64_t batch = step.operands.batch;
     const int64_t hidden = step.operands.units;
+    const int64_t split =
+        step.tiles.divide(static_cast<uint32_t>(index)).quotient;
     auto* to = step.parts + split * batch * kGates * hidden;
     PKG_UNROLL
     for (int gate = 0; gate < kGates; ++gate) {
