@@ -205,14 +205,18 @@ struct LltmProduct {
     return tiles.divide(index).quotient;
   }
 
-  // The steps that it has of an operand, of which there may be none.
-  __device__ __forceinline__ PanelSource<Element> steps_of(
-      const PanelSource<Element>& operand, uint32_t index, int part) const {
+  // What it has of an operand, from a row or column on: its steps, of which
+  // there may be none.
+  __device__ __forceinline__ PanelSource<Element> from(
+      const PanelSource<Element>& operand, int64_t outer_begin, uint32_t index,
+      int part) const {
     const int64_t first =
         split(index) * split_panels - (part > 0 ? panels_of(0) : 0);
     const int64_t begin = (first > 0 ? first : 0) * Shape::kDepth;
     const int64_t end = (first + split_panels) * Shape::kDepth;
-    return {operand.data + begin * operand.depth_stride, operand.outer_size,
+    return {operand.data + outer_begin * operand.outer_stride +
+                begin * operand.depth_stride,
+            operand.outer_size - outer_begin,
             (end < operand.depth_size ? end : operand.depth_size) - begin,
             operand.outer_stride, operand.depth_stride};
   }
@@ -244,11 +248,12 @@ __global__ void __launch_bounds__(BlockProduct<Element>::kThreads,
     typename Product::Sums sums(0);
     for (int part = 0; part < 2; ++part) {
       const auto piece = static_cast<uint32_t>(computed_here(index));
-      const auto a = product.steps_of(product.a[part], piece, part);
+      const auto a =
+          product.from(product.a[part], product.row_begin(piece), piece, part);
       if (a.depth_size > 0) {
-        Product::multiply(sums, a, product.row_begin(piece),
-                          product.steps_of(product.b[part], piece, part),
-                          product.column_begin(piece));
+        const auto b = product.from(product.b[part],
+                                    product.column_begin(piece), piece, part);
+        Product::multiply(sums, a, 0, b, 0);
       }
     }
     const auto piece = static_cast<uint32_t>(computed_here(index));
