@@ -9,12 +9,12 @@
 // units, a warp all rows and 16 units: 64 x 48 sums, 96 registers of a thread.
 // For 32 bytes of the summed dimension it loads seven times four matrices for
 // 24 products: 28 cycles of a multiprocessor's shared memory, of which the
-// products take 48 at the rate of an A100. Warps of 32 x 32 units would load
-// eight times; 64 rows x 32 units by warps of 32 x 16 five times for 12, and
-// copy 20 KiB instead of 32 for half the products. Tiles of 128 rows would
-// copy less, and multiply zeros for the small batches that cells have. Two
-// stages of 128 bytes of the summed dimension are 64 KiB: two blocks fit into a
-// multiprocessor.
+// products take 48 at the rate of an A100. A panel of 128 bytes is 448 such
+// cycles, 256 more for the copies of its 32 KiB, and 768 of products. Warps of
+// 32 x 32 units would load eight times; 64 rows x 32 units by warps of 32 x 16
+// five times for 12, and copy 20 KiB for half the products. Tiles of 128 rows
+// would copy less, and multiply zeros for the small batches that cells have.
+// Two stages are 64 KiB: two blocks fit into a multiprocessor.
 //
 // float64: the tensor cores too, by panels of eight steps, 64 rows and 32 units
 // of eight warps. A warp of 32 rows and 8 units loads seven numbers for 12
