@@ -43,7 +43,8 @@ void run(const Request& request) {
                 cuda::KeepSums{});
   launch_blocks(request, tiles, cuda::BlockProduct<Input>::kThreads,
                 cuda::matmul_sum_kernel<Input, Output>,
-                cuda::sum_of(problem, parts), cuda::KeepSums{});
+                cuda::sum_of(problem, sums.data(), parts.splits),
+                cuda::KeepSums{});
 }
 
 // How a product of so many tiles and panels is divided for so many blocks.

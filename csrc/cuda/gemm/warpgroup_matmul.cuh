@@ -292,11 +292,11 @@ __global__ void __launch_bounds__(
     }
     take_registers<Product::kConsumerRegisters>();
     typename Product::Turn turn;
-    typename Product::Sums sums(0);
     PKG_UNROLL_BY(1)
     for (int index = static_cast<int>(blockIdx.x); index < problem.tiles;
          index += static_cast<int>(gridDim.x)) {
       const WarpgroupPlace place = problem.template place<Product>(index);
+      typename Product::Sums sums(0);
       multiply_tile<Input>(product, problem, sums, place.panels, turn);
       epilogue(sums, problem, place.piece, place.row_begin, place.column_begin);
       store_tile(sums, problem.c + place.piece * problem.rows * problem.columns,
