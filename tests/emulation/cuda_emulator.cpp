@@ -17,6 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "asynchronous.h"
+#include "clocks.h"
+#include "emulated_mbarrier.h"
+#include "emulated_tensor_map.h"
+#include "emulated_wgmma.h"
+#include "emulator_state.h"
 #include "fiber.h"
 
 namespace pkg::emulation {
@@ -24,52 +30,8 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kMostThreads = 1024;
-constexpr int kWarpSize = 32;
 // More than any multiprocessor has, so that only the launch's own limit counts.
 constexpr size_t kMostStaticSharedBytes = 48 * 1024;
-
-enum class State { ready, in_block_barrier, in_warp_exchange, finished };
-
-struct Copy {
-  const SharedStorage* storage;
-  size_t index;
-  size_t count;
-  std::byte bytes[16];
-};
-
-struct Thread {
-  Thread() : fiber(kStackBytes) {}
-  Fiber fiber;
-  uint3 index;
-  State state = State::ready;
-  Site site;
-  // Groups of asynchronous copies, the oldest first; the last is not committed.
-  std::deque<std::vector<Copy>> copies{{}};
-};
-
-// What the lanes named by one mask exchange. Two generations of values, since a
-// lane may arrive at the next exchange before another has read this one.
-struct Exchange {
-  unsigned arrived = 0;
-  uint64_t generation = 0;
-  LaneBytes given[2][kWarpSize] = {};
-  LaneBytes taken[2][kWarpSize] = {};
-  Site site;
-};
-
-// Where a lane's asynchronous copy goes, and what it reads.
-struct CopiedVector {
-  size_t place;  // in shared memory, in bytes
-  uintptr_t from;
-  size_t valid;
-};
-
-struct Warp {
-  std::map<unsigned, Exchange> exchanges;
-  uint32_t last_barrier = 0;
-  // The copies of the block's lanes: the n-th of each is one instruction.
-  std::vector<CopiedVector> copies[kWarpSize];
-};
 
 struct SharedArray : SharedStorage {
   std::vector<std::byte> owned_bytes;
@@ -84,26 +46,26 @@ struct WatchedOutput {
 };
 
 Fiber scheduler;
-Counters counted{};
 std::vector<WatchedOutput> outputs;
-std::vector<std::unique_ptr<Thread>> threads;
-std::vector<Warp> warps;
 std::map<const char*, SharedArray> arrays;
-size_t thread_count = 0;
 size_t dynamic_bytes = 0;
-constexpr int kScheduler = -1;
-int running = kScheduler;
 std::string pending_report;
 const std::function<void()>* running_kernel = nullptr;
+
+}  // namespace
+
+std::vector<std::unique_ptr<Thread>> threads;
+std::vector<Warp> warps;
+size_t thread_count = 0;
+int running = kScheduler;
 std::mt19937_64 order{0};
-// Counts barriers of the block and of its warps, from 1.
 uint32_t now = 1;
 uint32_t last_block_barrier = 0;
+Counters counted{};
 
-// Ends the launch: at once where the scheduler runs, else by way of it, as an
-// exception cannot leave the fiber's stack. That stack is never used again.
-[[noreturn]] [[gnu::format(printf, 1, 2)]] void report(const char* format,
-                                                       ...) {
+Thread::Thread() : fiber(kStackBytes) {}
+
+void report(const char* format, ...) {
   char words[512];
   va_list arguments;
   va_start(arguments, format);
@@ -121,7 +83,14 @@ uint32_t last_block_barrier = 0;
   std::abort();
 }
 
-int warp_of(int thread) { return thread / kWarpSize; }
+void wait(State state, Site site) {
+  Thread& thread = *threads[running];
+  thread.state = state;
+  thread.site = site;
+  scheduler.switch_from(thread.fiber);
+}
+
+namespace {
 
 std::vector<size_t> shuffled(size_t count) {
   std::vector<size_t> indices(count);
@@ -139,6 +108,7 @@ void run_threads_for_ever() {
       report("thread %d returns and has not waited for its asynchronous copies",
              running);
     }
+    check_products_are_over();
     thread.state = State::finished;
     scheduler.switch_from(thread.fiber);
   }
@@ -159,14 +129,6 @@ void resume(size_t index) {
   }
 }
 
-// Suspends the running thread until the scheduler has made it ready again.
-void wait(State state, Site site) {
-  Thread& thread = *threads[running];
-  thread.state = state;
-  thread.site = site;
-  scheduler.switch_from(thread.fiber);
-}
-
 void finish_block_barrier() {
   const Thread* first = nullptr;
   for (size_t i = 0; i < thread_count; ++i) {
@@ -182,6 +144,10 @@ void finish_block_barrier() {
           "thread %zu has returned, but thread %u waits in the barrier of "
           "%s:%u for it",
           i, first->index.x, first->site.file_name(), first->site.line());
+    }
+    if (thread.state == State::in_mbarrier ||
+        thread.state == State::in_warpgroup) {
+      report_waiting_threads();
     }
     if (thread.state == State::in_warp_exchange) {
       report(
@@ -219,6 +185,7 @@ bool next_phase() {
     finish_block_barrier();
     return true;
   }
+  report_waiting_threads();
   if (in_exchange != nullptr) {
     report("thread %u waits for lanes of its warp at %s:%u that have returned",
            in_exchange->index.x, in_exchange->site.file_name(),
@@ -240,6 +207,8 @@ void prepare_block(dim3 block) {
   for (size_t i = 0; i < thread_count; ++i) {
     const auto linear = static_cast<unsigned>(i);
     threads[i]->copies.assign(1, {});
+    threads[i]->clocks.clear();
+    threads[i]->published = 0;
     threads[i]->state = State::ready;
     threads[i]->index = {linear % block.x, linear / block.x % block.y,
                          linear / block.x / block.y};
@@ -247,12 +216,27 @@ void prepare_block(dim3 block) {
   warps.assign((thread_count + kWarpSize - 1) / kWarpSize, Warp());
   now = 1;
   last_block_barrier = 0;
+  forget_operations();
+  forget_mbarriers();
+  forget_products();
   for (auto& [declaration, array] : arrays) {
     std::fill(array.owned_bytes.begin(), array.owned_bytes.end(),
               std::byte{0xff});
     std::fill(array.owned_records.begin(), array.owned_records.end(),
               AccessRecord());
   }
+}
+
+// A block must not end before what it has begun.
+void check_somebody_waits() {
+  for (size_t i = 0; i < thread_count; ++i) {
+    if (threads[i]->state != State::finished) {
+      return;
+    }
+  }
+  report(
+      "all threads have returned, and a copy to shared memory is on its way "
+      "that nobody has waited for");
 }
 
 void run_block(dim3 block) {
@@ -266,7 +250,13 @@ void run_block(dim3 block) {
         if (threads[i]->state == State::ready) {
           resume(i);
           progress = true;
+          run_some_operations();
         }
+      }
+      if (!progress && has_operations()) {
+        check_somebody_waits();
+        run_operation();
+        progress = true;
       }
     }
   } while (next_phase());
@@ -377,21 +367,29 @@ SharedArray& add_array(const char* declaration, const char* name,
 constexpr int16_t kSeveralWarps = -1;
 int16_t several_of_warp(int warp) { return static_cast<int16_t>(-2 - warp); }
 
-// Whether an access by `other` (a thread, or a code for several) at `time`
-// comes before anything that the running thread does now.
-bool is_ordered(uint32_t time, int16_t other) {
-  if (time <= last_block_barrier || other == running) {
+// Whether an access by `other` (a thread, a code for several, or the copies of
+// an mbarrier) at `time`, and at that time of its clock, comes before anything
+// that the thread does now.
+bool is_ordered(int thread, uint32_t time, int16_t other, uint32_t clock) {
+  if (time <= last_block_barrier || other == thread ||
+      (other >= 0 && knows(thread, other, clock))) {
     return true;
   }
-  if (other == kSeveralWarps) {
+  if (other == kSeveralWarps || other >= static_cast<int>(thread_count)) {
     return false;
   }
   const int warp = other < 0 ? -2 - other : warp_of(other);
-  return warp == warp_of(running) && time <= warps[warp].last_barrier;
+  return warp == warp_of(thread) && time <= warps[warp].last_barrier;
 }
 
 [[noreturn]] void report_race(const SharedStorage& storage, size_t index,
                               const char* what, int16_t other) {
+  if (other >= static_cast<int>(thread_count)) {
+    report(
+        "race on shared %s, element %zu: thread %d %s a copy whose mbarrier it "
+        "has not waited for",
+        storage.name, index, running, what);
+  }
   if (other >= 0) {
     report(
         "race on shared %s, element %zu: thread %d %s thread %d without a "
@@ -423,23 +421,29 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
   const bool both_atomic =
       access == Access::atomic && record.written_atomically;
   if (was_written && !both_atomic &&
-      !is_ordered(record.write_time, record.writer)) {
+      !is_ordered(running, record.write_time, record.writer,
+                  record.write_clock)) {
     report_race(storage, index,
                 access == Access::read ? "reads what was written by"
                                        : "writes what was written by",
                 record.writer);
   }
   if (access != Access::read) {
-    if (record.read_time != 0 && !is_ordered(record.read_time, record.reader)) {
+    const size_t byte = index * storage.element_size;
+    check_not_read(storage, byte, byte + storage.element_size);
+    if (record.read_time != 0 &&
+        !is_ordered(running, record.read_time, record.reader,
+                    record.read_clock)) {
       report_race(storage, index, "writes what was read by", record.reader);
     }
     record.write_time = now;
+    record.write_clock = own_clock();
     record.writer = static_cast<int16_t>(running);
     record.written_atomically = access == Access::atomic;
     return;
   }
   // Whoever comes after this read comes after those that it follows itself.
-  if (is_ordered(record.read_time, record.reader)) {
+  if (is_ordered(running, record.read_time, record.reader, record.read_clock)) {
     record.reader = static_cast<int16_t>(running);
   } else {
     const int reader = record.reader;
@@ -450,6 +454,36 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
         warp == warp_of(running) ? several_of_warp(warp) : kSeveralWarps;
   }
   record.read_time = now;
+  record.read_clock = own_clock();
+}
+
+void check_product_read(const SharedStorage& storage, size_t index,
+                        int thread) {
+  const AccessRecord& record = storage.records[index];
+  if (record.in_flight) {
+    report("a product reads shared %s, element %zu, where a copy is on its way",
+           storage.name, index);
+  }
+  if (record.write_time == 0) {
+    report("a product reads shared %s, element %zu, which nobody has written",
+           storage.name, index);
+  }
+  if (!is_ordered(thread, record.write_time, record.writer,
+                  record.write_clock)) {
+    report(
+        "race on shared %s, element %zu: a product of thread %d reads what %s "
+        "%d has written, and the thread has not waited for it",
+        storage.name, index, thread,
+        record.writer < static_cast<int>(thread_count) ? "thread" : "copy",
+        record.writer);
+  }
+  if (record.writer < static_cast<int>(thread_count) &&
+      threads[record.writer]->published <= record.write_clock) {
+    report(
+        "a product reads shared %s, element %zu, which thread %d has written "
+        "and not published to products",
+        storage.name, index, record.writer);
+  }
 }
 
 void check_vector_place(const SharedStorage& storage, int64_t index,
@@ -508,6 +542,7 @@ void wait_for_copies(size_t pending) {
         AccessRecord& record = copy.storage->records[copy.index + i];
         record.in_flight = false;
         record.write_time = now;
+        record.write_clock = own_clock();
       }
     }
     groups.pop_front();
@@ -527,6 +562,10 @@ void report_lane(int source, Site site) {
 const Counters& counters() { return counted; }
 
 void count_product() { ++counted.products; }
+
+void count_group_product() { ++counted.group_products; }
+
+void count_box() { ++counted.boxes; }
 
 void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size) {
   ++counted.matrix_loads;
@@ -610,12 +649,19 @@ void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
 }
 
 void synchronize_warp(unsigned mask, Site site) {
-  uint64_t values[kWarpSize];
+  constexpr unsigned kAll = ~0u;
   const uint64_t time = now;
-  exchange(mask, time, values, site);
+  collective(
+      mask, nullptr, 0, nullptr, 0,
+      mask == kAll ? [](const LaneBytes(&)[32], LaneBytes(&)[32]) {
+        if (have_clocks()) {
+          join_lanes(warp_of(running));
+        }
+      } : [](const LaneBytes(&)[32], LaneBytes(&)[32]) {},
+      site);
   // Orders memory for all lanes, once, by the first of them to go on.
   Warp& warp = warps[warp_of(running)];
-  if (mask == ~0u && warp.last_barrier < time) {
+  if (mask == kAll && warp.last_barrier < time) {
     warp.last_barrier = now++;
   }
 }

@@ -16,6 +16,9 @@
 //   - a vector or a row of a matrix in shared memory that is not aligned,
 //   - an output that two blocks of a launch change.
 //
+// What asynchronous.h declares is emulated and checked too: barriers with
+// phases, bulk tensor copies and the products of warpgroups.
+//
 // Global memory is what the caller passes; build with -fsanitize=address and
 // pass allocations of the exact size, and accesses beyond it are reported too.
 #pragma once
@@ -76,6 +79,9 @@ struct Report : std::runtime_error {
 struct AccessRecord {
   uint32_t write_time = 0;
   uint32_t read_time = 0;
+  // Of the writer's and the reader's own clocks, where the block has such.
+  uint32_t write_clock = 0;
+  uint32_t read_clock = 0;
   int16_t writer = 0;
   int16_t reader = 0;
   bool written_atomically = false;
@@ -217,9 +223,12 @@ struct Counters {
   int64_t copy_cycles;         // of the shared memory: 4 likewise
   int64_t copied_bytes;        // of global memory
   int64_t copied_sectors;      // of 32 bytes in it, that have to move
+  int64_t group_products;      // wgmma
+  int64_t boxes;               // bulk tensor copies
 };
 const Counters& counters();
 void count_product();
+void count_group_product();
 // Of the rows of matrices that the lanes name by their first element.
 void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size);
 

@@ -27,10 +27,15 @@ int main() {
   }
   if (auto* const numbers = request.buffer<int64_t>("counters")) {
     const Counters& counted = counters();
-    const int64_t all[] = {counted.products,           counted.matrix_loads,
-                           counted.matrix_load_cycles, counted.copies,
-                           counted.copy_cycles,        counted.copied_bytes,
-                           counted.copied_sectors};
+    const int64_t all[] = {counted.products,
+                           counted.matrix_loads,
+                           counted.matrix_load_cycles,
+                           counted.copies,
+                           counted.copy_cycles,
+                           counted.copied_bytes,
+                           counted.copied_sectors,
+                           counted.group_products,
+                           counted.boxes};
     std::copy(std::begin(all), std::end(all), numbers);
   }
   request.write_outputs();

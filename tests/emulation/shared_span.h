@@ -85,6 +85,12 @@ class SharedSpan {
     }
   }
 
+  // Where the element is in the storage.
+  size_t byte(int64_t index) const {
+    return (first_ + static_cast<size_t>(index)) * sizeof(Element);
+  }
+  const SharedStorage& storage() const { return *storage_; }
+
  private:
   template <class Vector>
   static constexpr size_t kNeighbours = sizeof(Vector) / sizeof(Element);

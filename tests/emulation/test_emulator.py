@@ -40,6 +40,12 @@ RIGHT = [
     "matrices",
     "transposed matrices",
     "blocks side by side",
+    "pipeline",
+    "pipeline of columns",
+    "pipeline of rows",
+    "pipeline of both",
+    "operands of threads",
+    "operand in registers",
 ]
 REPORTS = {
     "missing barrier after the store": "race on shared sums|nobody has written",
@@ -61,6 +67,26 @@ REPORTS = {
     "copy from a misaligned place": "which is not aligned",
     "copy of a later group": "reads shared memory, element 4, where an asynchronous copy",
     "output of two blocks": "byte .* of output is written by this block and by block",
+    "mbarriers not published": "which was made and not published",
+    "no barrier after mbarriers": "without a barrier of the block|which nobody has made",
+    "no wait for copies": "a product reads shared memory, .* which nobody|where a copy is on|race",
+    "no wait for space": "which a product of warpgroup 0 reads|race on|have arrived|not arrived",
+    "stage released early": "a product of warpgroup 0 (reads that nobody has|has read, and does)",
+    "stage released by one warp": "does not know of each of its warps that it has waited",
+    "arrived too often": "where all 1 of the phase have arrived|deadlock: ",
+    "bytes not expected": "which did not expect as many|where a copy is on its way",
+    "bytes never copied": r"deadlock: .* mbarrier full\[0\], in which 0 arrivals and 8192 bytes",
+    "wrong parity": r"deadlock: .* in which [14] arrivals and 0 bytes are missing",
+    "registers not ordered": "adds to registers at .* without having ordered",
+    "sums touched early": "has changed sums that products are on their way to",
+    "products nobody waits for": "that nobody has waited for|has not waited for its warpgroup's",
+    "box nobody waits for": "all threads have returned, and a copy to shared memory is on its way|"
+    "arrives after the phase",
+    "box misaligned": "copies a box to byte 128, which is not aligned",
+    "operand misaligned": "an operand of warpgroup 0 begins at byte 128, which is not aligned",
+    "warps disagree": "threads of warpgroup 0 multiply different operands",
+    "half a warpgroup": "waits for its warpgroup at|in which .* are missing",
+    "operands that are not published": "has written and not published to products",
     "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on",
 }
 
@@ -72,7 +98,7 @@ def faults(request: pytest.FixtureRequest) -> Path:
     if reason is not None:
         pytest.skip(reason)
     extra = request.param.split()
-    names = ["cuda_emulator.cpp", "fiber.cpp", "faults/faults.cpp"]
+    names = [*emulator.PLAIN, "faults/faults.cpp", "faults/pipelines.cpp"]
     with emulator.building():
         objects = [emulator.compile_object(ROOT, ROOT / HERE / name, extra) for name in names]
         return emulator.link(objects)
@@ -99,6 +125,17 @@ def test_reports(faults: Path, name: str) -> None:
     result = run_case(faults, name)
     assert result.returncode != 0
     assert re.search(REPORTS[name], result.stderr), result.stderr
+
+
+def test_matrix_descriptor(faults: Path) -> None:
+    """The fields of the "Matrix Descriptor Format" of wgmma, as the PTX ISA manual states them."""
+    first, moved = (int(line, 16) for line in run_case(faults, "descriptor").stdout.split())
+    for bits, address in ((first, 0x12340), (moved, 0x12340 + 2048)):
+        assert bits & 0x3FFF == address >> 4  # bits 13-0: the start address, without 4 bits
+        assert bits >> 16 & 0x3FFF == 8192 >> 4  # 29-16: the leading dimension's byte offset
+        assert bits >> 32 & 0x3FFF == 1024 >> 4  # 45-32: the stride dimension's byte offset
+        assert bits >> 49 & 0x7 == 0  # 51-49: the base offset, of a pattern that is aligned
+        assert bits >> 62 == 1  # 63-62: the swizzle of 128 bytes
 
 
 def manual_places(bits: int) -> dict[tuple[str, int, int], tuple[int, int]]:

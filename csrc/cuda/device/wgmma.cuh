@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/matrix_descriptor.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
 
@@ -40,36 +41,22 @@ enum class Major {
 
 namespace pkg::cuda {
 
-// An operand in shared memory: lines of 128 bytes swizzled as SwizzledTile has
-// them, eight lines after eight. Where lines are steps and the operand is wider
-// than a line, parts of a line's width follow `part_bytes` after each other.
-class WarpgroupOperand {
+// An operand in shared memory.
+class WarpgroupOperand : public MatrixDescriptor {
  public:
   template <class Element>
   __device__ __forceinline__ WarpgroupOperand(const SharedSpan<Element>& memory,
-                                              int index, int part_bytes = 16) {
-    constexpr uint64_t kEightLines = 1024;
-    constexpr uint64_t kSwizzleOf128Bytes = 1;
-    words_ = encoded(memory.address(index)) |
-             encoded(static_cast<uint64_t>(part_bytes)) << 16 |
-             encoded(kEightLines) << 32 | kSwizzleOf128Bytes << 62;
-  }
+                                              int index, int part_bytes = 16)
+      : MatrixDescriptor(memory.address(index), part_bytes) {}
 
-  // The same so many bytes further on.
   __device__ __forceinline__ WarpgroupOperand at(int bytes) const {
-    WarpgroupOperand moved = *this;
-    moved.words_ += static_cast<uint64_t>(bytes) >> 4;
-    return moved;
+    return WarpgroupOperand(MatrixDescriptor::at(bytes));
   }
-
-  __device__ __forceinline__ uint64_t words() const { return words_; }
 
  private:
-  __device__ __forceinline__ static uint64_t encoded(uint64_t bytes) {
-    return (bytes & 0x3ffff) >> 4;
-  }
-
-  uint64_t words_;
+  __device__ __forceinline__ explicit WarpgroupOperand(
+      const MatrixDescriptor& descriptor)
+      : MatrixDescriptor(descriptor) {}
 };
 
 #define PKG_WGMMA_32                         \

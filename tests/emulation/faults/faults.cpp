@@ -9,6 +9,7 @@
 
 #include "cuda/device/mma_places.cuh"
 #include "cuda/device/shared.cuh"
+#include "pipelines.h"
 
 namespace {
 
@@ -310,7 +311,7 @@ void in_blocks(const std::function<void()>& kernel) {
 int main(int, char** arguments) {
   std::vector<float> global(kThreads);
   const std::vector<float> counted = {0, 1, 2, 3};
-  const std::map<std::string, std::function<void()>> cases = {
+  std::map<std::string, std::function<void()>> cases = {
       {"right: block sum", [] { run_block_sum(-1); }},
       {"right: warp barrier", [] { run_reverse(true); }},
       {"right: shuffles", [] { in_blocks(shuffles); }},
@@ -366,6 +367,7 @@ int main(int, char** arguments) {
          in_blocks([&] { write_global(global.data(), threadIdx.x + 1); });
        }},
   };
+  cases.merge(pipeline_cases());
   try {
     cases.at(arguments[1])();
   } catch (const pkg::emulation::Report& report) {

@@ -1,0 +1,134 @@
+#include "asynchronous.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "clocks.h"
+#include "emulator_state.h"
+
+namespace pkg::emulation {
+namespace {
+
+constexpr int kWarpgroupSize = 128;
+
+std::map<int, std::deque<std::function<void()>>> queues;
+// Of 8: how probable it is that the next operation runs at once.
+unsigned eagerness = 0;
+std::vector<Reading> readings;
+
+void run_at(std::deque<std::function<void()>>& queue, size_t place) {
+  const std::function<void()> operation = std::move(queue[place]);
+  queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(place));
+  operation();
+}
+
+// Whether a lane of each warp of the reader is known to have waited.
+bool knows_the_end(const Reading& reading) {
+  for (int warp = 0; warp < kWarpgroupSize / kWarpSize; ++warp) {
+    bool known = false;
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      const int thread = warp * kWarpSize + lane;
+      known =
+          known || knows(running, reading.warpgroup * kWarpgroupSize + thread,
+                         reading.clocks[thread]);
+    }
+    if (!known) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void forget_operations() {
+  queues.clear();
+  readings.clear();
+}
+
+void add_operation(int queue, std::function<void()> operation) {
+  if (!has_operations()) {
+    constexpr unsigned kProbabilities[] = {0, 1, 4, 7};
+    eagerness = kProbabilities[order() % 4];
+  }
+  queues[queue].push_back(std::move(operation));
+}
+
+bool has_operations() {
+  return std::any_of(queues.begin(), queues.end(),
+                     [](const auto& queue) { return !queue.second.empty(); });
+}
+
+void run_operation() {
+  std::vector<std::pair<int, size_t>> next;
+  for (const auto& [number, queue] : queues) {
+    const size_t free = number == kNoQueue ? queue.size() : 1;
+    for (size_t place = 0; place < std::min(free, queue.size()); ++place) {
+      next.emplace_back(number, place);
+    }
+  }
+  const auto [number, place] = next[order() % next.size()];
+  run_at(queues[number], place);
+}
+
+void run_some_operations() {
+  while (has_operations() && order() % 8 < eagerness) {
+    run_operation();
+  }
+}
+
+void run_operation_of(int queue) { run_at(queues[queue], 0); }
+
+void add_reading(const Reading& reading) {
+  // An earlier one of the same place that is over is followed by this one.
+  std::erase_if(readings, [&](const Reading& other) {
+    return other.is_over && other.storage == reading.storage &&
+           other.begin == reading.begin && other.end == reading.end &&
+           other.warpgroup == reading.warpgroup;
+  });
+  readings.push_back(reading);
+}
+
+void finish_readings(int warpgroup, uint64_t group) {
+  std::vector<uint32_t> clocks(kWarpgroupSize);
+  const int first = warpgroup * kWarpgroupSize;
+  for (int thread = 0; thread < kWarpgroupSize; ++thread) {
+    clocks[thread] = threads[first + thread]->clocks[first + thread];
+  }
+  for (Reading& reading : readings) {
+    if (reading.warpgroup == warpgroup && reading.group < group &&
+        !reading.is_over) {
+      reading.is_over = true;
+      reading.clocks = clocks;
+    }
+  }
+}
+
+void check_not_read(const SharedStorage& storage, size_t begin, size_t end) {
+  for (const Reading& reading : readings) {
+    if (reading.storage != &storage || reading.end <= begin ||
+        end <= reading.begin) {
+      continue;
+    }
+    if (!reading.is_over) {
+      report(
+          "thread %d writes bytes %zu to %zu of shared %s, which a product of "
+          "warpgroup %d reads that nobody has waited for",
+          running, begin, end, storage.name, reading.warpgroup);
+    }
+    if (reading.time > last_block_barrier && !knows_the_end(reading)) {
+      report(
+          "race on shared %s, bytes %zu to %zu: thread %d writes what a "
+          "product "
+          "of warpgroup %d has read, and does not know of each of its warps "
+          "that "
+          "it has waited for it",
+          storage.name, begin, end, running, reading.warpgroup);
+    }
+  }
+}
+
+}  // namespace pkg::emulation

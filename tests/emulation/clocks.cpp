@@ -1,0 +1,50 @@
+#include "clocks.h"
+
+#include <algorithm>
+
+#include "emulator_state.h"
+
+namespace pkg::emulation {
+
+void start_clocks() {
+  if (have_clocks()) {
+    return;
+  }
+  for (size_t i = 0; i < thread_count; ++i) {
+    threads[i]->clocks.assign(thread_count + kMostMbarriers, 0);
+    threads[i]->clocks[i] = 1;
+  }
+}
+
+bool have_clocks() { return !threads.empty() && !threads[0]->clocks.empty(); }
+
+uint32_t own_clock() {
+  return have_clocks() ? threads[running]->clocks[running] : 0;
+}
+
+bool knows(int thread, int other, uint32_t clock) {
+  return clock > 0 && threads[thread]->clocks[other] >= clock;
+}
+
+void join(Clocks& clocks, const Clocks& others) {
+  clocks.resize(others.size());
+  std::transform(others.begin(), others.end(), clocks.begin(), clocks.begin(),
+                 [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+
+void advance_clock(int thread) { ++threads[thread]->clocks[thread]; }
+
+void join_lanes(int warp) {
+  const int first = warp * kWarpSize;
+  const int end = std::min(first + kWarpSize, static_cast<int>(thread_count));
+  Clocks all;
+  for (int thread = first; thread < end; ++thread) {
+    join(all, threads[thread]->clocks);
+  }
+  for (int thread = first; thread < end; ++thread) {
+    threads[thread]->clocks = all;
+    advance_clock(thread);
+  }
+}
+
+}  // namespace pkg::emulation

@@ -1,0 +1,98 @@
+// What the parts of the emulator know of the block that is running.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda_emulator.h"
+#include "fiber.h"
+
+namespace pkg::emulation {
+
+constexpr int kWarpSize = 32;
+constexpr int kScheduler = -1;
+
+enum class State {
+  ready,
+  in_block_barrier,
+  in_warp_exchange,
+  in_mbarrier,
+  in_warpgroup,
+  finished,
+};
+
+// On its way to shared memory by cp.async.
+struct Copy {
+  const SharedStorage* storage;
+  size_t index;
+  size_t count;
+  std::byte bytes[16];
+};
+
+struct Thread {
+  Thread();
+  Fiber fiber;
+  uint3 index;
+  State state = State::ready;
+  Site site;
+  // Groups of asynchronous copies, the oldest first; the last is not committed.
+  std::deque<std::vector<Copy>> copies{{}};
+  // Of each thread, and of the copies to each mbarrier, how much of what it did
+  // comes before what this thread does next. Empty where the block has neither
+  // mbarriers nor products of warpgroups.
+  std::vector<uint32_t> clocks;
+  // The own clock when what the thread had written was last published to copies
+  // and products.
+  uint32_t published = 0;
+};
+
+// What the lanes named by one mask exchange. Two generations of values, since a
+// lane may arrive at the next exchange before another has read this one.
+struct Exchange {
+  unsigned arrived = 0;
+  uint64_t generation = 0;
+  LaneBytes given[2][kWarpSize] = {};
+  LaneBytes taken[2][kWarpSize] = {};
+  Site site;
+};
+
+// Where a lane's asynchronous copy goes, and what it reads.
+struct CopiedVector {
+  size_t place;  // in shared memory, in bytes
+  uintptr_t from;
+  size_t valid;
+};
+
+struct Warp {
+  std::map<unsigned, Exchange> exchanges;
+  uint32_t last_barrier = 0;
+  // The copies of the block's lanes: the n-th of each is one instruction.
+  std::vector<CopiedVector> copies[kWarpSize];
+};
+
+extern std::vector<std::unique_ptr<Thread>> threads;
+extern std::vector<Warp> warps;
+extern size_t thread_count;
+extern int running;  // a thread, or kScheduler
+extern std::mt19937_64 order;
+// Counts barriers of the block and of its warps, from 1.
+extern uint32_t now;
+extern uint32_t last_block_barrier;
+extern Counters counted;
+
+inline int warp_of(int thread) { return thread / kWarpSize; }
+
+// Ends the launch: at once where the scheduler runs, else by way of it, as an
+// exception cannot leave the fiber's stack. That stack is never used again.
+[[noreturn]] [[gnu::format(printf, 1, 2)]] void report(const char* format, ...);
+// The same as check_access for a product, on behalf of a thread of its
+// warpgroup.
+void check_product_read(const SharedStorage& storage, size_t index, int thread);
+// Suspends the running thread until it is made ready again.
+void wait(State state, Site site);
+
+}  // namespace pkg::emulation
