@@ -58,11 +58,16 @@ def test_majors(
 
 @pytest.mark.parametrize("tile_columns", WIDTHS)
 def test_int8(cuda_emulator: Emulator, tile_columns: int) -> None:
-    a = bulk(140, 400, dtype=torch.int8)
-    b = bulk(400, tile_columns + 3, dtype=torch.int8, by_columns=True)
+    a = bulk(140, 150, dtype=torch.int8)
+    b = bulk(150, tile_columns + 3, dtype=torch.int8, by_columns=True)
     check(cuda_emulator, a, b, tile_columns, blocks=2)
-    check(cuda_emulator, a, b, tile_columns, split_depth=256)
-    check(cuda_emulator, torch.full_like(a, -128), torch.full_like(b, -128), tile_columns)
+    check(cuda_emulator, a, b, tile_columns, split_depth=128)
+
+
+def test_int8_wraps_at_no_size(cuda_emulator: Emulator) -> None:
+    a = bulk(65, 257, dtype=torch.int8).fill_(-128)
+    b = bulk(257, 3, dtype=torch.int8, by_columns=True).fill_(-128)
+    check(cuda_emulator, a, b, 128)
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
@@ -187,7 +192,7 @@ def test_plans(cuda_emulator: Emulator) -> None:
     assert plan(1, 12 * 128, 11 * 256, 8, 132) == (256, 8)
     assert plan(1, 6 * 128, 11 * 256, 8, 132) == (128, 8)
     assert plan(1, 8192, 8192, 64, 132) == (256, 64)
-    assert plan(1, 8192, 128, 64, 132) == (128, 64)
+    assert plan(1, 8192, 128, 64, 132) == (128, 32)  # 64 tiles in 2 parts
     assert plan(66, 128, 256, 15, 132) == (128, 15)
     assert plan(1, 1024, 1024, 256, 132) == (256, 64)  # 32 tiles in 4 parts
     for rows, columns, panels in itertools.product((1, 128, 700), (1, 128, 900), (1, 15, 16, 100)):
