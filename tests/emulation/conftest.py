@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import emulator
@@ -35,3 +37,12 @@ def emulated_operators() -> torch._ops._OpNamespace:
         pytest.skip(reason)
     torch.ops.load_library(emulator.build_operators())
     return getattr(torch.ops, emulator.NAMESPACE)
+
+
+@pytest.fixture
+def launched_threads(emulated_operators: torch._ops._OpNamespace) -> Callable[[], int]:
+    """How many threads a block of the last launch had, by which kernels are told."""
+    function: Callable[[], int] = ctypes.CDLL(
+        str(emulator.build_operators())
+    ).pkg_emulated_launched_threads
+    return function
