@@ -236,6 +236,12 @@ def test_threads_that_diverge_meet_where_they_were_told() -> None:
     assert work(loop.way) == 2 * 64
 
 
+def test_a_kernel_that_only_traps_is_one_of_another_architecture() -> None:
+    assert cuda_sass.is_for_another_architecture(code("MOV R1, c[0x0][0x28]\nBPT.TRAP 0x1"))
+    ends = "MOV R1, c[0x0][0x28]\nIADD3 R0, R0, R0, RZ\nBPT.TRAP 0x1\nEXIT"
+    assert not cuda_sass.is_for_another_architecture(code(ends))
+
+
 def test_jumps_by_a_table() -> None:
     text = """
         .L_x_0:

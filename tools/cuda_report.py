@@ -142,7 +142,7 @@ def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> lis
     taken = cuda_sass.resources(usage, text)
     found = []
     for mangled, code in cuda_sass.functions(text).items():
-        if mangled not in taken:
+        if mangled not in taken or cuda_sass.is_for_another_architecture(code):
             continue
         name = short_name(names[mangled])
         integers = has_integers(name)

@@ -175,6 +175,11 @@ def bulk_copies(code: Code) -> int:
     return sum(each.base == "UTMALDG" for each in code.instructions)
 
 
+def is_for_another_architecture(code: Code) -> bool:
+    """Whether a kernel does nothing but to trap: its instructions are those of another device."""
+    return [each.base for each in code.instructions][1:2] == ["BPT"]
+
+
 def double_arithmetic(code: Code) -> int:
     """Instructions that compute in double precision."""
     return sum(bool(DOUBLE.match(each.opcode)) for each in code.instructions)
