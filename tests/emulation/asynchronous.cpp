@@ -14,12 +14,20 @@ namespace {
 
 constexpr int kWarpgroupSize = 128;
 
-std::map<int, std::deque<std::function<void()>>> queues;
-// Of 8: how probable it is that the next operation runs at once.
-unsigned eagerness = 0;
-std::vector<Reading> readings;
+using Queue = std::deque<std::function<void()>>;
 
-void run_at(std::deque<std::function<void()>>& queue, size_t place) {
+struct Operations {
+  std::map<int, Queue> queues;
+  // Of 8: how probable it is that the next operation runs at once.
+  unsigned eagerness = 0;
+  std::vector<Reading> readings;
+};
+
+Operations of_blocks[kBlocksAtATime];
+
+Operations& operations() { return of_blocks[block->slot]; }
+
+void run_at(Queue& queue, size_t place) {
   const std::function<void()> operation = std::move(queue[place]);
   queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(place));
   operation();
@@ -44,61 +52,59 @@ bool knows_the_end(const Reading& reading) {
 
 }  // namespace
 
-void forget_operations() {
-  queues.clear();
-  readings.clear();
-}
+void forget_operations() { operations() = {}; }
 
 void add_operation(int queue, std::function<void()> operation) {
   if (!has_operations()) {
     constexpr unsigned kProbabilities[] = {0, 1, 4, 7};
-    eagerness = kProbabilities[order() % 4];
+    operations().eagerness = kProbabilities[order() % 4];
   }
-  queues[queue].push_back(std::move(operation));
+  operations().queues[queue].push_back(std::move(operation));
 }
 
 bool has_operations() {
-  return std::any_of(queues.begin(), queues.end(),
-                     [](const auto& queue) { return !queue.second.empty(); });
+  return std::ranges::any_of(operations().queues, [](const auto& queue) {
+    return !queue.second.empty();
+  });
 }
 
 void run_operation() {
   std::vector<std::pair<int, size_t>> next;
-  for (const auto& [number, queue] : queues) {
+  for (const auto& [number, queue] : operations().queues) {
     const size_t free = number == kNoQueue ? queue.size() : 1;
     for (size_t place = 0; place < std::min(free, queue.size()); ++place) {
       next.emplace_back(number, place);
     }
   }
   const auto [number, place] = next[order() % next.size()];
-  run_at(queues[number], place);
+  run_at(operations().queues[number], place);
 }
 
 void run_some_operations() {
-  while (has_operations() && order() % 8 < eagerness) {
+  while (has_operations() && order() % 8 < operations().eagerness) {
     run_operation();
   }
 }
 
-void run_operation_of(int queue) { run_at(queues[queue], 0); }
+void run_operation_of(int queue) { run_at(operations().queues[queue], 0); }
 
 void add_reading(const Reading& reading) {
   // An earlier one of the same place that is over is followed by this one.
-  std::erase_if(readings, [&](const Reading& other) {
+  std::erase_if(operations().readings, [&](const Reading& other) {
     return other.is_over && other.storage == reading.storage &&
            other.begin == reading.begin && other.end == reading.end &&
            other.warpgroup == reading.warpgroup;
   });
-  readings.push_back(reading);
+  operations().readings.push_back(reading);
 }
 
 void finish_readings(int warpgroup, uint64_t group) {
   std::vector<uint32_t> clocks(kWarpgroupSize);
   const int first = warpgroup * kWarpgroupSize;
   for (int thread = 0; thread < kWarpgroupSize; ++thread) {
-    clocks[thread] = threads[first + thread]->clocks[first + thread];
+    clocks[thread] = block->threads[first + thread]->clocks[first + thread];
   }
-  for (Reading& reading : readings) {
+  for (Reading& reading : operations().readings) {
     if (reading.warpgroup == warpgroup && reading.group < group &&
         !reading.is_over) {
       reading.is_over = true;
@@ -108,7 +114,7 @@ void finish_readings(int warpgroup, uint64_t group) {
 }
 
 void check_not_read(const SharedStorage& storage, size_t begin, size_t end) {
-  for (const Reading& reading : readings) {
+  for (const Reading& reading : operations().readings) {
     if (reading.storage != &storage || reading.end <= begin ||
         end <= reading.begin) {
       continue;
@@ -119,7 +125,7 @@ void check_not_read(const SharedStorage& storage, size_t begin, size_t end) {
           "warpgroup %d reads that nobody has waited for",
           running, begin, end, storage.name, reading.warpgroup);
     }
-    if (reading.time > last_block_barrier && !knows_the_end(reading)) {
+    if (reading.time > block->last_block_barrier && !knows_the_end(reading)) {
       report(
           "race on shared %s, bytes %zu to %zu: thread %d writes what a "
           "product "

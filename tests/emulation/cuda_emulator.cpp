@@ -32,11 +32,7 @@ constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kMostThreads = 1024;
 // More than any multiprocessor has, so that only the launch's own limit counts.
 constexpr size_t kMostStaticSharedBytes = 48 * 1024;
-
-struct SharedArray : SharedStorage {
-  std::vector<std::byte> owned_bytes;
-  std::vector<AccessRecord> owned_records;
-};
+constexpr size_t kMostSharedBytes = 227 * 1024;  // of compute capability 9.0
 
 struct WatchedOutput {
   const char* name;
@@ -47,20 +43,16 @@ struct WatchedOutput {
 
 Fiber scheduler;
 std::vector<WatchedOutput> outputs;
-std::map<const char*, SharedArray> arrays;
+Block blocks[kBlocksAtATime] = {Block(0), Block(1), Block(2)};
 size_t dynamic_bytes = 0;
 std::string pending_report;
 const std::function<void()>* running_kernel = nullptr;
 
 }  // namespace
 
-std::vector<std::unique_ptr<Thread>> threads;
-std::vector<Warp> warps;
-size_t thread_count = 0;
+Block* block = &blocks[0];
 int running = kScheduler;
 std::mt19937_64 order{0};
-uint32_t now = 1;
-uint32_t last_block_barrier = 0;
 Counters counted{};
 
 Thread::Thread() : fiber(kStackBytes) {}
@@ -79,12 +71,12 @@ void report(const char* format, ...) {
     throw Report(message);
   }
   pending_report = message;
-  scheduler.switch_from(threads[running]->fiber);
+  scheduler.switch_from(block->threads[running]->fiber);
   std::abort();
 }
 
 void wait(State state, Site site) {
-  Thread& thread = *threads[running];
+  Thread& thread = *block->threads[running];
   thread.state = state;
   thread.site = site;
   scheduler.switch_from(thread.fiber);
@@ -103,7 +95,7 @@ void run_threads_for_ever() {
   Fiber::entered();
   while (true) {
     (*running_kernel)();
-    Thread& thread = *threads[running];
+    Thread& thread = *block->threads[running];
     if (thread.copies.size() > 1 || !thread.copies.front().empty()) {
       report("thread %d returns and has not waited for its asynchronous copies",
              running);
@@ -116,29 +108,35 @@ void run_threads_for_ever() {
 
 void resume(size_t index) {
   running = static_cast<int>(index);
-  threadIdx = threads[index]->index;
-  threads[index]->fiber.switch_from(scheduler);
+  threadIdx = block->threads[index]->index;
+  block->threads[index]->fiber.switch_from(scheduler);
   running = kScheduler;
   if (!pending_report.empty()) {
-    // The stacks of the block's threads are in the middle of the kernel.
-    for (auto& thread : threads) {
+    throw Report(std::exchange(pending_report, {}));
+  }
+}
+
+// After a report: the stacks of the threads are in the middle of the kernel.
+void abandon_threads() {
+  for (Block& each : blocks) {
+    for (auto& thread : each.threads) {
       thread.release();
     }
-    threads.clear();
-    throw Report(std::exchange(pending_report, {}));
+    each.threads.clear();
+    each.is_running = false;
   }
 }
 
 void finish_block_barrier() {
   const Thread* first = nullptr;
-  for (size_t i = 0; i < thread_count; ++i) {
-    const Thread& thread = *threads[i];
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    const Thread& thread = *block->threads[i];
     if (thread.state == State::in_block_barrier && first == nullptr) {
       first = &thread;
     }
   }
-  for (size_t i = 0; i < thread_count; ++i) {
-    const Thread& thread = *threads[i];
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    const Thread& thread = *block->threads[i];
     if (thread.state == State::finished) {
       report(
           "thread %zu has returned, but thread %u waits in the barrier of "
@@ -164,10 +162,10 @@ void finish_block_barrier() {
           first->site.line());
     }
   }
-  for (size_t i = 0; i < thread_count; ++i) {
-    threads[i]->state = State::ready;
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    block->threads[i]->state = State::ready;
   }
-  last_block_barrier = now++;
+  block->last_block_barrier = block->now++;
 }
 
 // Nobody can go on: either a barrier of the whole block is complete, or the
@@ -175,10 +173,10 @@ void finish_block_barrier() {
 bool next_phase() {
   size_t in_barrier = 0;
   const Thread* in_exchange = nullptr;
-  for (size_t i = 0; i < thread_count; ++i) {
-    in_barrier += threads[i]->state == State::in_block_barrier;
-    if (threads[i]->state == State::in_warp_exchange) {
-      in_exchange = threads[i].get();
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    in_barrier += block->threads[i]->state == State::in_block_barrier;
+    if (block->threads[i]->state == State::in_warp_exchange) {
+      in_exchange = block->threads[i].get();
     }
   }
   if (in_barrier > 0) {
@@ -194,32 +192,38 @@ bool next_phase() {
   return false;
 }
 
-void prepare_block(dim3 block) {
-  thread_count = static_cast<size_t>(block.x) * block.y * block.z;
-  if (thread_count > kMostThreads) {
-    report("a block of %zu threads; at most %zu are possible", thread_count,
-           kMostThreads);
-  }
-  while (threads.size() < thread_count) {
+// The block of the grid that has this number takes the place of one that has
+// ended.
+void begin_block(unsigned linear) {
+  const dim3 size = blockDim;
+  block->linear = linear;
+  block->index = {linear % gridDim.x, linear / gridDim.x % gridDim.y,
+                  linear / gridDim.x / gridDim.y};
+  block->thread_count = static_cast<size_t>(size.x) * size.y * size.z;
+  auto& threads = block->threads;
+  while (threads.size() < block->thread_count) {
     threads.push_back(std::make_unique<Thread>());
     threads.back()->fiber.prepare(&run_threads_for_ever);
   }
-  for (size_t i = 0; i < thread_count; ++i) {
-    const auto linear = static_cast<unsigned>(i);
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    const auto place = static_cast<unsigned>(i);
     threads[i]->copies.assign(1, {});
     threads[i]->clocks.clear();
     threads[i]->published = 0;
     threads[i]->state = State::ready;
-    threads[i]->index = {linear % block.x, linear / block.x % block.y,
-                         linear / block.x / block.y};
+    threads[i]->index = {place % size.x, place / size.x % size.y,
+                         place / size.x / size.y};
   }
-  warps.assign((thread_count + kWarpSize - 1) / kWarpSize, Warp());
-  now = 1;
-  last_block_barrier = 0;
+  block->threads_in_order = shuffled(block->thread_count);
+  block->warps.assign((block->thread_count + kWarpSize - 1) / kWarpSize,
+                      Warp());
+  block->now = 1;
+  block->last_block_barrier = 0;
+  block->is_running = true;
   forget_operations();
   forget_mbarriers();
   forget_products();
-  for (auto& [declaration, array] : arrays) {
+  for (auto& [declaration, array] : block->arrays) {
     std::fill(array.owned_bytes.begin(), array.owned_bytes.end(),
               std::byte{0xff});
     std::fill(array.owned_records.begin(), array.owned_records.end(),
@@ -229,8 +233,8 @@ void prepare_block(dim3 block) {
 
 // A block must not end before what it has begun.
 void check_somebody_waits() {
-  for (size_t i = 0; i < thread_count; ++i) {
-    if (threads[i]->state != State::finished) {
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    if (block->threads[i]->state != State::finished) {
       return;
     }
   }
@@ -239,27 +243,26 @@ void check_somebody_waits() {
       "that nobody has waited for");
 }
 
-void run_block(dim3 block) {
-  prepare_block(block);
-  const std::vector<size_t> threads_in_order = shuffled(thread_count);
-  do {
-    bool progress = true;
-    while (progress) {
-      progress = false;
-      for (const size_t i : threads_in_order) {
-        if (threads[i]->state == State::ready) {
-          resume(i);
-          progress = true;
-          run_some_operations();
-        }
-      }
-      if (!progress && has_operations()) {
-        check_somebody_waits();
-        run_operation();
+// The turn of a block: until its threads wait for each other, or have returned.
+void run_turn() {
+  blockIdx = block->index;
+  bool progress = true;
+  while (progress) {
+    progress = false;
+    for (const size_t i : block->threads_in_order) {
+      if (block->threads[i]->state == State::ready) {
+        resume(i);
         progress = true;
+        run_some_operations();
       }
     }
-  } while (next_phase());
+    if (!progress && has_operations()) {
+      check_somebody_waits();
+      run_operation();
+      progress = true;
+    }
+  }
+  block->is_running = next_phase();
 }
 
 // Cycles for vectors of sixteen bytes, of which eight lanes at a time are
@@ -298,7 +301,7 @@ void count_copy(const std::vector<CopiedVector>& copies) {
 }
 
 void count_copies() {
-  for (const Warp& warp : warps) {
+  for (const Warp& warp : block->warps) {
     for (size_t i = 0;; ++i) {
       std::vector<CopiedVector> copies;
       for (const auto& of_lane : warp.copies) {
@@ -321,8 +324,8 @@ void begin_to_watch() {
   }
 }
 
-// Notes what the block that has ended has changed.
-void note_changes(int64_t block) {
+// Notes what the block has changed in its turn.
+void note_changes() {
   for (WatchedOutput& output : outputs) {
     const size_t size = output.before.size();
     if (size == 0 ||
@@ -333,19 +336,20 @@ void note_changes(int64_t block) {
       if (output.bytes[i] == output.before[i]) {
         continue;
       }
-      if (output.writers[i] != 0) {
+      const int64_t writer = int64_t{block->linear} + 1;
+      if (output.writers[i] != 0 && output.writers[i] != writer) {
         report("byte %zu of %s is written by this block and by block %lld", i,
                output.name, static_cast<long long>(output.writers[i] - 1));
       }
       output.before[i] = output.bytes[i];
-      output.writers[i] = block + 1;
+      output.writers[i] = writer;
     }
   }
 }
 
 SharedArray& add_array(const char* declaration, const char* name,
                        size_t element_size, size_t count) {
-  SharedArray& array = arrays[declaration];
+  SharedArray& array = block->arrays[declaration];
   array.name = name;
   array.element_size = element_size;
   array.count = count;
@@ -354,7 +358,7 @@ SharedArray& add_array(const char* declaration, const char* name,
   array.bytes = array.owned_bytes.data();
   array.records = array.owned_records.data();
   size_t total = 0;
-  for (const auto& [other, existing] : arrays) {
+  for (const auto& [other, existing] : block->arrays) {
     total += other == nullptr ? 0 : existing.owned_bytes.size();
   }
   if (total > kMostStaticSharedBytes) {
@@ -371,20 +375,21 @@ int16_t several_of_warp(int warp) { return static_cast<int16_t>(-2 - warp); }
 // an mbarrier) at `time`, and at that time of its clock, comes before anything
 // that the thread does now.
 bool is_ordered(int thread, uint32_t time, int16_t other, uint32_t clock) {
-  if (time <= last_block_barrier || other == thread ||
+  if (time <= block->last_block_barrier || other == thread ||
       (other >= 0 && knows(thread, other, clock))) {
     return true;
   }
-  if (other == kSeveralWarps || other >= static_cast<int>(thread_count)) {
+  if (other == kSeveralWarps ||
+      other >= static_cast<int>(block->thread_count)) {
     return false;
   }
   const int warp = other < 0 ? -2 - other : warp_of(other);
-  return warp == warp_of(thread) && time <= warps[warp].last_barrier;
+  return warp == warp_of(thread) && time <= block->warps[warp].last_barrier;
 }
 
 [[noreturn]] void report_race(const SharedStorage& storage, size_t index,
                               const char* what, int16_t other) {
-  if (other >= static_cast<int>(thread_count)) {
+  if (other >= static_cast<int>(block->thread_count)) {
     report(
         "race on shared %s, element %zu: thread %d %s a copy whose mbarrier it "
         "has not waited for",
@@ -436,7 +441,7 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
                     record.read_clock)) {
       report_race(storage, index, "writes what was read by", record.reader);
     }
-    record.write_time = now;
+    record.write_time = block->now;
     record.write_clock = own_clock();
     record.writer = static_cast<int16_t>(running);
     record.written_atomically = access == Access::atomic;
@@ -453,7 +458,7 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
     record.reader =
         warp == warp_of(running) ? several_of_warp(warp) : kSeveralWarps;
   }
-  record.read_time = now;
+  record.read_time = block->now;
   record.read_clock = own_clock();
 }
 
@@ -474,11 +479,12 @@ void check_product_read(const SharedStorage& storage, size_t index,
         "race on shared %s, element %zu: a product of thread %d reads what %s "
         "%d has written, and the thread has not waited for it",
         storage.name, index, thread,
-        record.writer < static_cast<int>(thread_count) ? "thread" : "copy",
+        record.writer < static_cast<int>(block->thread_count) ? "thread"
+                                                              : "copy",
         record.writer);
   }
-  if (record.writer < static_cast<int>(thread_count) &&
-      threads[record.writer]->published <= record.write_clock) {
+  if (record.writer < static_cast<int>(block->thread_count) &&
+      block->threads[record.writer]->published <= record.write_clock) {
     report(
         "a product reads shared %s, element %zu, which thread %d has written "
         "and not published to products",
@@ -520,19 +526,19 @@ void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
     std::memcpy(copy.bytes, from, valid);
   }
   const size_t place = copy.index * storage.element_size;
-  warps[warp_of(running)].copies[lane_index()].push_back(
+  block->warps[warp_of(running)].copies[lane_index()].push_back(
       {place, address, valid});
   std::fill_n(storage.bytes + place, sizeof(copy.bytes), std::byte{0xff});
   for (size_t i = 0; i < count; ++i) {
     storage.records[copy.index + i].in_flight = true;
   }
-  threads[running]->copies.back().push_back(copy);
+  block->threads[running]->copies.back().push_back(copy);
 }
 
-void commit_copies() { threads[running]->copies.emplace_back(); }
+void commit_copies() { block->threads[running]->copies.emplace_back(); }
 
 void wait_for_copies(size_t pending) {
-  auto& groups = threads[running]->copies;
+  auto& groups = block->threads[running]->copies;
   while (groups.size() > pending + 1) {
     for (const Copy& copy : groups.front()) {
       std::copy_n(
@@ -541,7 +547,7 @@ void wait_for_copies(size_t pending) {
       for (size_t i = 0; i < copy.count; ++i) {
         AccessRecord& record = copy.storage->records[copy.index + i];
         record.in_flight = false;
-        record.write_time = now;
+        record.write_time = block->now;
         record.write_clock = own_clock();
       }
     }
@@ -580,8 +586,8 @@ void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size) {
 
 SharedStorage& shared_storage(const char* declaration, const char* name,
                               size_t element_size, size_t count) {
-  const auto found = arrays.find(declaration);
-  if (found != arrays.end()) {
+  const auto found = block->arrays.find(declaration);
+  if (found != block->arrays.end()) {
     return found->second;
   }
   return add_array(declaration, name, element_size, count);
@@ -603,7 +609,7 @@ const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
   const int warp_index = warp_of(running);
   const int first_thread = warp_index * kWarpSize;
   // Lanes beyond the end of the block do not exist and are not waited for.
-  const size_t lanes = thread_count - static_cast<size_t>(first_thread);
+  const size_t lanes = block->thread_count - static_cast<size_t>(first_thread);
   const unsigned existing = lanes < kWarpSize ? (1u << lanes) - 1 : ~0u;
   const int lane = lane_index();
   const unsigned own = 1u << lane;
@@ -611,7 +617,7 @@ const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
     report("thread %d is not in the mask that it passes at %s:%u", running,
            site.file_name(), site.line());
   }
-  Exchange& state = warps[warp_index].exchanges[mask];
+  Exchange& state = block->warps[warp_index].exchanges[mask];
   if (state.arrived != 0 && state.site.line() != site.line()) {
     report("divergent: lanes of one warp exchange at %s:%u and at line %u",
            site.file_name(), site.line(), state.site.line());
@@ -627,7 +633,7 @@ const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
     combine(state.given[generation], state.taken[generation]);
     for (int other = 0; other < kWarpSize; ++other) {
       if ((mask & existing) >> other & 1) {
-        threads[first_thread + other]->state = State::ready;
+        block->threads[first_thread + other]->state = State::ready;
       }
     }
   } else {
@@ -650,7 +656,7 @@ void exchange(unsigned mask, uint64_t value, uint64_t (&values)[32],
 
 void synchronize_warp(unsigned mask, Site site) {
   constexpr unsigned kAll = ~0u;
-  const uint64_t time = now;
+  const uint64_t time = block->now;
   collective(
       mask, nullptr, 0, nullptr, 0,
       mask == kAll ? [](const LaneBytes(&)[32], LaneBytes(&)[32]) {
@@ -660,9 +666,9 @@ void synchronize_warp(unsigned mask, Site site) {
       } : [](const LaneBytes(&)[32], LaneBytes(&)[32]) {},
       site);
   // Orders memory for all lanes, once, by the first of them to go on.
-  Warp& warp = warps[warp_of(running)];
+  Warp& warp = block->warps[warp_of(running)];
   if (mask == kAll && warp.last_barrier < time) {
-    warp.last_barrier = now++;
+    warp.last_barrier = block->now++;
   }
 }
 
@@ -672,22 +678,68 @@ void watch_output(const char* name, const std::byte* bytes, size_t size) {
   outputs.push_back({name, bytes, std::vector<std::byte>(size), {}});
 }
 
-void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+namespace {
+
+void check_launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes) {
+  constexpr unsigned kMostAcross = 2147483647;
+  constexpr unsigned kMostElse = 65535;
+  const size_t count = static_cast<size_t>(threads.x) * threads.y * threads.z;
+  if (count == 0 || count > kMostThreads) {
+    report("a block of %zu threads; from 1 to %zu are possible", count,
+           kMostThreads);
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > kMostAcross ||
+      grid.y > kMostElse || grid.z > kMostElse) {
+    report("a grid of %u x %u x %u blocks; from 1 to %u x %u x %u are possible",
+           grid.x, grid.y, grid.z, kMostAcross, kMostElse, kMostElse);
+  }
+  if (dynamic_shared_bytes > kMostSharedBytes) {
+    report("%zu bytes of dynamic shared memory; no device gives more than %zu",
+           dynamic_shared_bytes, kMostSharedBytes);
+  }
+}
+
+// By turns, in random order, as many at a time as there are places.
+void run_blocks(const std::vector<size_t>& numbers) {
+  auto next = numbers.begin();
+  std::vector<Block*> places;
+  for (Block& each : blocks) {
+    each.arrays.clear();
+    places.push_back(&each);
+  }
+  while (!places.empty()) {
+    const size_t place = order() % places.size();
+    block = places[place];
+    if (!block->is_running) {
+      if (next == numbers.end()) {
+        places.erase(places.begin() + static_cast<std::ptrdiff_t>(place));
+        continue;
+      }
+      begin_block(static_cast<unsigned>(*next++));
+    }
+    run_turn();
+    note_changes();
+    if (!block->is_running) {
+      count_copies();
+    }
+  }
+}
+
+}  // namespace
+
+void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
             const std::function<void()>& kernel) {
+  check_launch(grid, threads, dynamic_shared_bytes);
   gridDim = grid;
-  blockDim = block;
+  blockDim = threads;
   running_kernel = &kernel;
   dynamic_bytes = dynamic_shared_bytes;
-  arrays.clear();
   begin_to_watch();
-  for (const size_t index :
-       shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z)) {
-    const auto linear = static_cast<unsigned>(index);
-    blockIdx = {linear % grid.x, linear / grid.x % grid.y,
-                linear / grid.x / grid.y};
-    run_block(block);
-    count_copies();
-    note_changes(linear);
+  try {
+    run_blocks(shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z));
+  } catch (...) {
+    abandon_threads();
+    throw;
   }
 }
 

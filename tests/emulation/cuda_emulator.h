@@ -1,9 +1,9 @@
 // Runs CUDA device code on a CPU, compiled by the host compiler, and checks it.
 //
 // Included by csrc/cuda/device/device.cuh in place of nvcc's own definitions.
-// Each thread of a block is a fiber; blocks, and the threads between two
-// barriers, run one after another in shuffled order. Reported, with the place
-// and the threads, by an exception that launch() throws:
+// Each thread of a block is a fiber; the threads between two barriers run one
+// after another in shuffled order, and so do some blocks, by turns. Reported,
+// with the place and the threads, by an exception that launch() throws:
 //
 //   - a read of shared memory that no thread of the block has written,
 //   - a shared element that two threads access between two barriers, one of
@@ -181,7 +181,7 @@ SharedView<Array> shared_array(const char* declaration, const char* name) {
 
 // Runs every block of the grid. `kernel` is called once for each thread. Throws
 // a Report of the first fault.
-void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
             const std::function<void()>& kernel);
 // Watches memory that the kernels write: what one block of a launch changes, no
 // other may change. A byte that is written as it was is not seen.

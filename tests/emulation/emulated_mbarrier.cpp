@@ -29,8 +29,14 @@ struct Mbarrier {
 
 namespace {
 
-std::map<const char*, std::deque<Mbarrier>> declared;
-std::map<int, const Mbarrier*> waited_for;  // by thread
+struct OfBlock {
+  std::map<const char*, std::deque<Mbarrier>> declared;
+  std::map<int, const Mbarrier*> waited_for;  // by thread
+};
+
+OfBlock of_blocks[kBlocksAtATime];
+
+OfBlock& mbarriers() { return of_blocks[block->slot]; }
 
 void complete_if_nothing_is_missing(Mbarrier& barrier) {
   if (barrier.missing_arrivals != 0 || barrier.missing_bytes != 0) {
@@ -39,9 +45,10 @@ void complete_if_nothing_is_missing(Mbarrier& barrier) {
   join(barrier.completed, barrier.arrived);
   ++barrier.phase;
   barrier.missing_arrivals = barrier.arrivals;
-  for (const auto& [thread, waiting] : waited_for) {
-    if (waiting == &barrier && threads[thread]->state == State::in_mbarrier) {
-      threads[thread]->state = State::ready;
+  for (const auto& [thread, waiting] : mbarriers().waited_for) {
+    if (waiting == &barrier &&
+        block->threads[thread]->state == State::in_mbarrier) {
+      block->threads[thread]->state = State::ready;
     }
   }
 }
@@ -52,7 +59,7 @@ Mbarrier& made(Mbarrier& barrier, Site site) {
     report("thread %d uses mbarrier %s[%d], which nobody has made, at %s:%u",
            running, barrier.name, barrier.index, site.file_name(), site.line());
   }
-  if (barrier.maker != running && barrier.made > last_block_barrier) {
+  if (barrier.maker != running && barrier.made > block->last_block_barrier) {
     report(
         "thread %d uses mbarrier %s[%d], which thread %d has made without a "
         "barrier of the block after it, at %s:%u",
@@ -77,7 +84,7 @@ void arrive_at(Mbarrier& barrier, int64_t bytes, Site site) {
         running, barrier.name, barrier.index, site.file_name(), site.line(),
         barrier.arrivals);
   }
-  join(barrier.arrived, threads[running]->clocks);
+  join(barrier.arrived, block->threads[running]->clocks);
   advance_clock(running);
   barrier.missing_bytes += bytes;
   --barrier.missing_arrivals;
@@ -103,7 +110,7 @@ void Mbarriers::init(int index, int arrivals) const {
   barrier.arrivals = arrivals;
   barrier.missing_arrivals = arrivals;
   barrier.maker = running;
-  barrier.made = now;
+  barrier.made = block->now;
 }
 
 void Mbarriers::arrive(int index, Site site) const {
@@ -121,25 +128,25 @@ void Mbarriers::wait(int index, uint32_t parity, Site site) const {
     emulation::wait(State::ready, site);
   }
   while (barrier.phase % 2 == parity) {
-    waited_for[running] = &barrier;
+    mbarriers().waited_for[running] = &barrier;
     emulation::wait(State::in_mbarrier, site);
   }
-  waited_for.erase(running);
+  mbarriers().waited_for.erase(running);
   if (!barrier.completed.empty()) {
-    join(threads[running]->clocks, barrier.completed);
+    join(block->threads[running]->clocks, barrier.completed);
   }
 }
 
 Mbarriers declare_mbarriers(const char* declaration, const char* name,
                             int count) {
   start_clocks();
-  std::deque<Mbarrier>& barriers = declared[declaration];
+  std::deque<Mbarrier>& barriers = mbarriers().declared[declaration];
   if (barriers.empty()) {
-    int slot = static_cast<int>(thread_count);
-    for (const auto& [other, existing] : declared) {
+    int slot = static_cast<int>(block->thread_count);
+    for (const auto& [other, existing] : mbarriers().declared) {
       slot += static_cast<int>(existing.size());
     }
-    if (slot + count > static_cast<int>(thread_count) + kMostMbarriers) {
+    if (slot + count > static_cast<int>(block->thread_count) + kMostMbarriers) {
       report("more than %d mbarriers", kMostMbarriers);
     }
     for (int index = 0; index < count; ++index) {
@@ -149,13 +156,10 @@ Mbarriers declare_mbarriers(const char* declaration, const char* name,
   return Mbarriers(barriers);
 }
 
-void forget_mbarriers() {
-  declared.clear();
-  waited_for.clear();
-}
+void forget_mbarriers() { mbarriers() = {}; }
 
 void publish_mbarriers() {
-  for (auto& [declaration, barriers] : declared) {
+  for (auto& [declaration, barriers] : mbarriers().declared) {
     for (Mbarrier& barrier : barriers) {
       barrier.is_published = barrier.is_published || barrier.maker == running;
     }
@@ -166,7 +170,7 @@ void publish_mbarriers() {
 void publish_shared_memory() {
   start_clocks();
   advance_clock(running);
-  threads[running]->published = own_clock();
+  block->threads[running]->published = own_clock();
 }
 
 void begin_bulk_copy(const SharedStorage& storage, size_t first_byte,
@@ -198,10 +202,10 @@ void begin_bulk_copy(const SharedStorage& storage, size_t first_byte,
     }
     for (size_t i = first; i < end; ++i) {
       storage.records[i].in_flight = false;
-      storage.records[i].write_time = now;
+      storage.records[i].write_time = block->now;
     }
     land(storage.bytes);
-    barrier.arrived.resize(thread_count + kMostMbarriers);
+    barrier.arrived.resize(block->thread_count + kMostMbarriers);
     barrier.arrived[barrier.slot] = static_cast<uint32_t>(phase + 1);
     barrier.missing_bytes -= static_cast<int64_t>(bytes);
     complete_if_nothing_is_missing(barrier);
@@ -222,10 +226,10 @@ void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
 }
 
 void report_waiting_threads() {
-  for (size_t i = 0; i < thread_count; ++i) {
-    const Thread& thread = *threads[i];
+  for (size_t i = 0; i < block->thread_count; ++i) {
+    const Thread& thread = *block->threads[i];
     if (thread.state == State::in_mbarrier) {
-      const Mbarrier& barrier = *waited_for[static_cast<int>(i)];
+      const Mbarrier& barrier = *mbarriers().waited_for[static_cast<int>(i)];
       report(
           "deadlock: thread %zu waits at %s:%u for phase %llu of mbarrier "
           "%s[%d], in which %d arrivals and %lld bytes are missing",

@@ -50,7 +50,9 @@ struct Warpgroup {
   std::vector<std::shared_ptr<Sums>> sums;
 };
 
-std::map<int, Warpgroup> warpgroups;
+std::map<int, Warpgroup> of_blocks[kBlocksAtATime];
+
+std::map<int, Warpgroup>& warpgroups() { return of_blocks[block->slot]; }
 
 int warpgroup_of(int thread) { return thread / kGroupThreads; }
 
@@ -60,11 +62,11 @@ void as_warpgroup(const Given& given, Site site, Act&& act) {
   start_clocks();
   const int number = warpgroup_of(running);
   const int first = number * kGroupThreads;
-  if (first + kGroupThreads > static_cast<int>(thread_count)) {
+  if (first + kGroupThreads > static_cast<int>(block->thread_count)) {
     report("thread %d is in no whole warpgroup, at %s:%u", running,
            site.file_name(), site.line());
   }
-  Warpgroup& group = warpgroups[number];
+  Warpgroup& group = warpgroups()[number];
   if (group.arrived != 0 && group.site.line() != site.line()) {
     report("divergent: threads of warpgroup %d are at %s:%u and at line %u",
            number, site.file_name(), site.line(), group.site.line());
@@ -78,7 +80,7 @@ void as_warpgroup(const Given& given, Site site, Act&& act) {
   group.arrived = 0;
   act(number, group);
   for (int thread = first; thread < first + kGroupThreads; ++thread) {
-    threads[thread]->state = State::ready;
+    block->threads[thread]->state = State::ready;
   }
 }
 
@@ -138,7 +140,7 @@ void check_operand(const WarpgroupOperand& operand, bool by_steps, int extent,
                .end = (end + 1023) / 1024 * 1024,
                .warpgroup = number,
                .group = group.group,
-               .time = now,
+               .time = block->now,
                .clocks = {}});
 }
 
@@ -342,11 +344,11 @@ void wait_for_groups(size_t pending, Site site) {
   });
 }
 
-void forget_products() { warpgroups.clear(); }
+void forget_products() { warpgroups().clear(); }
 
 void check_products_are_over() {
-  const auto found = warpgroups.find(warpgroup_of(running));
-  if (found != warpgroups.end() && !found->second.sums.empty()) {
+  const auto found = warpgroups().find(warpgroup_of(running));
+  if (found != warpgroups().end() && !found->second.sums.empty()) {
     report("thread %d returns and has not waited for its warpgroup's products",
            running);
   }

@@ -1,4 +1,4 @@
-// What the parts of the emulator know of the block that is running.
+// What the parts of the emulator know of the blocks that are running.
 #pragma once
 
 #include <deque>
@@ -74,14 +74,35 @@ struct Warp {
   std::vector<CopiedVector> copies[kWarpSize];
 };
 
-extern std::vector<std::unique_ptr<Thread>> threads;
-extern std::vector<Warp> warps;
-extern size_t thread_count;
-extern int running;  // a thread, or kScheduler
+struct SharedArray : SharedStorage {
+  std::vector<std::byte> owned_bytes;
+  std::vector<AccessRecord> owned_records;
+};
+
+// Several blocks run by turns, each until a barrier.
+constexpr size_t kBlocksAtATime = 3;
+
+struct Block {
+  explicit Block(size_t number) : slot(number) {}
+
+  size_t slot;  // of kBlocksAtATime
+  bool is_running = false;
+  unsigned linear = 0;  // its number in the grid
+  uint3 index;
+  size_t thread_count = 0;
+  // There may be more, of a larger block before.
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<size_t> threads_in_order;
+  std::vector<Warp> warps;
+  std::map<const char*, SharedArray> arrays;  // by declaration
+  // Counts barriers of the block and of its warps, from 1.
+  uint32_t now = 1;
+  uint32_t last_block_barrier = 0;
+};
+
+extern Block* block;  // that has its turn
+extern int running;   // a thread of it, or kScheduler
 extern std::mt19937_64 order;
-// Counts barriers of the block and of its warps, from 1.
-extern uint32_t now;
-extern uint32_t last_block_barrier;
 extern Counters counted;
 
 inline int warp_of(int thread) { return thread / kWarpSize; }

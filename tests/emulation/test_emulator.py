@@ -82,13 +82,13 @@ REPORTS = {
     "registers not ordered": "adds to registers at .* without having ordered",
     "sums touched early": "has changed sums that products are on their way to",
     "products nobody waits for": "that nobody has waited for|has not waited for its warpgroup's",
-    "box nobody waits for": "all threads have returned, and a copy to shared memory is on its way|"
-    "arrives after the phase",
+    "box nobody waits for": "all threads have returned, and a copy to shared memory is on its way",
     "box misaligned": "copies a box to byte 128, which is not aligned",
     "operand misaligned": "an operand of warpgroup 0 begins at byte 128, which is not aligned",
     "warps disagree": "threads of warpgroup 0 multiply different operands",
     "half a warpgroup": "waits for its warpgroup at|in which .* are missing",
     "operands that are not published": "has written and not published to products",
+    "blocks that count without atomics": "wrong result: count of blocks",
     "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on",
 }
 

@@ -266,6 +266,18 @@ void run_blocks_side_by_side(unsigned overlap) {
   expect(output[2 * kThreads] == std::byte{3}, "written by its block");
 }
 
+// Right where one block runs after the other, and wrong on a device.
+void run_count_of_blocks() {
+  constexpr int kBlocks = 8;
+  int count = 0;
+  launch({kBlocks}, {1}, 0, [&] {
+    const int before = count;
+    __syncthreads();
+    count = before + 1;
+  });
+  expect(count == kBlocks, "count of blocks");
+}
+
 void print_place(const char* operand, int lane, int index,
                  pkg::cuda::MatrixPlace place) {
   std::printf("%s %d %d %d %d\n", operand, lane, index, place.row,
@@ -341,6 +353,7 @@ int main(int, char** arguments) {
       {"misaligned row of a matrix", [] { run_load_matrices(false, 4); }},
       {"right: blocks side by side", [] { run_blocks_side_by_side(0); }},
       {"output of two blocks", [] { run_blocks_side_by_side(1); }},
+      {"blocks that count without atomics", run_count_of_blocks},
       {"places of 8 bits", print_places<1>},
       {"places of 16 bits", print_places<2>},
       {"places of 64 bits", print_places_float64},

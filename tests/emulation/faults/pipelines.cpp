@@ -79,7 +79,8 @@ struct Pipeline {
       copy(operands.b, kMajorB, 2 * stage + 1, step, stage);
     }
     if (has(Fault::copy_nobody_waits_for)) {
-      copy(operands.a, kMajorA, 2 * kStages, 0, 0);
+      full.arrive_and_expect(kStages, kBoxBytes);
+      copy(operands.a, kMajorA, 2 * kStages, 0, kStages);
     }
   }
 
@@ -139,7 +140,7 @@ struct Pipeline {
 
 template <Major kMajorA, Major kMajorB>
 void kernel(const Operands& operands, Fault fault) {
-  PKG_MBARRIERS(full, kStages);
+  PKG_MBARRIERS(full, kStages + 1);
   PKG_MBARRIERS(empty, kStages);
   const SharedSpan<bfloat16> memory = dynamic_shared<bfloat16>();
   if (threadIdx.x == 0) {
@@ -149,6 +150,7 @@ void kernel(const Operands& operands, Fault fault) {
       full.init(stage, 1);
       empty.init(stage, is_one ? 1 : 4);
     }
+    full.init(kStages, 1);
     if (fault != Fault::barriers_not_published) {
       publish_mbarriers();
     }
