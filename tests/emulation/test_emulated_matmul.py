@@ -37,7 +37,7 @@ def emulated_matmul(
     rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     c = torch.full((*batch, rows, columns), 77, dtype=out_dtype or a.dtype)
     emulator.run(
-        "matmul",
+        "matmul_warpgroups" if tile_columns else "matmul",
         ["c"],
         blocks,
         a=a,

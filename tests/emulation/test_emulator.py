@@ -278,7 +278,11 @@ def run_int4_linear(planted: Emulator) -> None:
 
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
-WARPGROUPS = (("run_matmul.cpp",), run_warpgroup_matmul, "cuda/gemm/warpgroup_product.cuh")
+WARPGROUPS = (
+    ("run_matmul_warpgroups.cpp",),
+    run_warpgroup_matmul,
+    "cuda/gemm/warpgroup_product.cuh",
+)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
