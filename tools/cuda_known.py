@@ -30,6 +30,24 @@ class Expected:
     counts: dict[str, int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """What the copy engine brings to shared memory for a pass of the main loop.
+
+    A kernel's copies are asked for by other warps than multiply: ``warps`` of a block make a pass
+    of the main loop for each time that ``boxes`` of ``box_bytes`` are copied.
+    """
+
+    boxes: int
+    box_bytes: int
+    warps: int
+
+    @property
+    def bytes_of_warp(self) -> float:
+        """Bytes for each pass of a warp."""
+        return self.boxes * self.box_bytes / self.warps
+
+
 SPILLS = "local memory"
 
 EXEMPTIONS = (
@@ -64,6 +82,13 @@ EXEMPTIONS = (
         "an error function beside 128 sums of a thread, once a tile of a divided product",
     ),
     Exemption(
+        r"matmul_warpgroup_kernel<\w+, \w+, 128, LinearEpilogue<\w+, Gelu>>",
+        SPILLS,
+        "an error function of 64 sums of a thread, which the compiler computes side by side; once "
+        "a tile",
+        "sm_90a",
+    ),
+    Exemption(
         r"attention_forward_mma_kernel<.*>",
         SPILLS,
         "registers that the end of a tile needs: stored before the loop over keys, read after it",
@@ -95,6 +120,17 @@ EXPECTED = (
         r"matmul_kernel<(bfloat16|float16), .*>",
         {"HMMA.16816": 128, "LDSM.x4": 32, "LDGSTS.128": 16},
     ),
+    # A stage of 128 bytes of the summed dimension: four products, a wait and a release.
+    Expected(
+        r"matmul_warpgroup_kernel<(bfloat16|float16), \w+, 256, .*>",
+        {"HGMMA.64x256x16": 4, "SYNCS": 2},
+    ),
+    Expected(
+        r"matmul_warpgroup_kernel<(bfloat16|float16), \w+, 128, .*>",
+        {"HGMMA.64x128x16": 4, "SYNCS": 2},
+    ),
+    Expected(r"matmul_warpgroup_kernel<int8, int, 256, .*>", {"IGMMA.64x256x32": 4, "SYNCS": 2}),
+    Expected(r"matmul_warpgroup_kernel<int8, int, 128, .*>", {"IGMMA.64x128x32": 4, "SYNCS": 2}),
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
     # A thread's 4 x 12 sums, and its 16 numbers, for each of two steps unrolled.
     Expected(r"lltm_step_kernel<float>", {"FFMA": 96, "LDS.128": 8}),
@@ -144,6 +180,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
+    # Four stages of 48 KiB, or six of 32.
+    r"matmul_warpgroup_kernel<.*>": 196608,
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
@@ -161,6 +199,12 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_mma_kernel<.*, 128>": 114688,
     r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
+}
+
+# Kernels whose operands come by the copy engine. The check names a kernel that needs a line here.
+COPIED: dict[str, Copied] = {
+    r"matmul_warpgroup_kernel<\w+, \w+, 256, .*>": Copied(boxes=6, box_bytes=8192, warps=8),
+    r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
 }
 
 # Kernels that multiply integers without tensor cores: in others IMAD makes addresses.

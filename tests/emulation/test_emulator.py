@@ -28,6 +28,8 @@ from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_warpgroups import bulk
+from test_emulated_warpgroups import check as check_warpgroups
 
 from pkg.testing import Sample
 
@@ -216,6 +218,13 @@ def run_matmul(planted: Emulator) -> None:
     assert_product(emulated_matmul(planted, a, b), a, b)
 
 
+def run_warpgroup_matmul(planted: Emulator) -> None:
+    """More panels than stages, by one block that takes two tiles; lines of both kinds."""
+    for by_columns in (False, True):
+        a, b = bulk(130, 7 * 64 + 5, by_columns=by_columns), bulk(7 * 64 + 5, 72)
+        check_warpgroups(planted, a, b, 128, blocks=1)
+
+
 def run_attention(planted: Emulator) -> None:
     check_attention(planted, make_attention(rows=65, columns=70, head=20))
 
@@ -281,6 +290,11 @@ def run_lltm(planted: Emulator) -> None:
 
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
+WARPGROUPS = (
+    ("run_matmul_warpgroups.cpp",),
+    run_warpgroup_matmul,
+    "cuda/gemm/warpgroup_product.cuh",
+)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
 MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
@@ -383,6 +397,42 @@ PLANTED = {
         "const int left = slice.width - place;",
         "const int left = kVector;",
         "heap-buffer-overflow.*READ|assert",
+    ),
+    "stage released before its products are waited for": (
+        *WARPGROUPS,
+        "      wait_for_products<1>();\n",
+        "",
+        "a product of warpgroup . (reads that nobody has|has read, and does)",
+    ),
+    "products of a stage whose copies nobody waits for": (
+        *WARPGROUPS,
+        "      full_.wait(turn.stage, turn.parity);\n",
+        "",
+        "a product reads shared memory, .* which nobody|where a copy is on|race",
+    ),
+    "step of an operand too short": (
+        *WARPGROUPS,
+        "? 32 : 16 * 128",
+        "? 32 : 8 * 128",
+        "assert",
+    ),
+    "bytes of a box that are not expected": (
+        *WARPGROUPS,
+        "full_.arrive_and_expect(turn.stage, kStageBytes)",
+        "full_.arrive_and_expect(turn.stage, kStageBytes - kBoxBytes)",
+        "which did not expect as many|where a copy is on its way",
+    ),
+    "wait for space of the wrong phase": (
+        *WARPGROUPS,
+        "empty_.wait(turn.stage, turn.parity ^ 1);",
+        "empty_.wait(turn.stage, turn.parity);",
+        "deadlock: ",
+    ),
+    "sums that are used before they are there": (
+        *WARPGROUPS,
+        "    wait_for_products<0>();\n",
+        "",
+        "a product of warpgroup . (reads|has read)|that nobody has waited for|has changed sums",
     ),
     "misaligned packet": (
         *POINTWISE,
