@@ -117,6 +117,16 @@ EXPECTED = (
     Expected(
         r"int4_linear_half_kernel<.*, 4>", {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13}
     ),
+    # 8 positions at 9 shifts for each of two channels, and the 24 pixels that they are made of.
+    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 12}),
+    Expected(r"spatial_correlation_kernel<double>", {"LDS.128": 16}),
+    # 2 x 3 pairs of rows: 16 positions by 24 pixels of each, over 32 channels.
+    Expected(r"spatial_correlation_mma_kernel<.*>", {"HMMA.16816": 36, "LDSM.x4": 16}),
+    # 8 pixels of 4 channels at 9 shifts.
+    Expected(
+        r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>",
+        {"FFMA": 288, "LDS.128": 34},
+    ),
 )
 
 # Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.

@@ -346,7 +346,7 @@ class CorrelationMma {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(CorrelationMma<Element>::kThreads, 3)
+__global__ void __launch_bounds__(CorrelationMma<Element>::kThreads, 2)
     spatial_correlation_mma_kernel(
         const __grid_constant__ Correlation<Element> call) {
   for (int64_t piece = blockIdx.x; piece < call.piece_count;
