@@ -151,7 +151,7 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_mma_kernel<.*, 128>": 114688,
     r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
-    # Of a kernel window of one place; sums of 36 KiB for larger ones.
+    # Of a window of one place and up to 64 channels; totals of 36 KiB for more.
     r"spatial_correlation_kernel<float>": 38272,
     r"spatial_correlation_kernel<double>": 26304,
     r"spatial_correlation_mma_kernel<.*>": 50560,

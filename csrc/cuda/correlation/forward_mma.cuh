@@ -11,7 +11,8 @@
 // times four matrices of input1 and twelve times of the 4 rows of input2 that
 // these meet, for 36 products: 64 cycles of a multiprocessor's shared memory,
 // of which the products take 72 at the rate of an A100 and 36 at that of an
-// H200. Sums are 72 registers of a thread.
+// H200. Sums are 72 registers of a thread; a third block on a multiprocessor
+// would leave it 168, with which the compiler spilled ten.
 //
 // A thread brings 8 channels of a pixel into shared memory at a time, 16 bytes
 // of a line that holds 32 channels: elements that lie a stride apart go through
