@@ -218,34 +218,50 @@ struct CorrelationLane {
   }
 };
 
-// kDepth channels of a pixel as a column of shared memory, zeros where there
-// are none. Where channels are neighbours they are read as vectors.
+// kDepth channels of a pixel, a stride apart or, `vectorised`, in packets.
+template <int kDepth, class Element>
+__device__ __forceinline__ void read_channels(const Element* from,
+                                              int64_t stride, bool vectorised,
+                                              Element (&channels)[kDepth]) {
+  constexpr int kPacket = 16 / sizeof(Element);
+  PKG_UNROLL
+  for (int c = 0; c < kDepth; c += kPacket) {
+    if (vectorised) {
+      const auto packet =
+          *reinterpret_cast<const Packet<Element, kPacket>*>(from + c);
+      PKG_UNROLL
+      for (int i = 0; i < kPacket; ++i) {
+        channels[c + i] = packet.values[i];
+      }
+      continue;
+    }
+    PKG_UNROLL
+    for (int i = 0; i < kPacket; ++i) {
+      channels[c + i] = *from;
+      from += stride;
+    }
+  }
+}
+
+// The same as a column of shared memory, zeros behind the first `valid`: the
+// pixels of the border and the last channels, one by one.
 template <int kDepth, class Number, class Element>
 __device__ __forceinline__ void load_channels(const SharedSpan<Number>& to,
                                               int line, const Element* from,
                                               int64_t stride, int valid,
                                               bool vectorised) {
-  constexpr int kPacket = 16 / sizeof(Element);
-  if (vectorised && valid >= kDepth) {
+  if (valid >= kDepth) {
+    Element channels[kDepth];
+    read_channels(from, stride, vectorised, channels);
     PKG_UNROLL
-    for (int c = 0; c < kDepth; c += kPacket) {
-      const auto packet =
-          *reinterpret_cast<const Packet<Element, kPacket>*>(from + c);
-      PKG_UNROLL
-      for (int i = 0; i < kPacket; ++i) {
-        to[(c + i) * line] = convert<Number>(packet.values[i]);
-      }
+    for (int c = 0; c < kDepth; ++c) {
+      to[c * line] = convert<Number>(channels[c]);
     }
     return;
   }
-  PKG_UNROLL
+  PKG_UNROLL_BY(1)
   for (int c = 0; c < kDepth; ++c) {
-    Number value = 0;
-    if (c < valid) {
-      value = convert<Number>(*from);
-      from += stride;
-    }
-    to[c * line] = value;
+    to[c * line] = c < valid ? convert<Number>(from[c * stride]) : Number(0);
   }
 }
 

@@ -201,7 +201,7 @@ class CorrelationBlock {
     const Element* from = images.data + piece_.image * images.strides[0] +
                           channel * images.strides[1] +
                           (exists ? column : 0) * images.strides[3];
-    PKG_UNROLL_BY(2)
+    PKG_UNROLL_BY(1)
     for (int i = 0; i < kCount; ++i) {
       const bool valid = exists && shape.has_pixel(0, row);
       load_channels<kDepth>(
