@@ -15,8 +15,11 @@
 // would leave it 168, with which the compiler spilled ten.
 //
 // A thread brings 8 channels of a pixel into shared memory at a time, 16 bytes
-// of a line that holds 32 channels: elements that lie a stride apart go through
-// registers, and these loads, not the products, take most instructions.
+// of a line that holds 32 channels. Elements that lie a stride apart go through
+// registers one by one, by which a warp spends some 1000 instructions on what
+// it multiplies by 140: so an A100 issues no more than 29 TFLOP/s, not 117, and
+// 40 where channels are neighbours. (Counted in nvcc 13.0's code for sm_80; the
+// register tiles of forward.cuh with the same loads are bound to 19.)
 //
 // Products go on where one of the pixels does not exist. What is left of the
 // band is added to totals in shared memory for each place of the kernel window,
@@ -33,7 +36,6 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/shared.cuh"
-#include "cuda/gemm/operand_tile.cuh"
 
 namespace pkg::cuda {
 
@@ -212,22 +214,33 @@ class CorrelationMma {
       for (int k = 0; k < kCount; ++k) {
         const int begin = (first + k * (kOctets / kCount)) * kOctet;
         const int count = valid ? channels - begin : 0;
-        memory_.store(
-            place + i * kPlaces * kLine + begin,
-            octet(pixel, begin, images.strides[1], count, vectorised));
+        load_octet(place + i * kPlaces * kLine + begin,
+                   pixel + begin * images.strides[1], images.strides[1], count,
+                   vectorised);
       }
       row = moved(row, 1, call_.classes[0].pitch);
     }
   }
 
-  // Channels from `begin` on, zeros behind the first `valid`.
-  __device__ __forceinline__ static Packet<Element, kOctet> octet(
-      const Element* pixel, int begin, int64_t stride, int valid,
-      bool vectorised) {
-    if (vectorised && valid >= kOctet) {
-      return *reinterpret_cast<const Packet<Element, kOctet>*>(pixel + begin);
+  // Channels of a pixel, zeros behind the first `valid`: those of the border
+  // and the last ones one by one.
+  __device__ __forceinline__ void load_octet(int place, const Element* from,
+                                             int64_t stride, int valid,
+                                             bool vectorised) const {
+    using Octet = Packet<Element, kOctet>;
+    if (valid >= kOctet && vectorised) {
+      memory_.store(place, *reinterpret_cast<const Octet*>(from));
+    } else if (valid >= kOctet) {
+      Octet octet;
+      read_channels(from, stride, false, octet.values);
+      memory_.store(place, octet);
+    } else {
+      memory_.store(place, Octet{});
+      PKG_UNROLL_BY(1)
+      for (int c = 0; c < valid; ++c) {
+        memory_[place + c] = from[c * stride];
+      }
     }
-    return gathered<Element, kOctet>(pixel + begin * stride, stride, valid);
   }
 
   // sums += the products of kDepth channels: what is loaded of a row of input2
