@@ -28,6 +28,8 @@ from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_spatial_correlation_sample import check as check_correlation
+from test_emulated_spatial_correlation_sample import integers
 from test_emulated_warpgroups import bulk
 from test_emulated_warpgroups import check as check_warpgroups
 
@@ -288,6 +290,13 @@ def run_lltm(planted: Emulator) -> None:
             assert_step(sample, *emulated_step(planted, sample, 3, split_panels))
 
 
+def run_correlation(planted: Emulator) -> None:
+    """Several turns of channels, in float32 and by tensor cores, and both gradients."""
+    for dtype in (torch.float32, torch.bfloat16):
+        images = integers(1, 70, 5, 18), integers(1, 70, 5, 18)
+        check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 WARPGROUPS = (
@@ -302,6 +311,7 @@ HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
 ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
 LLTM = (("run_lltm.cpp",), run_lltm)
+CORRELATION = (("run_spatial_correlation_sample.cpp",), run_correlation)
 INT4_LINEAR = (("run_int4_linear.cpp",), run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
@@ -604,6 +614,27 @@ PLANTED = {
         "split < step.splits",
         "split + 1 < step.splits",
         "assert",
+    ),
+    "missing barrier before the pixels of other channels": (
+        *CORRELATION,
+        "cuda/correlation/forward.cuh",
+        "      __syncthreads();\n      if (place1",
+        "      if (place1",
+        "race on shared|nobody has written",
+    ),
+    "shift beyond the patch": (
+        *CORRELATION,
+        "cuda/correlation/gradient.cuh",
+        "if (s >= shifts) {",
+        "if (s > shifts) {",
+        "nobody has written",
+    ),
+    "missing barrier of the lanes that added a band": (
+        *CORRELATION,
+        "cuda/correlation/forward_mma.cuh",
+        "    __syncwarp();\n    PKG_UNROLL_BY(1)\n    for (int line",
+        "    PKG_UNROLL_BY(1)\n    for (int line",
+        "race on shared|nobody has written",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,
