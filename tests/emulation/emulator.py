@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 BUILDS = ROOT / "build" / "emulation"
 HERE = Path("tests", "emulation")  # in the tree that is built
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
 SANITIZE = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",

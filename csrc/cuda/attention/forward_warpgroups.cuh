@@ -446,14 +446,13 @@ class AttentionWarpgroups {
 template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(384, 1) attention_forward_warpgroups_kernel(
     const __grid_constant__ MappedAttentionForward<Element> mapped) {
-  // Nothing of it is compiled for devices that lack the instructions.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Block = AttentionWarpgroups<Element, kWidth, kPlain>;
-  PKG_MBARRIERS(barriers, Block::kBarriers);
-  Block(mapped, barriers).run();
-#else
-  __trap();
-#endif
+  if constexpr (kCompilesWarpgroups) {
+    using Block = AttentionWarpgroups<Element, kWidth, kPlain>;
+    PKG_MBARRIERS(barriers, Block::kBarriers);
+    Block(mapped, barriers).run();
+  } else {
+    commit_products();  // which traps
+  }
 }
 
 }  // namespace pkg::cuda
