@@ -35,7 +35,9 @@
 // So tensor cores are the bound, and what the other parts take has to happen
 // meanwhile. Of a head of 64 the products take 1024 cycles and shared memory
 // 896, the exponentials as many as before and the instructions 930: what does
-// not overlap is dearer.
+// not overlap is dearer. (So it was expected. The compiler makes some 600
+// instructions of a turn, 1200 cycles for either head: of a head of 64 they are
+// the bound, at 84 % of the tensor cores' rate.)
 #pragma once
 
 #include <cstdint>
