@@ -138,7 +138,6 @@ class AttentionWarpgroups {
       return count / kStages & 1;
     }
     __device__ __forceinline__ Turn next() const { return {count + 1}; }
-    __device__ __forceinline__ Turn before() const { return {count - 1}; }
   };
 
   enum class Operand { key, value };
