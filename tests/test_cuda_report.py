@@ -23,7 +23,7 @@ import cuda_known  # noqa: E402
 import cuda_model  # noqa: E402
 import cuda_report  # noqa: E402
 import cuda_sass  # noqa: E402
-from cuda_known import Exemption, Expected  # noqa: E402
+from cuda_known import Copied, Exemption, Expected  # noqa: E402
 from cuda_model import A100, H200  # noqa: E402
 from cuda_report import read  # noqa: E402
 
@@ -236,6 +236,12 @@ def test_threads_that_diverge_meet_where_they_were_told() -> None:
     assert work(loop.way) == 2 * 64
 
 
+def test_a_kernel_that_only_traps_is_one_of_another_architecture() -> None:
+    assert cuda_sass.is_for_another_architecture(code("MOV R1, c[0x0][0x28]\nBPT.TRAP 0x1"))
+    ends = "MOV R1, c[0x0][0x28]\nIADD3 R0, R0, R0, RZ\nBPT.TRAP 0x1\nEXIT"
+    assert not cuda_sass.is_for_another_architecture(code(ends))
+
+
 def test_jumps_by_a_table() -> None:
     text = """
         .L_x_0:
@@ -311,6 +317,16 @@ def test_the_part_that_is_kept_longest_sets_the_bound() -> None:
     # The H200 has lanes for all of them: 80 instructions by four.
     bound = cuda_model.bound(H200, way)
     assert bound == cuda_model.Bound(pytest.approx(64 * 64 / 20 * 132 * 1.98 / 1000), "issue")
+
+
+def test_what_is_copied_meanwhile_takes_shared_memorys_cycles() -> None:
+    way = instructions("\n".join(["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24"] * 4))
+    # 16 cycles of the tensor cores for a warp, 12 of shared memory; 8 more for 1024 bytes.
+    assert cuda_model.bound(H200, way) == cuda_model.Bound(
+        pytest.approx(989.4, rel=0.006), "tensor"
+    )
+    bound = cuda_model.bound(H200, way, copied=4 * 1024)
+    assert bound == cuda_model.Bound(pytest.approx(989.4 * 16 / 20, rel=0.006), "memory")
 
 
 @pytest.mark.parametrize(
@@ -511,6 +527,18 @@ def test_planted_faults(planted: object, fault: str, words: str) -> None:
     assert words in cuda_report.faults(found)[fault]
     problem = next(each for each in cuda_report.problems([found], ()) if words in each)
     assert problem.startswith("k.cu, sm_80: k<float>: ")
+
+
+def test_bulk_copies_that_nobody_wrote_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = USAGE.replace("SHARED:0", "SHARED:512")
+    listing = LISTING.replace("STG.E.128 [R2.64], R4", "UTMALDG.3D [UR24], [UR10]")
+    copies = kernel(listing, usage)
+    assert copies.boxes == 1
+    assert "1 bulk copies" in cuda_report.faults(copies)["bulk copies"]
+    monkeypatch.setitem(cuda_known.COPIED, r"k<\w+>", Copied(1, 8192, 4))
+    assert cuda_report.faults(copies) == {}
+    assert "; meanwhile 1 UTMALDG of 8192 bytes" in cuda_report.row(copies)[-2]
+    assert "bulk copies" in cuda_report.faults(kernel(usage=usage))
 
 
 def test_double_precision_is_right_in_kernels_of_double() -> None:

@@ -30,6 +30,24 @@ class Expected:
     counts: dict[str, int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """What the copy engine brings to shared memory for a pass of the main loop.
+
+    A kernel's copies are asked for by other warps than multiply: ``warps`` of a block make a pass
+    of the main loop for each time that ``boxes`` of ``box_bytes`` are copied.
+    """
+
+    boxes: int
+    box_bytes: int
+    warps: int
+
+    @property
+    def bytes_of_warp(self) -> float:
+        """Bytes for each pass of a warp."""
+        return self.boxes * self.box_bytes / self.warps
+
+
 SPILLS = "local memory"
 
 EXEMPTIONS = (
@@ -48,9 +66,15 @@ EXEMPTIONS = (
         r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
     ),
     Exemption(
-        r"(matmul|lltm_product)_kernel<(bfloat16|float16|float), .*>",
+        r"matmul_kernel<(bfloat16|float16|float), .*>",
         SPILLS,
         "registers around the 64-bit divisions of the tile's and the batch's index, once a tile",
+    ),
+    Exemption(
+        r"lltm_product_kernel<(bfloat16|float16), .*>",
+        SPILLS,
+        "what storing a tile needs, kept before the products of its panels and read after them",
+        "sm_90a",
     ),
     Exemption(
         r"matmul_sum_kernel<\w+, \w+, LinearEpilogue<\w+, Gelu>>",
@@ -58,9 +82,28 @@ EXEMPTIONS = (
         "an error function beside 128 sums of a thread, once a tile of a divided product",
     ),
     Exemption(
+        r"matmul_warpgroup_kernel<\w+, \w+, 128, LinearEpilogue<\w+, Gelu>>",
+        SPILLS,
+        "an error function of 64 sums of a thread, which the compiler computes side by side; once "
+        "a tile",
+        "sm_90a",
+    ),
+    Exemption(
         r"attention_forward_mma_kernel<.*>",
         SPILLS,
         "registers that the end of a tile needs: stored before the loop over keys, read after it",
+    ),
+    Exemption(
+        r"attention_forward_warpgroups_kernel<.*, (64|128), false>",
+        SPILLS,
+        "what the end of a tile of queries needs, the copies' places and the addresses of a mask",
+        "sm_90a",
+    ),
+    Exemption(
+        r"attention_forward_warpgroups_kernel<.*, 256, true>",
+        SPILLS,
+        "what the end of a tile of queries needs beside 128 sums; one number once a tile of keys",
+        "sm_90a",
     ),
     Exemption(
         r"attention_grad_(query|key_value)_mma_kernel<\w+, 128>",
@@ -79,11 +122,6 @@ EXEMPTIONS = (
         "as of the other gradients: what masks, windows and dropout take, once a tile",
         "sm_90a",
     ),
-    Exemption(
-        r"spatial_correlation(_gradient)?_kernel<.*>",
-        SPILLS,
-        "spilled in the outer loops, over positions; not in the inner ones, that sum",
-    ),
 )
 
 EXPECTED = (
@@ -95,22 +133,60 @@ EXPECTED = (
         r"matmul_kernel<(bfloat16|float16), .*>",
         {"HMMA.16816": 128, "LDSM.x4": 32, "LDGSTS.128": 16},
     ),
+    # A stage of 128 bytes of the summed dimension: four products, a wait and a release.
+    Expected(
+        r"matmul_warpgroup_kernel<(bfloat16|float16), \w+, 256, .*>",
+        {"HGMMA.64x256x16": 4, "SYNCS": 2},
+    ),
+    Expected(
+        r"matmul_warpgroup_kernel<(bfloat16|float16), \w+, 128, .*>",
+        {"HGMMA.64x128x16": 4, "SYNCS": 2},
+    ),
+    Expected(r"matmul_warpgroup_kernel<int8, int, 256, .*>", {"IGMMA.64x256x32": 4, "SYNCS": 2}),
+    Expected(r"matmul_warpgroup_kernel<int8, int, 128, .*>", {"IGMMA.64x128x32": 4, "SYNCS": 2}),
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
+    # A thread's 4 x 12 sums, and its 16 numbers, for each of two steps unrolled.
+    Expected(r"lltm_step_kernel<float>", {"FFMA": 96, "LDS.128": 8}),
+    Expected(r"lltm_step_kernel<double>", {"LDS.64": 14}),
+    # 64 rows x 16 units of a warp, over 64 steps of halves: 96 products by 28 loads.
+    Expected(
+        r"lltm_step_kernel<(bfloat16|float16)>",
+        {"HMMA.16816": 96, "LDSM.x4": 28, "LDGSTS.128": 16},
+    ),
     # 16 x 64 scores of a warp, for 64 columns of the head.
     Expected(r"attention_forward_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
-    # 64 x 128 scores of a warpgroup, or 64 x 64, of the whole head, and their product with values.
-    Expected(r"attention_forward_warpgroups_kernel<.*, 64, true>", {"HGMMA": 12}),
-    Expected(r"attention_forward_warpgroups_kernel<.*, 64, false>", {"HGMMA": 8}),
-    Expected(r"attention_forward_warpgroups_kernel<.*, 128, true>", {"HGMMA": 16}),
-    Expected(r"attention_forward_warpgroups_kernel<.*, 128, false>", {"HGMMA": 12}),
-    Expected(r"attention_forward_warpgroups_kernel<.*, 256, true>", {"HGMMA": 20}),
-    # Scores, their gradients, and 64 x 128 or 64 x 64 of what a warpgroup sums over a tile.
-    Expected(r"attention_grad_query_warpgroups_kernel<.*, 64, true>", {"HGMMA": 16}),
-    Expected(r"attention_grad_query_warpgroups_kernel<.*, 64, false>", {"HGMMA": 12}),
-    Expected(r"attention_grad_query_warpgroups_kernel<.*, 128, true>", {"HGMMA": 24}),
-    Expected(r"attention_grad_query_warpgroups_kernel<.*, 128, false>", {"HGMMA": 20}),
-    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>", {"HGMMA": 16}),
-    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>", {"HGMMA": 24}),
+    # 64 x 128 scores of a warpgroup, or 64 x 64, over the head, and their product with the values.
+    Expected(
+        r"attention_forward_warpgroups_kernel<.*, 64, true>",
+        {"HGMMA.64x128x16": 4, "HGMMA.64x64x16": 8},
+    ),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 64, false>", {"HGMMA.64x64x16": 8}),
+    Expected(r"attention_forward_warpgroups_kernel<.*, 128, true>", {"HGMMA.64x128x16": 16}),
+    Expected(
+        r"attention_forward_warpgroups_kernel<.*, 128, false>",
+        {"HGMMA.64x64x16": 8, "HGMMA.64x128x16": 4},
+    ),
+    Expected(
+        r"attention_forward_warpgroups_kernel<.*, 256, true>",
+        {"HGMMA.64x64x16": 16, "HGMMA.64x256x16": 4},
+    ),
+    # Scores and their gradients, over the heads, and the products of them that are summed.
+    Expected(
+        r"attention_grad_query_warpgroups_kernel<.*, 64, true>",
+        {"HGMMA.64x128x16": 8, "HGMMA.64x64x16": 8},
+    ),
+    Expected(r"attention_grad_query_warpgroups_kernel<.*, 64, false>", {"HGMMA.64x64x16": 12}),
+    Expected(r"attention_grad_query_warpgroups_kernel<.*, 128, true>", {"HGMMA.64x128x16": 24}),
+    Expected(
+        r"attention_grad_query_warpgroups_kernel<.*, 128, false>",
+        {"HGMMA.64x64x16": 16, "HGMMA.64x128x16": 4},
+    ),
+    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>", {"HGMMA.64x64x16": 16}),
+    Expected(
+        r"attention_grad_key_value_warpgroups_kernel<.*, 128, true>",
+        {"HGMMA.64x64x16": 16, "HGMMA.64x128x16": 8},
+    ),
+    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 128, false>", {"HGMMA.64x64x16": 24}),
     Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
     Expected(r"attention_grad_key_value_mma_kernel<.*>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
@@ -141,6 +217,16 @@ EXPECTED = (
     Expected(
         r"int4_linear_half_kernel<.*, 4>", {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13}
     ),
+    # 8 positions at 9 shifts for each of two channels, and the 24 pixels that they are made of.
+    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 12}),
+    Expected(r"spatial_correlation_kernel<double>", {"LDS.128": 16}),
+    # 2 x 3 pairs of rows: 16 positions by 24 pixels of each, over 32 channels.
+    Expected(r"spatial_correlation_mma_kernel<.*>", {"HMMA.16816": 36, "LDSM.x4": 16}),
+    # 8 pixels of 4 channels at 9 shifts.
+    Expected(
+        r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>",
+        {"FFMA": 288, "LDS.128": 34},
+    ),
 )
 
 # Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.
@@ -148,6 +234,9 @@ EXPECTED = (
 DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
+    r"lltm_step_kernel<(bfloat16|float16)>": 65536,
+    # Four stages of 48 KiB, or six of 32.
+    r"matmul_warpgroup_kernel<.*>": 196608,
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
@@ -176,6 +265,26 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_mma_kernel<.*, 128>": 114688,
     r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
+    # Of a window of one place and up to 64 channels; totals of 36 KiB for more.
+    r"spatial_correlation_kernel<float>": 38272,
+    r"spatial_correlation_kernel<double>": 26304,
+    r"spatial_correlation_mma_kernel<.*>": 50560,
+    r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>": 21504,
+    r"spatial_correlation_gradient_kernel<double>": 29696,
+}
+
+# Kernels whose operands come by the copy engine. The check names a kernel that needs a line here.
+COPIED: dict[str, Copied] = {
+    r"matmul_warpgroup_kernel<\w+, \w+, 256, .*>": Copied(boxes=6, box_bytes=8192, warps=8),
+    r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
+    # Of keys and of values, 64 or 128 of them.
+    r"attention_forward_warpgroups_kernel<.*, 64, true>": Copied(boxes=4, box_bytes=8192, warps=8),
+    r"attention_forward_warpgroups_kernel<.*, 64, false>": Copied(boxes=2, box_bytes=8192, warps=8),
+    r"attention_forward_warpgroups_kernel<.*, 128, true>": Copied(boxes=8, box_bytes=8192, warps=8),
+    r"attention_forward_warpgroups_kernel<.*, 128, false>": Copied(
+        boxes=4, box_bytes=8192, warps=8
+    ),
+    r"attention_forward_warpgroups_kernel<.*, 256, true>": Copied(boxes=8, box_bytes=8192, warps=8),
 }
 
 # Kernels that multiply integers without tensor cores: in others IMAD makes addresses.

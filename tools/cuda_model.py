@@ -232,11 +232,16 @@ class Bound:
 
 
 def bound(
-    gpu: Gpu, way: Sequence[Instruction], broadcasts: bool = True, integers: bool = False
+    gpu: Gpu,
+    way: Sequence[Instruction],
+    broadcasts: bool = True,
+    integers: bool = False,
+    copied: float = 0,
 ) -> Bound | None:
     """The bound of a loop whose every pass takes this way, or None where it computes nothing.
 
-    Every part works at its rate, all at the same time, and nothing is ever waited for.
+    Every part works at its rate, all at the same time, and nothing is ever waited for. Meanwhile
+    the copy engine writes ``copied`` bytes to shared memory.
     """
     done = sum(operations(each, integers) for each in way)
     if not done:
@@ -245,6 +250,7 @@ def bound(
     for each in way:
         for part, taken in cycles(gpu, each, broadcasts).items():
             total[part] = total.get(part, 0) + taken
+    total["memory"] += copied / SHARED_BYTES
     part = max(total, key=total.__getitem__)
     on_tensor_cores = any(shape(each) and each.base != "DMMA" for each in way)
     clock = gpu.tensor_clock if on_tensor_cores else gpu.clock

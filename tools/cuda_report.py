@@ -27,7 +27,7 @@ import cuda_known
 import cuda_model
 import cuda_sass
 from cuda_flow import Loop, main_loop
-from cuda_known import Exemption
+from cuda_known import Copied, Exemption
 from cuda_model import Bound, Occupancy
 from cuda_sass import Code, Instruction, Resources
 
@@ -49,6 +49,7 @@ class Kernel:
     local_stores: int
     double: int
     loop: Loop | None
+    boxes: int = 0
 
     @property
     def gpu(self) -> cuda_model.Gpu:
@@ -69,7 +70,22 @@ class Kernel:
         """The bound of the main loop, or None where it computes nothing."""
         if self.loop is None:
             return None
-        return cuda_model.bound(self.gpu, self.loop.way, broadcasts, has_integers(self.name))
+        copied = copied_by(self.name)
+        return cuda_model.bound(
+            self.gpu,
+            self.loop.way,
+            broadcasts,
+            has_integers(self.name),
+            copied.bytes_of_warp if copied else 0,
+        )
+
+
+def copied_by(name: str) -> Copied | None:
+    """What the copy engine brings for a pass of this kernel's main loop, if anything."""
+    for pattern, copied in cuda_known.COPIED.items():
+        if re.fullmatch(pattern, name):
+            return copied
+    return None
 
 
 def has_integers(name: str) -> bool:
@@ -126,7 +142,7 @@ def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> lis
     taken = cuda_sass.resources(usage, text)
     found = []
     for mangled, code in cuda_sass.functions(text).items():
-        if mangled not in taken:
+        if mangled not in taken or cuda_sass.is_for_another_architecture(code):
             continue
         name = short_name(names[mangled])
         integers = has_integers(name)
@@ -147,6 +163,7 @@ def kernels_of(source: str, usage: str, text: str, names: dict[str, str]) -> lis
                 stores,
                 cuda_sass.double_arithmetic(code),
                 main_loop(code, work),
+                cuda_sass.bulk_copies(code),
             )
         )
     return found
@@ -206,6 +223,12 @@ def faults(kernel: Kernel) -> dict[str, str]:
         )
     if kernel.resources.threads is None:
         found["launch bounds"] = "it has no __launch_bounds__, which the compiler and this need"
+    copied = copied_by(kernel.name)
+    if kernel.boxes < (copied.boxes if copied else 0) or (kernel.boxes and not copied):
+        found["bulk copies"] = (
+            f"{kernel.boxes} bulk copies, and not what tools/cuda_known.py has: "
+            f"{copied or 'nothing'}"
+        )
     has = counts(kernel.loop.instructions) if kernel.loop else Counter()
     for expected in cuda_known.EXPECTED:
         if re.fullmatch(expected.kernel, kernel.name):
@@ -283,6 +306,8 @@ def row(kernel: Kernel) -> list[str]:
         loop = described(kernel.loop.instructions, integers)
         if kernel.loop.around:
             loop += f"; around it {described(kernel.loop.around, integers)}"
+        if copied := copied_by(kernel.name):
+            loop += f"; meanwhile {copied.boxes} UTMALDG of {copied.box_bytes} bytes"
         if best := kernel.bound():
             bounds = f"{best.tera:.1f}, {best.part}"
             distinct = kernel.bound(broadcasts=False)

@@ -170,6 +170,16 @@ def uses_shared_memory(code: Code) -> bool:
     return any(each.base in direct or "gdesc" in each.operands for each in code.instructions)
 
 
+def bulk_copies(code: Code) -> int:
+    """Instructions by which a kernel has boxes copied to shared memory."""
+    return sum(each.base == "UTMALDG" for each in code.instructions)
+
+
+def is_for_another_architecture(code: Code) -> bool:
+    """Whether a kernel does nothing but to trap: its instructions are those of another device."""
+    return [each.base for each in code.instructions][1:2] == ["BPT"]
+
+
 def double_arithmetic(code: Code) -> int:
     """Instructions that compute in double precision."""
     return sum(bool(DOUBLE.match(each.opcode)) for each in code.instructions)

@@ -87,6 +87,7 @@ def sample(options: argparse.Namespace) -> int:
     if device.type == "cuda" and not options.plain:
         wrong += gpu_attention.ways_that_attend(device)
         wrong += gpu_ways.beyond_31_bits(device)
+        wrong += gpu_ways.ways_that_multiply(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
     for fault in wrong:
         print(f"WRONG {fault}", file=sys.stderr)

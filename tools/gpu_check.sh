@@ -82,4 +82,10 @@ fi
 step "Times"
 "$python" "$root/tools/gpu_check.py" time --device "$device" --folder "$results"
 
+if [[ $architecture == 9.0a ]]; then
+  step "Times without products of warpgroups"
+  PKG_CUDA_WARPGROUPS=0 "$python" "$root/tools/gpu_check.py" time \
+    --folder "$results/without_warpgroups" matmul linear scaled_dot_product_attention
+fi
+
 step "Done"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -150,3 +152,71 @@ def beyond_31_bits(device: torch.device) -> Iterator[str]:
             if not torch.equal(result[part], a[part] * a[part]):
                 yield f"mul, {name}, of {count} elements: wrong in {part}"
         del result
+
+
+WARPGROUPS = "PKG_CUDA_WARPGROUPS"
+# Rows, summed dimension, columns: few tiles and many of both widths, parts of tiles, of panels and
+# of groups of tiles; a summed dimension that is divided; more panels than stages.
+PRODUCTS = ((128, 64, 256), (200, 72, 136), (72, 4096, 136), (4232, 1032, 4360), (40, 8, 70000))
+
+
+@contextmanager
+def without_warpgroups() -> Iterator[None]:
+    """Products are those of single warps here."""
+    before = os.environ.get(WARPGROUPS)
+    os.environ[WARPGROUPS] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[WARPGROUPS]
+        else:
+            os.environ[WARPGROUPS] = before
+
+
+def products_of_integers(
+    dtype: torch.dtype, sizes: Sequence[int], device: torch.device
+) -> Iterator[Call]:
+    """matmul, and linear where its types allow it, of operands that lie in every way.
+
+    Every sum is an integer below 2^24, so that no order of summation rounds.
+    """
+    rows, depth, columns = sizes
+
+    def integers(*shape: int, by_columns: bool = False) -> Tensor:
+        shape = (*shape[:-2], shape[-1], shape[-2]) if by_columns else shape
+        values = torch.randint(-8, 9, shape, device=device).to(dtype)
+        return values.mT if by_columns else values
+
+    def multiplied(a: Tensor, b: Tensor, to: torch.dtype | None) -> Callable[[], list[Tensor]]:
+        return lambda: [ops.matmul(a, b, out_dtype=to)]
+
+    is_integer = not dtype.is_floating_point
+    out_dtype = torch.int32 if is_integer else torch.float32
+    for by_columns in ((False, True),) if is_integer else ((a, b) for a in (0, 1) for b in (0, 1)):
+        a = integers(rows, depth, by_columns=bool(by_columns[0]))
+        b = integers(depth, columns, by_columns=bool(by_columns[1]))
+        name = f"{dtype}, {rows} x {depth} x {columns}, by columns {by_columns}"
+        yield Call(f"matmul of {name}", multiplied(a, b, out_dtype))
+        if not is_integer:
+            yield Call(f"matmul of {name}, rounded", multiplied(a, b, None))
+            given = (a, b.mT, integers(1, columns)[0], "relu")
+            yield Call(f"linear of {name}", lambda given=given: [ops.linear(*given)])
+    if rows * columns < 2**20:
+        a, b = integers(3, rows, depth), integers(3, depth, columns, by_columns=is_integer)
+        yield Call(f"batched matmul of {dtype}, {sizes}", multiplied(a, b, out_dtype))
+
+
+def ways_that_multiply(
+    device: torch.device, products: Sequence[Sequence[int]] = PRODUCTS
+) -> Iterator[str]:
+    """Where products of warpgroups and those of single warps differ, or a call fails."""
+    for dtype in (torch.bfloat16, torch.float16, torch.int8):
+        for sizes in products:
+            for call in products_of_integers(dtype, sizes, device):
+                try:
+                    with without_warpgroups():
+                        expected = call.run()
+                    require_same(call.run(), expected, f"where {WARPGROUPS} is not 0")
+                except (FaultError, RuntimeError) as fault:
+                    yield f"{call.name}: {fault}"

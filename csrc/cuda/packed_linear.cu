@@ -1,5 +1,6 @@
 #include "cuda/gemm/linear_host.h"
 #include "cuda/gemm/pack_weight.cuh"
+#include "cuda/host/launch.h"
 #include "host/namespace.h"
 #include "packed_linear.h"
 

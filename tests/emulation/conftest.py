@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import emulator
@@ -28,10 +30,24 @@ def cuda_emulator() -> emulator.Emulator:
 
 
 @pytest.fixture(scope="session")
-def emulated_operators() -> torch._ops._OpNamespace:
+def library_of_operators() -> Path:
     """The CUDA operators, host code and kernels, for CPU tensors."""
     reason = emulator.missing_compiler()
     if reason is not None:
         pytest.skip(reason)
-    torch.ops.load_library(emulator.build_operators())
+    return emulator.build_operators()
+
+
+@pytest.fixture(scope="session")
+def emulated_operators(library_of_operators: Path) -> torch._ops._OpNamespace:
+    """Those operators, as PyTorch calls them."""
+    torch.ops.load_library(library_of_operators)
     return getattr(torch.ops, emulator.NAMESPACE)
+
+
+@pytest.fixture(scope="session")
+def launched_threads(library_of_operators: Path) -> Callable[[], int]:
+    """How many threads a block of the last launch had, by which kernels are told."""
+    library = ctypes.CDLL(str(library_of_operators))
+    function: Callable[[], int] = library.pkg_emulated_launched_threads
+    return function

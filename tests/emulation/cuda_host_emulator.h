@@ -38,12 +38,16 @@ inline int compute_capability() {
 // As many as leave long products of few tiles to be divided.
 inline int multiprocessor_count() { return 3; }
 
+// Of a block of the last launch: tests see by them which kernel that was.
+inline int launched_threads = 0;
+
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t, const Arguments&... arguments) {
   // Fewer blocks than there often is work, so that they have to take more.
   constexpr int64_t kMostBlocks = 5;
   if (pieces > 0) {
+    launched_threads = shape.threads;
     emulation::launch({static_cast<unsigned>(std::min(pieces, kMostBlocks))},
                       {static_cast<unsigned>(shape.threads)},
                       static_cast<size_t>(shape.shared_bytes),

@@ -13,7 +13,8 @@ int main() {
   request.watch_outputs();
   try {
     const bool known =
-        run_pointwise(request) || run_matmul(request) || run_linear(request) ||
+        run_pointwise(request) || run_matmul(request) ||
+        run_matmul_warpgroups(request) || run_linear(request) ||
         run_int4_linear(request) || run_rowwise_scaled_linear(request) ||
         run_lltm(request) || run_decode_attention(request) ||
         run_spatial_correlation_sample(request) ||

@@ -2,6 +2,7 @@
 #include "cuda/gemm/linear.cuh"
 #include "cuda/gemm/pack_weight.cuh"
 #include "program.h"
+#include "warpgroups.h"
 
 namespace pkg::emulation {
 namespace {
@@ -25,6 +26,14 @@ void run(const Request& request) {
   const cuda::LinearEpilogue<Element, Activation> epilogue = {
       request.buffer<Element>("bias"), request.integer("bias_stride"),
       request.buffer<Element>("pre_activation")};
+  if constexpr (cuda::kHasWarpgroupProduct<Element>) {
+    if (request.integer("tile_columns") != 0) {
+      constexpr int kDepth = cuda::WarpgroupProduct<Element, 128>::kDepth;
+      launch_warpgroups(request, problem, cuda::tiles_of(problem.depth, kDepth),
+                        problem.c, epilogue);
+      return;
+    }
+  }
   launch_blocks(request, problem.count_tiles(),
                 cuda::launch_shape<cuda::BlockProduct<Element>>(),
                 cuda::matmul_kernel<Element, Element,

@@ -1,7 +1,6 @@
 #include <vector>
 
-#include "batches.h"
-#include "cuda/gemm/matmul.cuh"
+#include "matmul_request.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -9,22 +8,7 @@ namespace {
 
 template <class Input, class Output>
 void run(const Request& request) {
-  cuda::MatmulProblem<Input, Output> problem = {
-      .a = request.buffer<Input>("a"),
-      .b = request.buffer<Input>("b"),
-      .c = request.buffer<Output>("c"),
-      .rows = request.integer("rows"),
-      .columns = request.integer("columns"),
-      .depth = request.integer("depth"),
-      .a_row_stride = request.integers("a_strides").at(0),
-      .a_depth_stride = request.integers("a_strides").at(1),
-      .b_depth_stride = request.integers("b_strides").at(0),
-      .b_column_stride = request.integers("b_strides").at(1),
-      .batch_count = count_of(request.integers("batch")),
-      .batch = batch_sizes(request.integers("batch")),
-      .a_batch_strides = batch_strides(request.integers("a_batch_strides")),
-      .b_batch_strides = batch_strides(request.integers("b_batch_strides")),
-  };
+  auto problem = problem_of<Input, Output>(request);
   const int64_t tiles = problem.count_tiles();
   const auto shape = cuda::launch_shape<cuda::BlockProduct<Input>>();
   const int64_t split_depth = request.integer("split_depth");
@@ -43,7 +27,8 @@ void run(const Request& request) {
                 cuda::KeepSums{});
   launch_blocks(request, tiles, cuda::BlockProduct<Input>::kThreads,
                 cuda::matmul_sum_kernel<Input, Output>,
-                cuda::sum_of(problem, parts), cuda::KeepSums{});
+                cuda::sum_of(problem, sums.data(), parts.splits),
+                cuda::KeepSums{});
 }
 
 // How a product of so many tiles and panels is divided for so many blocks.
@@ -69,17 +54,9 @@ bool run_matmul(const Request& request) {
     run<double, double>(request);
   } else if (types == "float32 float32") {
     run<float, float>(request);
-  } else if (types == "float16 float16") {
-    run<cuda::float16, cuda::float16>(request);
-  } else if (types == "float16 float32") {
-    run<cuda::float16, float>(request);
-  } else if (types == "bfloat16 bfloat16") {
-    run<cuda::bfloat16, cuda::bfloat16>(request);
-  } else if (types == "bfloat16 float32") {
-    run<cuda::bfloat16, float>(request);
-  } else if (types == "int8 int32") {
-    run<int8_t, int32_t>(request);
-  } else {
+  } else if (!with_tensor_core_types(request, [&](auto input, auto output) {
+               run<decltype(input), decltype(output)>(request);
+             })) {
     fail("matmul has no kernel for " + types);
   }
   return true;

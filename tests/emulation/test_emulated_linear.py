@@ -20,8 +20,12 @@ def emulated_linear(
     activation: str,
     keep: bool = False,
     blocks: int = 3,
+    tile_columns: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output, and the activation's argument where it is to be kept."""
+    """The output, and the activation's argument where it is to be kept.
+
+    With ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many.
+    """
     *batch, rows, inner = input.shape
     output = torch.full((*batch, rows, weight.shape[0]), 77, dtype=input.dtype)
     pre_activation = torch.full_like(output, 77) if keep else None
@@ -39,6 +43,7 @@ def emulated_linear(
         rows=rows,
         columns=weight.shape[0],
         inner=inner,
+        tile_columns=tile_columns,
         input_strides=input.stride()[-2:],
         weight_strides=weight.stride(),
         bias_stride=bias.stride(0) if bias is not None else 0,

@@ -24,10 +24,12 @@ def emulated_matmul(
     out_dtype: torch.dtype | None = None,
     blocks: int = 3,
     split_depth: int = 0,
+    tile_columns: int = 0,
 ) -> torch.Tensor:
     """``a @ b`` of operands of at least two dimensions, whose batches broadcast.
 
-    With a ``split_depth`` the summed dimension is divided into parts of so many steps.
+    With a ``split_depth`` the summed dimension is divided into parts of so many steps, with
+    ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many.
     """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = a.expand(*batch, *a.shape[-2:])
@@ -35,7 +37,7 @@ def emulated_matmul(
     rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     c = torch.full((*batch, rows, columns), 77, dtype=out_dtype or a.dtype)
     emulator.run(
-        "matmul",
+        "matmul_warpgroups" if tile_columns else "matmul",
         ["c"],
         blocks,
         a=a,
@@ -47,6 +49,7 @@ def emulated_matmul(
         columns=columns,
         depth=depth,
         split_depth=split_depth,
+        tile_columns=tile_columns,
         batch=batch,
         a_strides=a.stride()[-2:],
         b_strides=b.stride()[-2:],

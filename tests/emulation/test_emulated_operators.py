@@ -6,6 +6,7 @@ is shown elsewhere; here the point is what the host code makes of a call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,98 @@ def test_matmul(
     if left.dim() > 1 and right.dim() > 1 and dtype != torch.int8:
         result = emulated_operators.matmul(right.mT, left.mT)
         assert_product(result, right.mT, left.mT)
+
+
+WARPGROUP_THREADS = 384
+
+
+@pytest.fixture
+def capability_90(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated device is one of compute capability 9.0."""
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+
+
+@pytest.mark.usefixtures("capability_90")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8], ids=name_of)
+def test_matmul_by_warpgroups(
+    emulated_operators: Operators, launched_threads: Callable[[], int], dtype: torch.dtype
+) -> None:
+    """Tiles of both widths, a batch, one whose operand is the same for all; several tiles a block.
+
+    The emulated device has 3 multiprocessors.
+    """
+    out_dtypes = [torch.int32] if dtype == torch.int8 else [None, torch.float32]
+    for a, b in (((64, 48), (48, 400)), ((3, 40, 32), (3, 32, 24)), ((16,), (2, 16, 136))):
+        left = (4 * torch.randn(a)).to(dtype)
+        right = (4 * torch.randn(b)).to(dtype)
+        if dtype == torch.int8:
+            right = right.mT.contiguous().mT
+        for out_dtype in out_dtypes:
+            result = emulated_operators.matmul(left, right, out_dtype=out_dtype)
+            assert launched_threads() == WARPGROUP_THREADS
+            assert_product(result, left, right)
+
+
+@pytest.mark.usefixtures("capability_90")
+def test_a_product_divided_among_warpgroups(
+    emulated_operators: Operators, launched_threads: Callable[[], int]
+) -> None:
+    """One tile of 16 panels, whose parts another kernel adds up."""
+    left, right = torch.randn(24, 1024).bfloat16(), torch.randn(1024, 16).bfloat16()
+    assert_product(emulated_operators.matmul(left, right), left, right)
+    assert launched_threads() != WARPGROUP_THREADS
+    wide = emulated_operators.matmul(left, right, out_dtype=torch.float32)
+    assert_product(wide, left, right)
+
+
+def test_products_that_warpgroups_do_not_make(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On other devices, of operands that are no boxes, and where the user turns them off."""
+    left, right = torch.randn(24, 32).bfloat16(), torch.randn(32, 16).bfloat16()
+
+    def threads_of(*operands: Tensor) -> int:
+        assert_product(emulated_operators.matmul(*operands), *operands)
+        return launched_threads()
+
+    assert threads_of(left, right) != WARPGROUP_THREADS
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    assert threads_of(left, right) == WARPGROUP_THREADS
+    assert threads_of(left[:, 1:], right[1:]) != WARPGROUP_THREADS
+    assert threads_of(left[:, ::2], right[::2]) != WARPGROUP_THREADS
+    assert threads_of(left.float(), right.float()) != WARPGROUP_THREADS
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "100")
+    assert threads_of(left, right) != WARPGROUP_THREADS
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
+    assert threads_of(left, right) != WARPGROUP_THREADS
+
+
+@pytest.mark.usefixtures("capability_90")
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
+def test_linear_by_warpgroups(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    activation: str | None,
+    dtype: torch.dtype,
+) -> None:
+    """With a weight as it is and packed, whose columns are neighbours."""
+    input, weight, bias = (
+        torch.randn(shape).to(dtype) for shape in ((2, 70, 40), (136, 40), (136,))
+    )
+    packed = emulated_operators.pack_linear_weight(weight)
+    for added in (None, bias):
+        output, kept = emulated_operators.linear_forward(input, weight, added, activation)
+        assert launched_threads() == WARPGROUP_THREADS
+        assert_linear(output, input, weight, added, activation or "none")
+        if activation not in (None, "relu"):
+            assert_linear(kept, input, weight, added, "none")
+        multiplied = emulated_operators.packed_linear(input, packed, 136, added, activation)
+        assert launched_threads() == WARPGROUP_THREADS
+        assert torch.equal(multiplied, output)
 
 
 @pytest.mark.parametrize(

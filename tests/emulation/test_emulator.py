@@ -18,16 +18,24 @@ from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
-from test_emulated_attention_warpgroups import check as check_warpgroups
+from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
 from test_emulated_int4_linear import assert_right as assert_int4_linear
 from test_emulated_int4_linear import emulated as emulated_int4_linear
+from test_emulated_lltm import arguments as lltm_arguments
+from test_emulated_lltm import assert_step, emulated_step
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_spatial_correlation_sample import check as check_correlation
+from test_emulated_spatial_correlation_sample import integers
+from test_emulated_warpgroups import bulk
+from test_emulated_warpgroups import check as check_warpgroups
+
+from pkg.testing import Sample
 
 RIGHT = [
     "block sum",
@@ -214,6 +222,13 @@ def run_matmul(planted: Emulator) -> None:
     assert_product(emulated_matmul(planted, a, b), a, b)
 
 
+def run_warpgroup_matmul(planted: Emulator) -> None:
+    """More panels than stages, by one block that takes two tiles; lines of both kinds."""
+    for by_columns in (False, True):
+        a, b = bulk(130, 7 * 64 + 5, by_columns=by_columns), bulk(7 * 64 + 5, 72)
+        check_warpgroups(planted, a, b, 128, blocks=1)
+
+
 def run_attention(planted: Emulator) -> None:
     check_attention(planted, make_attention(rows=65, columns=70, head=20))
 
@@ -277,15 +292,35 @@ def run_int4_linear(planted: Emulator) -> None:
 def run_attention_by_warpgroups(planted: Emulator) -> None:
     """More tiles of keys than stages, values of two parts, two tiles of queries a block."""
     call = make_attention(2, rows=70, columns=420, head=128, dtype=torch.bfloat16)
-    check_warpgroups(planted, call, 1)
+    check_attention_warpgroups(planted, call, 1)
 
 
-GRADIENT_WARPGROUPS = (("run_attention_backward.cpp",), run_gradients_by_warpgroups)
+def run_lltm(planted: Emulator) -> None:
+    """A step by tensor cores and one by panels, whole and divided, of h and of x."""
+    for dtype in (torch.bfloat16, torch.float32):
+        sample = Sample(lltm_arguments((5, 72, 136))).converted(dtype)
+        for split_panels in (0, 2):
+            assert_step(sample, *emulated_step(planted, sample, 3, split_panels))
+
+
+def run_correlation(planted: Emulator) -> None:
+    """Several turns of channels, in float32 and by tensor cores, and both gradients."""
+    for dtype in (torch.float32, torch.bfloat16):
+        images = integers(1, 70, 5, 18), integers(1, 70, 5, 18)
+        check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
+
+
+ATTENTION_GRADIENT_WARPGROUPS = (("run_attention_backward.cpp",), run_gradients_by_warpgroups)
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
+WARPGROUPS = (
+    ("run_matmul_warpgroups.cpp",),
+    run_warpgroup_matmul,
+    "cuda/gemm/warpgroup_product.cuh",
+)
 ATTENTION = (("run_attention_forward.cpp",), run_attention)
 POINTWISE = (("run_pointwise.cpp",), run_pointwise)
-WARPGROUPS = (
+ATTENTION_WARPGROUPS = (
     ("run_attention_forward.cpp",),
     run_attention_by_warpgroups,
     "cuda/attention/forward_warpgroups.cuh",
@@ -294,6 +329,8 @@ MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
 ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
+LLTM = (("run_lltm.cpp",), run_lltm)
+CORRELATION = (("run_spatial_correlation_sample.cpp",), run_correlation)
 INT4_LINEAR = (("run_int4_linear.cpp",), run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
@@ -390,6 +427,42 @@ PLANTED = {
         "const int left = kVector;",
         "heap-buffer-overflow.*READ|assert",
     ),
+    "stage released before its products are waited for": (
+        *WARPGROUPS,
+        "      wait_for_products<1>();\n",
+        "",
+        "a product of warpgroup . (reads that nobody has|has read, and does)",
+    ),
+    "products of a stage whose copies nobody waits for": (
+        *WARPGROUPS,
+        "      full_.wait(turn.stage, turn.parity);\n",
+        "",
+        "a product reads shared memory, .* which nobody|where a copy is on|race",
+    ),
+    "step of an operand too short": (
+        *WARPGROUPS,
+        "? 32 : 16 * 128",
+        "? 32 : 8 * 128",
+        "assert",
+    ),
+    "bytes of a box that are not expected": (
+        *WARPGROUPS,
+        "full_.arrive_and_expect(turn.stage, kStageBytes)",
+        "full_.arrive_and_expect(turn.stage, kStageBytes - kBoxBytes)",
+        "which did not expect as many|where a copy is on its way",
+    ),
+    "wait for space of the wrong phase": (
+        *WARPGROUPS,
+        "empty_.wait(turn.stage, turn.parity ^ 1);",
+        "empty_.wait(turn.stage, turn.parity);",
+        "deadlock: ",
+    ),
+    "sums that are used before they are there": (
+        *WARPGROUPS,
+        "    wait_for_products<0>();\n",
+        "",
+        "a product of warpgroup . (reads|has read)|that nobody has waited for|has changed sums",
+    ),
     "misaligned packet": (
         *POINTWISE,
         "cuda/pointwise/pointwise.cuh",
@@ -440,7 +513,7 @@ PLANTED = {
         "has not arrived|race on shared|nobody has written",
     ),
     "queries released before they are multiplied": (
-        *GRADIENT_WARPGROUPS,
+        *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/grad_key_value_warpgroups.cuh",
         "      wait_for_products<0>();\n      hold_sums(value_sums.values);\n"
         "      hold_sums(key_sums.values);\n      release(barriers_, empty(stage));",
@@ -449,21 +522,21 @@ PLANTED = {
         "does not know of each of its warps that it has waited|has read, and does|on its way",
     ),
     "sums and words of gradients that are not ordered": (
-        *GRADIENT_WARPGROUPS,
+        *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/gradients_warpgroups.cuh",
         "  hold_words(words);\n  order_registers();",
         "  hold_words(words);",
         "without having ordered",
     ),
     "parts of the queries elsewhere": (
-        *GRADIENT_WARPGROUPS,
+        *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/gradients_warpgroups.cuh",
         "index + column * kLines, kSliceBytes);",
         "index + column * kLines, 2 * kSliceBytes);",
         "assert|nobody has written|on its way",
     ),
     "numbers of queries that not all lanes have copied": (
-        *GRADIENT_WARPGROUPS,
+        *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/gradients_warpgroups.cuh",
         "  __syncwarp();\n  if (threadIdx.x % kWarp == 0) {",
         "  if (threadIdx.x % kWarp == 0) {",
@@ -571,13 +644,13 @@ PLANTED = {
         "assert",
     ),
     "keys released before they are multiplied": (
-        *WARPGROUPS,
+        *ATTENTION_WARPGROUPS,
         "      pass_order();\n      wait_for_products<1>();\n      finish_scores(scores, turn);",
         "      pass_order();\n      finish_scores(scores, turn);\n      wait_for_products<1>();",
         "race on shared|on its way",
     ),
     "output scaled before its product has come": (
-        *WARPGROUPS,
+        *ATTENTION_WARPGROUPS,
         "      wait_for_products<0>();\n      finish_output(output, before);\n"
         "      rescale(output, corrections);",
         "      rescale(output, corrections);\n      wait_for_products<0>();\n"
@@ -585,22 +658,64 @@ PLANTED = {
         "assert|has changed sums",  # poison that is scaled is poison
     ),
     "parts of the values elsewhere": (
-        *WARPGROUPS,
+        *ATTENTION_WARPGROUPS,
         "kKeys * 128);\n    wait_for",
         "kBoxLines * 128);\n    wait_for",
         "assert",
     ),
     "registers that are not ordered": (
-        *WARPGROUPS,
+        *ATTENTION_WARPGROUPS,
         "    order_registers();",
         "",
         "without having ordered",
     ),
     "keys that nobody has waited for": (
-        *WARPGROUPS,
+        *ATTENTION_WARPGROUPS,
         "      wait_for(Operand::key, turn.next());\n",
         "      wait_for(Operand::key, turn);\n",
         "has not waited for it|on its way",
+    ),
+    "stage of gates that is still copied": (
+        *LLTM,
+        "cuda/lltm/gate_product.cuh",
+        "wait_for_copies<kStages - 2>()",
+        "wait_for_copies<kStages - 1>()",
+        "has not arrived",
+    ),
+    "missing barrier in the loop over panels of gates": (
+        *LLTM,
+        "cuda/lltm/gate_product.cuh",
+        BARRIER_OF_LOOP.replace("    ", "      "),
+        "      current = 1 - current;",
+        "race on shared|nobody has written",
+    ),
+    "part of a step that is not added": (
+        *LLTM,
+        "cuda/lltm/step.cuh",
+        "split < step.splits",
+        "split + 1 < step.splits",
+        "assert",
+    ),
+    "missing barrier before the pixels of other channels": (
+        *CORRELATION,
+        "cuda/correlation/forward.cuh",
+        "      __syncthreads();\n      if (place1",
+        "      if (place1",
+        "race on shared|nobody has written",
+    ),
+    "shift beyond the patch": (
+        *CORRELATION,
+        "cuda/correlation/gradient.cuh",
+        "if (s >= shifts) {",
+        "if (s > shifts) {",
+        "nobody has written",
+    ),
+    "missing barrier of the lanes that added a band": (
+        *CORRELATION,
+        "cuda/correlation/forward_mma.cuh",
+        "    __syncwarp();\n    PKG_UNROLL_BY(1)\n    for (int line",
+        "    PKG_UNROLL_BY(1)\n    for (int line",
+        "race on shared|nobody has written",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,

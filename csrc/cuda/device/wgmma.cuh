@@ -29,6 +29,14 @@ __device__ __forceinline__ int warpgroup_of_thread() {
                      0);
 }
 
+// Whether the architecture that is compiled for has the instructions. A kernel
+// that needs them is empty for the others, and nothing compiles it in vain.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kCompilesWarpgroups = true;
+#else
+constexpr bool kCompilesWarpgroups = false;
+#endif
+
 // How the lines of an operand lie in shared memory; see WarpgroupOperand.
 enum class Major {
   depth,  // a line is a row or a column: neighbours in the summed dimension

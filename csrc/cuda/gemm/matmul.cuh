@@ -168,19 +168,20 @@ struct MatmulSum {
   int64_t tiles;
 };
 
+// Of a problem whose tiles have been counted.
 template <class Input, class Output, class Number>
 MatmulSum<Input, Output> sum_of(const MatmulProblem<Input, Output>& problem,
-                                const MatmulProblem<Input, Number>& divided) {
+                                const Number* parts, int64_t splits) {
   using Sum = Accumulator<Input>;
   static_assert(sizeof(Sum) == sizeof(Number));
-  return {reinterpret_cast<const Sum*>(divided.c),
+  return {reinterpret_cast<const Sum*>(parts),
           problem.c,
           problem.rows,
           problem.columns,
-          divided.splits,
-          divided.row_tiles,
-          divided.column_tiles,
-          problem.batch_count * divided.row_tiles * divided.column_tiles};
+          splits,
+          problem.row_tiles,
+          problem.column_tiles,
+          problem.tiles};
 }
 
 // c = the sum of the parts, the first first, with what the epilogue makes of

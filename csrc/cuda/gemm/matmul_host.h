@@ -1,12 +1,95 @@
 // The launches of a product, whole or divided, that matmul and linear share.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <optional>
 
 #include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/host/tensor_map.h"
 
 namespace pkg::cuda {
+
+// Memory for the sums of a divided product's parts.
+template <class Input, class Output>
+Tensor allocate_parts(const MatmulProblem<Input, Output>& problem,
+                      int64_t splits, const Tensor& output) {
+  return empty_contiguous(
+      std::array{problem.batch_count, splits, problem.rows, problem.columns},
+      number_type<StoredSum<Input>>(), device_of(output));
+}
+
+// Adds the parts up. The problem's tiles have been counted.
+template <class Input, class Output, class Epilogue>
+void launch_sum(const MatmulProblem<Input, Output>& problem,
+                const Tensor& parts, int64_t splits, const Epilogue& epilogue,
+                cudaStream_t stream) {
+  const auto* sums =
+      static_cast<const StoredSum<Input>*>(parts.const_data_ptr());
+  launch(matmul_sum_kernel<Input, Output, Epilogue>, problem.tiles,
+         BlockProduct<Input>::kThreads, stream, sum_of(problem, sums, splits),
+         epilogue);
+}
+
+template <int kTileColumns, class Input, class Output, class Epilogue>
+void launch_warpgroups(const MatmulProblem<Input, Output>& problem,
+                       const BulkOperands<Input>& operands, int64_t panels_each,
+                       const Epilogue& epilogue, const Tensor& output) {
+  using Product = WarpgroupProduct<Input, kTileColumns>;
+  using Sum = StoredSum<Input>;
+  const LaunchShape shape = launch_shape<Product>();
+  const cudaStream_t stream = current_stream(output);
+  const TensorMap a = encode_tensor_map(operands.a.tensor);
+  const TensorMap b = encode_tensor_map(operands.b.tensor);
+  const int64_t blocks = multiprocessor_count();
+  const int64_t panels = tiles_of(problem.depth, Product::kDepth);
+  if (panels_each >= panels) {
+    const auto whole =
+        warpgroup_problem<Product>(problem, operands, a, b, panels, problem.c);
+    launch(matmul_warpgroup_kernel<Input, Output, kTileColumns, Epilogue>,
+           std::min<int64_t>(whole.tiles, blocks), shape, stream, whole,
+           epilogue);
+    return;
+  }
+  const int64_t splits = (panels + panels_each - 1) / panels_each;
+  const Tensor parts = allocate_parts(problem, splits, output);
+  const auto divided =
+      warpgroup_problem<Product>(problem, operands, a, b, panels_each,
+                                 static_cast<Sum*>(parts.mutable_data_ptr()));
+  launch(matmul_warpgroup_kernel<Input, Sum, kTileColumns>,
+         std::min<int64_t>(divided.tiles, blocks), shape, stream, divided,
+         KeepSums{});
+  launch_sum(problem, parts, splits, epilogue, stream);
+}
+
+// By warpgroups, where the device has their products and the operands can be
+// copied in bulk; returns whether.
+template <class Input, class Output, class Epilogue>
+bool launch_by_warpgroups(const MatmulProblem<Input, Output>& problem,
+                          const Epilogue& epilogue, const Tensor& output) {
+  if (!has_warpgroup_products()) {
+    return false;
+  }
+  const std::optional<BulkOperands<Input>> operands = bulk_operands(problem);
+  if (!operands) {
+    return false;
+  }
+  const int64_t panels =
+      tiles_of(problem.depth, WarpgroupProduct<Input, 128>::kDepth);
+  const WarpgroupPlan plan =
+      plan_warpgroups(problem.batch_count, problem.rows, problem.columns,
+                      panels, multiprocessor_count());
+  if (plan.tile_columns == 256) {
+    launch_warpgroups<256>(problem, *operands, plan.panels_each, epilogue,
+                           output);
+  } else {
+    launch_warpgroups<128>(problem, *operands, plan.panels_each, epilogue,
+                           output);
+  }
+  return true;
+}
 
 // The caller holds a DeviceGuard. The output is written whole.
 template <class Input, class Output, class Epilogue>
@@ -14,9 +97,14 @@ void launch_product(MatmulProblem<Input, Output> problem,
                     const Epilogue& epilogue, const Tensor& output) {
   using Product = BlockProduct<Input>;
   using Sum = StoredSum<Input>;
+  const int64_t tiles = problem.count_tiles();
+  if constexpr (kHasWarpgroupProduct<Input>) {
+    if (launch_by_warpgroups(problem, epilogue, output)) {
+      return;
+    }
+  }
   const LaunchShape shape = launch_shape<Product>();
   const cudaStream_t stream = current_stream(output);
-  const int64_t tiles = problem.count_tiles();
   const int64_t panels = tiles_of(problem.depth, Product::kDepth);
   const int64_t each = panels_of_split(
       tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks);
@@ -26,16 +114,13 @@ void launch_product(MatmulProblem<Input, Output> problem,
     return;
   }
   const int64_t splits = (panels + each - 1) / each;
-  const Tensor parts = empty_contiguous(
-      std::array{problem.batch_count, splits, problem.rows, problem.columns},
-      number_type<Sum>(), device_of(output));
+  const Tensor parts = allocate_parts(problem, splits, output);
   auto parts_of_product = divided(problem, each * Product::kDepth,
                                   static_cast<Sum*>(parts.mutable_data_ptr()));
   const int64_t pieces = parts_of_product.count_tiles();
   launch(matmul_kernel<Input, Sum>, pieces, shape, stream, parts_of_product,
          KeepSums{});
-  launch(matmul_sum_kernel<Input, Output, Epilogue>, tiles, Product::kThreads,
-         stream, sum_of(problem, parts_of_product), epilogue);
+  launch_sum(problem, parts, splits, epilogue, stream);
 }
 
 }  // namespace pkg::cuda
