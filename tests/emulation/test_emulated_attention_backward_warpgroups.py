@@ -74,7 +74,7 @@ def test_head_sizes_around_every_width(
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 def test_causal_and_windows(cuda_emulator: Emulator, limits: dict[str, object]) -> None:
-    check(cuda_emulator, of_head(rows=260, columns=330, **limits))
+    check(cuda_emulator, of_head(rows=200, columns=270, **limits))
 
 
 @pytest.mark.parametrize("head", [40, 104])
@@ -159,10 +159,10 @@ def test_what_is_not_finite_reaches_what_it_reaches_without_warpgroups(
     cuda_emulator: Emulator, where: str, options: dict[str, object]
 ) -> None:
     """Of queries that no key of a block sees, tiles of 64 have more than those of 32."""
-    call = of_head(lead=(4,), rows=140, columns=270, **options)
+    call = of_head(lead=(3,), rows=100, columns=140, **options)
     tensor = getattr(call, where)
-    for matrix, row in enumerate((40, 100, tensor.shape[-2] - 1, 0)):
-        tensor[matrix, row, 3] = torch.nan if matrix == 3 else torch.inf
+    for matrix, row in enumerate((40, tensor.shape[-2] - 1, 0)):
+        tensor[matrix, row, 3] = torch.nan if row == 0 else torch.inf
     ours = gradients_of(cuda_emulator, call)
     assert cuda_emulator.counters.group_products > 0
     for result, expected in zip(
@@ -188,10 +188,9 @@ def test_queries_and_keys_that_see_nothing(cuda_emulator: Emulator) -> None:
 
 def test_results_do_not_depend_on_the_grid(cuda_emulator: Emulator) -> None:
     for options in ({}, {"is_causal": True, "dropout": 0.2}):
-        call = of_head(lead=(3,), rows=140, columns=270, **options)
-        results = [gradients_of(cuda_emulator, call, blocks) for blocks in (1, 2, 100)]
-        for others in results[1:]:
-            assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
+        call = of_head(lead=(2,), rows=140, columns=140, **options)
+        results = [gradients_of(cuda_emulator, call, blocks) for blocks in (1, 100)]
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("head", [64, 128])
