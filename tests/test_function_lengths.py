@@ -20,8 +20,6 @@ LONGER = {
     "cuda/attention/decode_panels.cuh: pkg::cuda::decode_attention_panels_kernel": 214,
     "cuda/attention/grad_key_value_panels.cuh: "
     "pkg::cuda::attention_grad_key_value_panels_kernel": 73,
-    "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_kernel": 125,
-    "cuda/correlation/correlation.cuh: pkg::cuda::spatial_correlation_gradient_kernel": 104,
 }
 
 

@@ -1,8 +1,11 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <array>
+#include <optional>
 #include <tuple>
 
 #include "cuda/lltm/lltm_host.h"
+#include "cuda/lltm/step.cuh"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -28,21 +31,61 @@ Tensor multiply_inputs(const LltmPlan& plan, const Tensor& input,
   return sums;
 }
 
+// A first step, without what becomes of it.
+template <class Element>
+LltmStep<Element> first_step(const LltmPlan& plan, const Tensor& input,
+                             const Tensor& weights, const Tensor& bias,
+                             const Tensor& old_h, const Tensor& old_cell) {
+  LltmStep<Element> step = {};
+  step.operands = {plan.batch,
+                   plan.hidden,
+                   {plan.hidden, plan.features},
+                   {matrix_of<Element>(old_h), matrix_of<Element>(input)},
+                   matrix_of<Element>(weights)};
+  step.bias = static_cast<const Element*>(bias.const_data_ptr());
+  step.bias_stride = strides_of(bias).back();
+  step.old_cell = matrix_of<Element>(old_cell);
+  return step;
+}
+
+// Says how steps like this one are divided; returns the memory for their parts'
+// sums where they are.
+template <class Element>
+std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
+  using Number = Accumulator<Element>;
+  using Product = GateProduct<Element>;
+  const int64_t panels = step.panel_count();
+  const int64_t each = panels_of_block<Product>(step.tile_count(), panels,
+                                                Product::kLeastPanels);
+  step.divide(each);
+  if (each >= panels) {
+    return std::nullopt;
+  }
+  const std::array sizes{step.splits, step.operands.batch,
+                         kGates * step.operands.units};
+  const Tensor parts = empty_contiguous(sizes, number_type<Number>(), device);
+  step.parts = static_cast<Number*>(parts.mutable_data_ptr());
+  return parts;
+}
+
+template <class Element>
+void launch_step(const LltmStep<Element>& step, cudaStream_t stream) {
+  launch(lltm_step_kernel<Element>, step.pieces,
+         launch_shape<GateProduct<Element>>(), stream, step);
+  if (step.parts != nullptr) {
+    const int64_t states = step.operands.batch * step.operands.units;
+    launch(lltm_finish_kernel<Element>, tiles_of(states, kTileThreads),
+           kTileThreads, stream, step, FastDivisor(step.operands.units));
+  }
+}
+
 template <class Element>
 void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
          const Tensor& bias, const Tensor& old_h, const Tensor& old_cell,
          const Tensor& hidden, const Tensor& cells, const Tensor* gates) {
   using Number = Accumulator<Element>;
-  LltmStep<Element> step = {};
-  step.batch = plan.batch;
-  step.features = plan.features;
-  step.hidden = plan.hidden;
-  step.input = matrix_of<Element>(input);
-  step.weights = matrix_of<Element>(weights);
-  step.bias = static_cast<const Element*>(bias.const_data_ptr());
-  step.bias_stride = strides_of(bias).back();
-  step.old_h = matrix_of<Element>(old_h);
-  step.old_cell = matrix_of<Element>(old_cell);
+  LltmStep<Element> step =
+      first_step<Element>(plan, input, weights, bias, old_h, old_cell);
   step.new_h = static_cast<Element*>(hidden.mutable_data_ptr());
   step.new_cell = static_cast<Element*>(cells.mutable_data_ptr());
   step.gates = gates != nullptr
@@ -52,14 +95,17 @@ void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
   if (plan.steps > 1 && plan.features > 0) {
     input_sums =
         multiply_inputs<Element>(plan, with_uniform_rows(plan, input), weights);
-    step.features = 0;
+    step.operands.depths[1] = 0;
     step.input_sums = static_cast<const Number*>(input_sums->const_data_ptr());
   }
   const int64_t states = plan.batch * plan.hidden;
+  if (states == 0) {
+    return;
+  }
+  const auto parts = divide(step, device_of(hidden));
   for (int64_t t = 0; t < plan.steps; ++t) {
-    launch(lltm_step_kernel<Element>, step.tile_count(), kTileThreads,
-           current_stream(hidden), step);
-    step.old_h = {step.new_h, plan.hidden, 1};
+    launch_step(step, current_stream(hidden));
+    step.operands.rows[0] = {step.new_h, plan.hidden, 1};
     step.old_cell = {step.new_cell, plan.hidden, 1};
     step.new_h += states;
     step.new_cell += states;

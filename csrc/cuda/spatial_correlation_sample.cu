@@ -1,4 +1,5 @@
-#include "cuda/correlation/correlation.cuh"
+#include "cuda/correlation/correlation_host.h"
+#include "cuda/correlation/gradient.cuh"
 #include "cuda/host/launch.h"
 #include "host/namespace.h"
 #include "spatial_correlation_sample.h"
@@ -38,11 +39,15 @@ Tensor spatial_correlation_sample(const Tensor& input1, const Tensor& input2,
   const Tensor output = allocate_correlation(plan, input1);
   with_floating_type(plan.type, [&](auto example) {
     using Element = decltype(example);
-    const Correlation<Element> call = {
-        shape_of(plan), images_of<Element>(input1), images_of<Element>(input2),
-        static_cast<Element*>(output.mutable_data_ptr())};
-    launch(spatial_correlation_kernel<Element>, call.piece_count(),
-           kCorrelationThreads, current_stream(output), call);
+    with_correlation_kernel<Element>([&](auto block, auto kernel) {
+      using Block = typename decltype(block)::type;
+      const Correlation<Element> call = correlation_of<Block>(
+          shape_of(plan), images_of<Element>(input1),
+          images_of<Element>(input2),
+          static_cast<Element*>(output.mutable_data_ptr()));
+      launch(kernel, call.piece_count, Block::launch_shape(call.shape),
+             current_stream(output), call);
+    });
   });
   return output;
 }
@@ -59,15 +64,15 @@ Tensor spatial_correlation_sample_backward(
   const Tensor result = allocate_image_gradient(plan, other);
   with_floating_type(plan.type, [&](auto example) {
     using Element = decltype(example);
-    CorrelationGradient<Element> call = {};
-    call.shape = shape_of(plan);
-    call.grad = static_cast<const Element*>(grad.const_data_ptr());
-    std::ranges::copy(strides_of(grad), call.grad_strides);
-    call.other = images_of<Element>(other);
-    call.of_input2 = of_input2;
-    call.result = static_cast<Element*>(result.mutable_data_ptr());
-    launch(spatial_correlation_gradient_kernel<Element>, call.piece_count(),
-           kCorrelationThreads, current_stream(result), call);
+    int64_t grad_strides[5];
+    std::ranges::copy(strides_of(grad), grad_strides);
+    const CorrelationGradient<Element> call = correlation_gradient_of<Element>(
+        shape_of(plan), static_cast<const Element*>(grad.const_data_ptr()),
+        grad_strides, images_of<Element>(other), of_input2,
+        static_cast<Element*>(result.mutable_data_ptr()));
+    launch(spatial_correlation_gradient_kernel<Element>, call.piece_count,
+           CorrelationGradientBlock<Element>::launch_shape(),
+           current_stream(result), call);
   });
   return result;
 }

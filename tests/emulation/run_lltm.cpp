@@ -1,4 +1,7 @@
+#include <vector>
+
 #include "cuda/lltm/gradients.cuh"
+#include "cuda/lltm/step.cuh"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -15,26 +18,42 @@ cuda::MatrixOf<Element> matrix(const Request& request,
   return {data, strides.at(0), strides.at(1)};
 }
 
+// With split_panels the summed dimension is divided into parts of so many.
 template <class Element>
 void run_step(const Request& request) {
   using Number = cuda::Accumulator<Element>;
-  const cuda::LltmStep<Element> step = {
-      .batch = request.integer("batch"),
-      .features = request.integer("features"),
-      .hidden = request.integer("hidden"),
-      .input = matrix<Element>(request, "input"),
-      .weights = matrix<Element>(request, "weights"),
+  const int64_t hidden = request.integer("hidden");
+  cuda::LltmStep<Element> step = {
+      .operands = {request.integer("batch"),
+                   hidden,
+                   {hidden, request.integer("features")},
+                   {matrix<Element>(request, "old_h"),
+                    matrix<Element>(request, "input")},
+                   matrix<Element>(request, "weights")},
       .bias = request.buffer<Element>("bias"),
       .bias_stride = request.integer("bias_stride"),
-      .old_h = matrix<Element>(request, "old_h"),
       .old_cell = matrix<Element>(request, "old_cell"),
       .input_sums = request.buffer<Number>("input_sums"),
       .new_h = request.buffer<Element>("new_h"),
       .new_cell = request.buffer<Element>("new_cell"),
       .gates = request.buffer<Element>("gates"),
   };
-  launch_blocks(request, step.tile_count(), cuda::kTileThreads,
+  const int64_t split_panels = request.integer("split_panels");
+  std::vector<Number> parts;
+  step.divide(split_panels > 0 ? split_panels : step.panel_count());
+  if (split_panels > 0) {
+    parts.resize(static_cast<size_t>(step.splits * step.operands.batch *
+                                     cuda::kGates * hidden));
+    step.parts = parts.data();
+  }
+  launch_blocks(request, step.pieces,
+                cuda::launch_shape<cuda::GateProduct<Element>>(),
                 cuda::lltm_step_kernel<Element>, step);
+  if (split_panels > 0) {
+    launch_blocks(request, step.operands.batch, cuda::kTileThreads,
+                  cuda::lltm_finish_kernel<Element>, step,
+                  cuda::FastDivisor(hidden));
+  }
 }
 
 template <class Element>
@@ -59,8 +78,10 @@ void run_gradients(const Request& request) {
                 cuda::lltm_gradient_kernel<Element>, step);
 }
 
+// With split_panels as a step.
 template <class Element>
 void run_product(const Request& request) {
+  using Number = cuda::Accumulator<Element>;
   cuda::LltmProduct<Element, Element> product = {};
   const int64_t rows = request.integer("rows");
   const int64_t columns = request.integer("columns");
@@ -74,9 +95,24 @@ void run_product(const Request& request) {
   }
   product.c = request.buffer<Element>("c");
   product.c_row_stride = request.integer("c_row_stride");
-  launch_blocks(request, product.count_tiles(),
-                cuda::launch_shape<cuda::BlockProduct<Element>>(),
-                cuda::lltm_product_kernel<Element, Element>, product);
+  const auto shape = cuda::launch_shape<cuda::BlockProduct<Element>>();
+  const int64_t split_panels = request.integer("split_panels");
+  if (split_panels == 0) {
+    product.divide(product.panel_count());
+    launch_blocks(request, product.pieces, shape,
+                  cuda::lltm_product_kernel<Element, Element>, product);
+    return;
+  }
+  auto divided =
+      cuda::divided<Element, Element, Number>(product, split_panels, nullptr);
+  std::vector<Number> sums(
+      static_cast<size_t>(divided.splits * rows * columns));
+  divided.c = sums.data();
+  launch_blocks(request, divided.pieces, shape,
+                cuda::lltm_product_kernel<Element, Number>, divided);
+  launch_blocks(request, rows, cuda::kTileThreads,
+                cuda::lltm_sum_kernel<Number, Element>,
+                cuda::sum_of(product, divided));
 }
 
 template <class Element>
@@ -96,13 +132,15 @@ bool run(const Request& request) {
 
 }  // namespace
 
-// Two types; the host code is run with all.
 bool run_lltm(const Request& request) {
   if (request.text("kernel").rfind("lltm", 0) != 0) {
     return false;
   }
-  return request.text("type") == "float64" ? run<double>(request)
-                                           : run<float>(request);
+  // A half of either kind is computed alike; the host code is run with both.
+  const std::string& type = request.text("type");
+  return type == "float64"    ? run<double>(request)
+         : type == "bfloat16" ? run<cuda::bfloat16>(request)
+                              : run<float>(request);
 }
 
 }  // namespace pkg::emulation

@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/correlation/correlation.cuh"
+#include "cuda/correlation/correlation_host.h"
+#include "cuda/correlation/gradient.cuh"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -38,23 +39,28 @@ cuda::CorrelationImages<Element> images_of(const Request& request,
 
 template <class Element>
 void run_forward(const Request& request) {
-  const cuda::Correlation<Element> call = {
-      shape_of(request), images_of<Element>(request, "input1"),
-      images_of<Element>(request, "input2"), request.buffer<Element>("output")};
-  launch_blocks(request, call.piece_count(), cuda::kCorrelationThreads,
-                cuda::spatial_correlation_kernel<Element>, call);
+  cuda::with_correlation_kernel<Element>([&](auto block, auto kernel) {
+    using Block = typename decltype(block)::type;
+    const cuda::Correlation<Element> call = cuda::correlation_of<Block>(
+        shape_of(request), images_of<Element>(request, "input1"),
+        images_of<Element>(request, "input2"),
+        request.buffer<Element>("output"));
+    launch_blocks(request, call.piece_count, Block::launch_shape(call.shape),
+                  kernel, call);
+  });
 }
 
 template <class Element>
 void run_gradient(const Request& request) {
-  cuda::CorrelationGradient<Element> call = {};
-  call.shape = shape_of(request);
-  call.grad = request.buffer<Element>("grad");
-  std::ranges::copy(request.integers("grad_strides"), call.grad_strides);
-  call.other = images_of<Element>(request, "other");
-  call.of_input2 = request.integer("of_input2") != 0;
-  call.result = request.buffer<Element>("output");
-  launch_blocks(request, call.piece_count(), cuda::kCorrelationThreads,
+  int64_t grad_strides[5];
+  std::ranges::copy(request.integers("grad_strides"), grad_strides);
+  const cuda::CorrelationGradient<Element> call =
+      cuda::correlation_gradient_of<Element>(
+          shape_of(request), request.buffer<Element>("grad"), grad_strides,
+          images_of<Element>(request, "other"),
+          request.integer("of_input2") != 0, request.buffer<Element>("output"));
+  launch_blocks(request, call.piece_count,
+                cuda::CorrelationGradientBlock<Element>::launch_shape(),
                 cuda::spatial_correlation_gradient_kernel<Element>, call);
 }
 

@@ -105,10 +105,15 @@ def test_parameters(cuda_emulator: Emulator, kernel_size: Pair) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
-    for width, patch in ((31, 4), (32, 7), (33, 9), (65, 15), (1, 16), (5, 17)):
+    widths = (1, 15, 16, 17, 31, 32, 33, 64, 65)
+    patches = (9, 1, 8, 10, 16, 17, 18, 7, 2)
+    for width, patch in zip(widths, patches, strict=True):
         images = integers(1, 2, 2, width), integers(1, 2, 2, width)
         check(cuda_emulator, *images, 1, (1, patch), 1, 0, 1, 1, dtype=dtype)
-    for channels in (0, 1, 8, 9, 32, 33):
+    for height, patch in ((1, 5), (3, 4), (4, 3), (5, 2), (9, 7)):
+        images = integers(2, 2, height, 3), integers(2, 2, height, 3)
+        check(cuda_emulator, *images, 1, (patch, 1), 1, 0, 1, 1, dtype=dtype)
+    for channels in (0, 1, 7, 8, 9, 31, 32, 33, 64, 65):
         images = integers(1, channels, 2, 3), integers(1, channels, 2, 3)
         check(cuda_emulator, *images, 1, 2, 1, 0, 1, 1, dtype=dtype)
 
@@ -116,19 +121,23 @@ def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     "options",
     [
-        (1, (1, 18), 1, 0, 1, 18),  # the last step whose span is shared in the gradient
-        (1, (1, 18), 1, 0, 1, 19),
-        (1, (1, 17), 1, 0, 1, 15),
-        (1, (1, 3), (1, 4), 0, 1, 1),  # strides and windows on either side of what is shared
-        (1, (1, 3), (1, 5), 0, 1, 1),
-        ((1, 2), (1, 3), 1, 0, (1, 96), 1),
+        (1, (1, 18), 1, 0, 1, 18),  # many classes of positions, each of one group
+        (1, (1, 11), 1, 0, 1, 2),  # a tile with groups of two classes
+        (1, (1, 3), 1, 0, 1, 150),  # a class for each position
+        (1, (1, 19), (1, 4), 0, 1, 1),  # classes of shifts, each of some
+        (1, (1, 3), (1, 5), 0, 1, 1),  # and of one
+        (1, (1, 23), (1, 6), (0, 2), 1, (1, 4)),  # of both
         ((1, 2), (1, 3), 1, 0, (1, 97), 1),
+        (1, 3, 2**30 - 1, 0, 1, 2**30 - 2),  # pixels of a class 2^60 apart
     ],
     ids=str,
 )
-def test_spans_that_do_and_do_not_fit(cuda_emulator: Emulator, options: tuple[Pair, ...]) -> None:
-    images = integers(1, 9, 1, 140), integers(1, 9, 1, 140)
-    check(cuda_emulator, *images, *options)
+def test_classes_of_positions_and_shifts(
+    cuda_emulator: Emulator, options: tuple[Pair, ...]
+) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        images = integers(1, 9, 1, 140), integers(1, 9, 1, 140)
+        check(cuda_emulator, *images, *options, dtype=dtype)
 
 
 def test_strides(cuda_emulator: Emulator) -> None:
@@ -144,11 +153,23 @@ def test_strides(cuda_emulator: Emulator) -> None:
 
 def test_what_is_no_term_spoils_nothing(cuda_emulator: Emulator) -> None:
     for number, value in itertools.product(range(4), (torch.nan, torch.inf)):
-        for stride, dilation_patch in ((1, 1), (3, 2), (1, 20)):
+        for count, (stride, dilation_patch) in enumerate(((1, 1), (3, 2), (1, 20))):
             images = integers(1, 3, 6, 7), integers(1, 3, 6, 7)
             row, column = [(0, -1), (-1, 0), (3, 3), (5, 6)][number]
             images[number % 2][:, :, row, column] = value
-            check(cuda_emulator, *images, 2, 3, stride, 1, 1, dilation_patch)
+            dtype = (torch.float32, torch.bfloat16)[count % 2]
+            check(cuda_emulator, *images, 2, 3, stride, 1, 1, dilation_patch, dtype=dtype)
+            check(cuda_emulator, *images, 1, 3, stride, 1, 1, dilation_patch)
+            check(cuda_emulator, *images, 1, 3, 1, 0, 1, 1, dtype=torch.float16)
+
+
+def test_matrices_are_loaded_once_for_two_rows(cuda_emulator: Emulator) -> None:
+    """As cuda/correlation/forward_mma.cuh says: no bank conflicts, 36 products for 16 loads."""
+    images = integers(1, 32, 4, 32), integers(1, 32, 4, 32)
+    emulated(cuda_emulator, *(each.half() for each in images), 1, (3, 9), 1, 0, 1, 1)
+    counted = cuda_emulator.counters
+    assert (counted.products, counted.matrix_loads) == (4 * 36, 4 * 16)
+    assert counted.matrix_load_cycles == 4 * counted.matrix_loads
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -22,12 +22,18 @@ from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
 from test_emulated_int4_linear import assert_right as assert_int4_linear
 from test_emulated_int4_linear import emulated as emulated_int4_linear
+from test_emulated_lltm import arguments as lltm_arguments
+from test_emulated_lltm import assert_step, emulated_step
 from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_spatial_correlation_sample import check as check_correlation
+from test_emulated_spatial_correlation_sample import integers
 from test_emulated_warpgroups import bulk
 from test_emulated_warpgroups import check as check_warpgroups
+
+from pkg.testing import Sample
 
 RIGHT = [
     "block sum",
@@ -276,6 +282,21 @@ def run_int4_linear(planted: Emulator) -> None:
         assert_int4_linear(emulated_int4_linear(planted, input, *weight, None, 1), input, *weight)
 
 
+def run_lltm(planted: Emulator) -> None:
+    """A step by tensor cores and one by panels, whole and divided, of h and of x."""
+    for dtype in (torch.bfloat16, torch.float32):
+        sample = Sample(lltm_arguments((5, 72, 136))).converted(dtype)
+        for split_panels in (0, 2):
+            assert_step(sample, *emulated_step(planted, sample, 3, split_panels))
+
+
+def run_correlation(planted: Emulator) -> None:
+    """Several turns of channels, in float32 and by tensor cores, and both gradients."""
+    for dtype in (torch.float32, torch.bfloat16):
+        images = integers(1, 70, 5, 18), integers(1, 70, 5, 18)
+        check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
+
+
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 WARPGROUPS = (
@@ -289,6 +310,8 @@ MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
 HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
 HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
 ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
+LLTM = (("run_lltm.cpp",), run_lltm)
+CORRELATION = (("run_spatial_correlation_sample.cpp",), run_correlation)
 INT4_LINEAR = (("run_int4_linear.cpp",), run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
@@ -570,6 +593,48 @@ PLANTED = {
         "(done - 1) >> problem_.slice_shift",
         "(kSlice - done) >> problem_.slice_shift",
         "assert",
+    ),
+    "stage of gates that is still copied": (
+        *LLTM,
+        "cuda/lltm/gate_product.cuh",
+        "wait_for_copies<kStages - 2>()",
+        "wait_for_copies<kStages - 1>()",
+        "has not arrived",
+    ),
+    "missing barrier in the loop over panels of gates": (
+        *LLTM,
+        "cuda/lltm/gate_product.cuh",
+        BARRIER_OF_LOOP.replace("    ", "      "),
+        "      current = 1 - current;",
+        "race on shared|nobody has written",
+    ),
+    "part of a step that is not added": (
+        *LLTM,
+        "cuda/lltm/step.cuh",
+        "split < step.splits",
+        "split + 1 < step.splits",
+        "assert",
+    ),
+    "missing barrier before the pixels of other channels": (
+        *CORRELATION,
+        "cuda/correlation/forward.cuh",
+        "      __syncthreads();\n      if (place1",
+        "      if (place1",
+        "race on shared|nobody has written",
+    ),
+    "shift beyond the patch": (
+        *CORRELATION,
+        "cuda/correlation/gradient.cuh",
+        "if (s >= shifts) {",
+        "if (s > shifts) {",
+        "nobody has written",
+    ),
+    "missing barrier of the lanes that added a band": (
+        *CORRELATION,
+        "cuda/correlation/forward_mma.cuh",
+        "    __syncwarp();\n    PKG_UNROLL_BY(1)\n    for (int line",
+        "    PKG_UNROLL_BY(1)\n    for (int line",
+        "race on shared|nobody has written",
     ),
     "log-sum-exp of a row too many": (
         *ATTENTION,

@@ -1,47 +1,28 @@
-// The correlation of two images, and the gradient of either.
+// The correlation of two images: what its kernels share.
 //
-// Forward: a block computes 32 neighbouring positions of one row of the output
-// at 16 neighbouring shifts in width; a thread, one position at four shifts.
-// For each row of the kernel window and 8 channels at a time, the pixels that
-// these need of both images lie in shared memory, where the windows and shifts
-// of all threads read them again: 5 reads for 4 products.
-//
-// Gradient: a block gathers 32 pixels of one row of 32 channels; a thread, one
-// pixel of 8 of them. For each row of the patch and 8 shifts, the output's
-// gradient summed over the kernel windows is made once for all channels, beside
-// the pixels of the other image: 9 reads for 8 products. Nothing is scattered
-// and nothing added atomically: the same bits each time.
+// Along an axis, position w reads pixel s w of input1 and pixel s w + d p of
+// input2 for shift p. With s' = s / gcd(s, d) and d' = d / gcd(s, d), positions
+// d' apart and shifts s' apart both move by s' d pixels. So the axis falls
+// apart into classes of positions and of shifts, and within two classes the
+// q-th position and the u-th shift meet the (q + u)-th of pixels s' d apart,
+// whatever stride and dilation are: a thread that computes a few neighbours
+// of each reads every pixel once for all of them. Of stride 1 there is one
+// class of shifts, and of dilation 1 one of positions.
 //
 // A term counts where both of its pixels exist; it is left out, not multiplied
-// by zero, since either may be NaN. Spans that do not fit, of large strides and
-// dilations, are read from global memory in place.
-//
-// 2 C operations for each pixel and shift, forward and for each gradient; each
-// block reads (32 + 15 steps) pixels for 32 x 16 products a channel.
+// by zero, since either may be NaN.
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
-
-constexpr int kCorrelationThreads = 128;
-constexpr int kCorrelationPixels = 32;  // a warp's
-constexpr int kCorrelationWarps = kCorrelationThreads / kCorrelationPixels;
-// Forward.
-constexpr int kCorrelationThreadShifts = 4;
-constexpr int kCorrelationShifts = kCorrelationWarps * kCorrelationThreadShifts;
-constexpr int kCorrelationDepth = 8;  // channels at a time
-constexpr int kCorrelationSpan1 = 128;
-constexpr int kCorrelationSpan2 = 256;
-// Gradient.
-constexpr int kGradientThreadChannels = 8;
-constexpr int kGradientChannels = kCorrelationWarps * kGradientThreadChannels;
-constexpr int kGradientShifts = 8;
-constexpr int kGradientSpan = 160;
 
 // Height and width.
 struct CorrelationPair {
@@ -72,17 +53,41 @@ struct CorrelationShape {
     return position * stride[axis] - padding[axis] + k * dilation[axis];
   }
   __device__ __forceinline__ bool has_pixel(int axis, int64_t pixel) const {
-    return pixel >= 0 && pixel < size[axis];
+    return static_cast<uint64_t>(pixel) < static_cast<uint64_t>(size[axis]);
   }
-  // The output that reads a pixel at place k of its window; -1 for none.
-  __device__ __forceinline__ int64_t position(int axis, int64_t pixel,
-                                              int64_t k) const {
-    const int64_t distance = pixel + padding[axis] - k * dilation[axis];
-    if (distance < 0 || distance % stride[axis] != 0) {
-      return -1;
-    }
-    const int64_t found = distance / stride[axis];
-    return found < output[axis] ? found : -1;
+};
+
+// Pixels so many steps on. What no image is as wide as may wrap around: no term
+// needs it.
+__device__ __forceinline__ int64_t moved(int64_t pixel, int64_t steps,
+                                         int64_t pitch) {
+  return static_cast<int64_t>(static_cast<uint64_t>(pixel) +
+                              static_cast<uint64_t>(steps) *
+                                  static_cast<uint64_t>(pitch));
+}
+
+// The classes of an axis.
+struct CorrelationClasses {
+  int64_t pitch;             // pixels from one of a class to the next
+  int64_t position_step;     // positions likewise
+  int64_t shift_step;        // shifts likewise
+  int64_t position_classes;  // that have any
+  int64_t shift_classes;
+  int64_t positions;  // at most, of a class
+  int64_t shifts;
+
+  CorrelationClasses() = default;
+  CorrelationClasses(int64_t stride, int64_t dilation_patch,
+                     int64_t position_count, int64_t shift_count) {
+    const int64_t common = std::gcd(stride, dilation_patch);
+    position_step = dilation_patch / common;
+    shift_step = stride / common;
+    pitch = stride * position_step;
+    position_classes =
+        position_step < position_count ? position_step : position_count;
+    shift_classes = shift_step < shift_count ? shift_step : shift_count;
+    positions = (position_count + position_step - 1) / position_step;
+    shifts = (shift_count + shift_step - 1) / shift_step;
   }
 };
 
@@ -91,331 +96,223 @@ template <class Element>
 struct CorrelationImages {
   const Element* data;
   int64_t strides[4];
+};
 
-  __device__ __forceinline__ const Element* row(int64_t image, int64_t channel,
-                                                int64_t row) const {
-    return data + image * strides[0] + channel * strides[1] + row * strides[2];
+// The tile of a block in width: groups of neighbouring positions of a class,
+// and so many neighbouring shifts as leave the places of input2 whole vectors.
+// A group is a thread's. Shared memory has a place for each pixel of input1,
+// and for those of input2 that the groups meet, which neighbours of a class
+// share.
+template <int kOwnPositions, int kGroupCount>
+struct CorrelationTile {
+  static constexpr int kOwn = kOwnPositions;  // of a group
+  static constexpr int kGroups = kGroupCount;
+  static constexpr int kShifts = 9;
+  static constexpr int kMet = kOwn + kShifts - 1;  // places of input2
+  static constexpr int kPlaces1 = kGroups * kOwn;
+  static constexpr int kPlaces2 = kGroups * kMet;  // if all classes differ
+
+  // Each eighth shift begins a tile, and the last one takes one more: patches
+  // are odd, and those of 9 are one tile, not two.
+  static constexpr int kShiftStep = kShifts - 1;
+  __host__ __device__ static constexpr int64_t shift_tiles(int64_t shifts) {
+    return shifts > kShifts ? tiles_of(shifts - 1, kShiftStep) : 1;
+  }
+  // How many are those of the tile from `first` on.
+  __device__ __forceinline__ static int shifts_of_tile(int64_t first,
+                                                       int64_t shifts) {
+    const int64_t left = shifts - first;
+    return static_cast<int>(left <= kShifts ? left : kShiftStep);
+  }
+
+  // A class, and one of it.
+  struct Place {
+    int64_t of_class;
+    int64_t index;
+  };
+
+  int64_t groups_of_class;
+  int64_t first_class;
+  int64_t first_group;  // of its class
+
+  CorrelationTile() = default;
+  __device__ __forceinline__ CorrelationTile(const CorrelationClasses& classes,
+                                             int64_t tile)
+      : groups_of_class(groups_in(classes)) {
+    first_class = tile * kGroups / groups_of_class;
+    first_group = tile * kGroups % groups_of_class;
+  }
+
+  __host__ __device__ static int64_t groups_in(
+      const CorrelationClasses& classes) {
+    return tiles_of(classes.positions, kOwn);
+  }
+  __host__ __device__ static int64_t tiles(const CorrelationClasses& classes) {
+    return tiles_of(classes.position_classes * groups_in(classes), kGroups);
+  }
+
+  // Where a group's positions begin.
+  __device__ __forceinline__ Place group(int index) const {
+    Place place = {first_class, first_group + index};
+    if (place.index >= groups_of_class) {
+      const auto beyond = static_cast<uint32_t>(place.index - groups_of_class);
+      const uint32_t groups = groups_of_whole_class();
+      place.of_class += 1 + beyond / groups;
+      place.index = beyond % groups;
+    }
+    place.index *= kOwn;
+    return place;
+  }
+  // Where its places of input2 begin in shared memory.
+  __device__ __forceinline__ int met(int index) const {
+    const auto classes = static_cast<int>(group(index).of_class - first_class);
+    return index * kOwn + classes * kShiftStep;
+  }
+  __device__ __forceinline__ int places2() const {
+    return met(kGroups - 1) + kMet;
+  }
+  // What is at one of those places.
+  __device__ __forceinline__ Place place2(int index) const {
+    const int64_t left = groups_of_class - first_group;
+    const int own =
+        static_cast<int>(left < kGroups ? left : kGroups) * kOwn + kShiftStep;
+    if (index < own) {
+      return {first_class, first_group * kOwn + index};
+    }
+    const uint32_t whole = groups_of_whole_class() * kOwn + kShiftStep;
+    const auto beyond = static_cast<uint32_t>(index - own);
+    return {first_class + 1 + beyond / whole, beyond % whole};
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t groups_of_whole_class() const {
+    return static_cast<uint32_t>(groups_of_class < kGroups ? groups_of_class
+                                                           : kGroups);
   }
 };
 
-template <class Element>
-struct Correlation {
-  CorrelationShape shape;
-  CorrelationImages<Element> images1;
-  CorrelationImages<Element> images2;
-  Element* output;  // contiguous
+// The tile where a thread reads vectors of numbers from shared memory.
+template <class Number>
+struct CorrelationVectors
+    : CorrelationTile<32 / static_cast<int>(sizeof(Number)), 8> {
+  using Tile = CorrelationTile<32 / static_cast<int>(sizeof(Number)), 8>;
+  using Tile::Tile;
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(Number));
+  // Lines of an odd number of vectors: of eight lanes that read vectors four
+  // groups are of one line and four of the next, in other banks.
+  static constexpr int kLine1 = Tile::kPlaces1 + kVector;
+  static constexpr int kLine2 = Tile::kPlaces2 + kVector;
+  static_assert(Tile::kOwn % kVector == 0 && Tile::kMet % kVector == 0);
+  static_assert(kLine1 / kVector % 2 == 1 && kLine2 / kVector % 2 == 1);
+};
 
-  __host__ __device__ int64_t piece_count() const {
-    return shape.batch * shape.patch[0] * shape.output[0] *
-           tiles_of(shape.patch[1], kCorrelationShifts) *
-           tiles_of(shape.output[1], kCorrelationPixels);
+// A thread's part of that tile, and the line that it shares with other lanes.
+struct CorrelationLane {
+  int group;
+  int line;
+
+  __device__ __forceinline__ CorrelationLane() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    group = lane % 4 + lane / 16 * 4;
+    line = lane / 4 % 4;
   }
 };
 
-// Copies columns [begin, begin + span) of `kDepth` channels of a row to
-// panel[channel][column], zeros where there is no pixel.
-template <class Number, int kDepth, class Element, class Panel>
-__device__ __forceinline__ void load_span(
-    const CorrelationImages<Element>& images, const CorrelationShape& shape,
-    int64_t image, int64_t row, int64_t channel_begin, int64_t begin, int span,
-    Panel&& panel) {
-  const Element* const from = images.row(image, channel_begin, row);
-  // Neighbouring threads read what is neighbouring in memory.
-  const bool channels_inside = images.strides[1] == 1;
-  for (int i = static_cast<int>(threadIdx.x); i < kDepth * span;
-       i += kCorrelationThreads) {
-    const int c = channels_inside ? i % kDepth : i / span;
-    const int j = channels_inside ? i / kDepth : i % span;
-    const bool exists =
-        channel_begin + c < shape.channels && shape.has_pixel(1, begin + j);
-    panel[c][j] =
-        exists
-            ? convert<Number>(
-                  from[c * images.strides[1] + (begin + j) * images.strides[3]])
-            : Number(0);
-  }
-}
-
-template <class Element>
-__global__ void __launch_bounds__(kCorrelationThreads)
-    spatial_correlation_kernel(
-        const __grid_constant__ Correlation<Element> call) {
-  using Number = Accumulator<Element>;
-  PKG_SHARED(Number, pixels1, [kCorrelationDepth][kCorrelationSpan1]);
-  PKG_SHARED(Number, pixels2, [kCorrelationDepth][kCorrelationSpan2]);
-
-  const CorrelationShape& shape = call.shape;
-  const int lane = static_cast<int>(threadIdx.x) % kCorrelationPixels;
-  const int warp = static_cast<int>(threadIdx.x) / kCorrelationPixels;
-  const int64_t step = shape.dilation_patch[1];
-  const int64_t span1 = (kCorrelationPixels - 1) * shape.stride[1] +
-                        (shape.kernel[1] - 1) * shape.dilation[1] + 1;
-  const int64_t span2 = span1 + (kCorrelationShifts - 1) * step;
-  const bool is_shared =
-      span1 <= kCorrelationSpan1 && span2 <= kCorrelationSpan2;
-  const int64_t position_tiles = tiles_of(shape.output[1], kCorrelationPixels);
-  const int64_t shift_tiles = tiles_of(shape.patch[1], kCorrelationShifts);
-
-  for (int64_t piece = blockIdx.x; piece < call.piece_count();
-       piece += gridDim.x) {
-    int64_t rest = piece;
-    const int64_t position_begin = rest % position_tiles * kCorrelationPixels;
-    rest /= position_tiles;
-    const int64_t shift_begin = rest % shift_tiles * kCorrelationShifts;
-    rest /= shift_tiles;
-    const int64_t h = rest % shape.output[0];
-    rest /= shape.output[0];
-    const int64_t patch_row = rest % shape.patch[0];
-    const int64_t image = rest / shape.patch[0];
-
-    const int64_t w = position_begin + lane;
-    const int64_t first_shift = shift_begin + warp * kCorrelationThreadShifts;
-    const int64_t begin1 = shape.pixel(1, position_begin, 0);
-    const int64_t begin2 = begin1 + shape.shift(1, shift_begin);
-    Number sums[kCorrelationThreadShifts];
-    PKG_UNROLL
-    for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-      sums[s] = 0;
-    }
-    for (int64_t ki = 0; ki < shape.kernel[0]; ++ki) {
-      const int64_t row1 = shape.pixel(0, h, ki);
-      const int64_t row2 = row1 + shape.shift(0, patch_row);
-      if (!shape.has_pixel(0, row1) || !shape.has_pixel(0, row2)) {
-        continue;  // all threads alike
-      }
-      for (int64_t channel = 0; channel < shape.channels;
-           channel += kCorrelationDepth) {
-        if (is_shared) {
-          __syncthreads();
-          load_span<Number, kCorrelationDepth>(
-              call.images1, shape, image, row1, channel, begin1,
-              static_cast<int>(span1), pixels1);
-          load_span<Number, kCorrelationDepth>(
-              call.images2, shape, image, row2, channel, begin2,
-              static_cast<int>(span2), pixels2);
-          __syncthreads();
-        }
-        for (int64_t kj = 0; kj < shape.kernel[1]; ++kj) {
-          const int64_t column = shape.pixel(1, w, kj);
-          Number terms[kCorrelationThreadShifts];
-          bool exists[kCorrelationThreadShifts];
-          PKG_UNROLL
-          for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-            terms[s] = 0;
-            exists[s] =
-                w < shape.output[1] && first_shift + s < shape.patch[1] &&
-                shape.has_pixel(1, column) &&
-                shape.has_pixel(1, column + shape.shift(1, first_shift + s));
-          }
-          if (is_shared) {
-            const int place = static_cast<int>(lane * shape.stride[1] +
-                                               kj * shape.dilation[1]);
-            const int shifted = place + warp * kCorrelationThreadShifts *
-                                            static_cast<int>(step);
-            PKG_UNROLL
-            for (int c = 0; c < kCorrelationDepth; ++c) {
-              const Number pixel = pixels1[c][place];
-              PKG_UNROLL
-              for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-                terms[s] +=
-                    pixel * pixels2[c][shifted + s * static_cast<int>(step)];
-              }
-            }
-          } else {
-            for (int c = 0; c < kCorrelationDepth; ++c) {
-              if (channel + c >= shape.channels) {
-                break;
-              }
-              const Element* const from1 =
-                  call.images1.row(image, channel + c, row1);
-              const Element* const from2 =
-                  call.images2.row(image, channel + c, row2);
-              PKG_UNROLL
-              for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-                if (exists[s]) {
-                  const int64_t other =
-                      column + shape.shift(1, first_shift + s);
-                  terms[s] +=
-                      convert<Number>(from1[column * call.images1.strides[3]]) *
-                      convert<Number>(from2[other * call.images2.strides[3]]);
-                }
-              }
-            }
-          }
-          PKG_UNROLL
-          for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-            sums[s] += exists[s] ? terms[s] : Number(0);
-          }
-        }
-      }
-    }
-    if (w < shape.output[1]) {
+// kDepth channels of a pixel, a stride apart or, `vectorised`, in packets.
+template <int kDepth, class Element>
+__device__ __forceinline__ void read_channels(const Element* from,
+                                              int64_t stride, bool vectorised,
+                                              Element (&channels)[kDepth]) {
+  constexpr int kPacket = 16 / sizeof(Element);
+  PKG_UNROLL
+  for (int c = 0; c < kDepth; c += kPacket) {
+    if (vectorised) {
+      const auto packet =
+          *reinterpret_cast<const Packet<Element, kPacket>*>(from + c);
       PKG_UNROLL
-      for (int s = 0; s < kCorrelationThreadShifts; ++s) {
-        const int64_t p = first_shift + s;
-        if (p < shape.patch[1]) {
-          const int64_t plane =
-              (image * shape.patch[0] + patch_row) * shape.patch[1] + p;
-          call.output[(plane * shape.output[0] + h) * shape.output[1] + w] =
-              convert<Element>(sums[s]);
+      for (int i = 0; i < kPacket; ++i) {
+        channels[c + i] = packet.values[i];
+      }
+      continue;
+    }
+    PKG_UNROLL
+    for (int i = 0; i < kPacket; ++i) {
+      channels[c + i] = *from;
+      from += stride;
+    }
+  }
+}
+
+// The same as a column of shared memory, zeros behind the first `valid`: the
+// pixels of the border and the last channels, one by one.
+template <int kDepth, class Number, class Element>
+__device__ __forceinline__ void load_channels(const SharedSpan<Number>& to,
+                                              int line, const Element* from,
+                                              int64_t stride, int valid,
+                                              bool vectorised) {
+  if (valid >= kDepth) {
+    Element channels[kDepth];
+    read_channels(from, stride, vectorised, channels);
+    PKG_UNROLL
+    for (int c = 0; c < kDepth; ++c) {
+      to[c * line] = convert<Number>(channels[c]);
+    }
+    return;
+  }
+  PKG_UNROLL_BY(1)
+  for (int c = 0; c < kDepth; ++c) {
+    to[c * line] = c < valid ? convert<Number>(from[c * stride]) : Number(0);
+  }
+}
+
+// Whether the channels of each pixel lie side by side in whole packets.
+template <class Element>
+__device__ __forceinline__ bool has_channel_packets(
+    const CorrelationImages<Element>& images) {
+  constexpr int kPacket = 16 / sizeof(Element);
+  const int64_t* const strides = images.strides;
+  return strides[1] == 1 && is_aligned(images.data, kPacket) &&
+         (strides[0] | strides[2] | strides[3]) % kPacket == 0;
+}
+
+// Writes one row's values of a group, `step` columns apart, to a row of so many
+// columns. `vectorised`: packets lie wholly inside, and are aligned.
+template <int kCount, class Element, class Number>
+__device__ __forceinline__ void store_group(const Number (&values)[kCount],
+                                            Element* row, int64_t first,
+                                            int64_t step, int64_t columns,
+                                            bool vectorised) {
+  constexpr int kWidest = 16 / sizeof(Element);
+  constexpr int kPacket = kCount < kWidest ? kCount : kWidest;
+  PKG_UNROLL
+  for (int i = 0; i < kCount; i += kPacket) {
+    if (vectorised) {
+      if (first + i < columns) {
+        Packet<Element, kPacket> packet;
+        PKG_UNROLL
+        for (int k = 0; k < kPacket; ++k) {
+          packet.values[k] = convert<Element>(values[i + k]);
         }
+        *reinterpret_cast<Packet<Element, kPacket>*>(row + first + i) = packet;
+      }
+      continue;
+    }
+    PKG_UNROLL
+    for (int k = 0; k < kPacket; ++k) {
+      const int64_t column = first + (i + k) * step;
+      if (column < columns) {
+        row[column] = convert<Element>(values[i + k]);
       }
     }
   }
 }
 
-template <class Element>
-struct CorrelationGradient {
-  CorrelationShape shape;
-  const Element* grad;
-  int64_t grad_strides[5];
-  CorrelationImages<Element> other;
-  bool of_input2;
-  Element* result;  // contiguous
-
-  __host__ __device__ int64_t piece_count() const {
-    return shape.batch * shape.size[0] *
-           tiles_of(shape.channels, kGradientChannels) *
-           tiles_of(shape.size[1], kCorrelationPixels);
-  }
-};
-
-// The output's gradient at one shift, summed over the kernel windows that read
-// the pixel of input1 at (row1, column1). False where none does, or where the
-// pixel has no partner.
-template <class Element>
-__device__ __forceinline__ bool sum_windows(
-    const CorrelationGradient<Element>& call, int64_t image, int64_t patch_row,
-    int64_t p, int64_t row1, int64_t column1, Accumulator<Element>& sum) {
-  const CorrelationShape& shape = call.shape;
-  sum = 0;
-  if (p >= shape.patch[1] || !shape.has_pixel(1, column1) ||
-      !shape.has_pixel(1, column1 + shape.shift(1, p))) {
-    return false;
-  }
-  const int64_t* const strides = call.grad_strides;
-  const Element* const from =
-      call.grad + image * strides[0] + patch_row * strides[1] + p * strides[2];
-  bool is_read = false;
-  for (int64_t ki = 0; ki < shape.kernel[0]; ++ki) {
-    const int64_t h = shape.position(0, row1, ki);
-    for (int64_t kj = 0; h >= 0 && kj < shape.kernel[1]; ++kj) {
-      const int64_t w = shape.position(1, column1, kj);
-      if (w >= 0) {
-        is_read = true;
-        sum += convert<Accumulator<Element>>(
-            from[h * strides[3] + w * strides[4]]);
-      }
-    }
-  }
-  return is_read;
-}
-
-template <class Element>
-__global__ void __launch_bounds__(kCorrelationThreads)
-    spatial_correlation_gradient_kernel(
-        const __grid_constant__ CorrelationGradient<Element> call) {
-  using Number = Accumulator<Element>;
-  PKG_SHARED(Number, others, [kGradientChannels][kGradientSpan]);
-  PKG_SHARED(Number, grads, [kGradientShifts][kCorrelationPixels]);
-  PKG_SHARED(int, is_read, [kGradientShifts][kCorrelationPixels]);
-
-  const CorrelationShape& shape = call.shape;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kCorrelationPixels;
-  const int warp = thread / kCorrelationPixels;
-  const int64_t step = shape.dilation_patch[1];
-  const int64_t span = kCorrelationPixels + (kGradientShifts - 1) * step;
-  const bool is_shared = span <= kGradientSpan;
-  const int64_t column_tiles = tiles_of(shape.size[1], kCorrelationPixels);
-  const int64_t channel_tiles = tiles_of(shape.channels, kGradientChannels);
-
-  for (int64_t piece = blockIdx.x; piece < call.piece_count();
-       piece += gridDim.x) {
-    int64_t rest = piece;
-    const int64_t column_begin = rest % column_tiles * kCorrelationPixels;
-    rest /= column_tiles;
-    const int64_t channel_begin = rest % channel_tiles * kGradientChannels;
-    rest /= channel_tiles;
-    const int64_t row = rest % shape.size[0];
-    const int64_t image = rest / shape.size[0];
-
-    const int64_t column = column_begin + lane;
-    const int64_t channel = channel_begin + warp * kGradientThreadChannels;
-    Number sums[kGradientThreadChannels];
-    PKG_UNROLL
-    for (int c = 0; c < kGradientThreadChannels; ++c) {
-      sums[c] = 0;
-    }
-    for (int64_t patch_row = 0; patch_row < shape.patch[0]; ++patch_row) {
-      const int64_t shift = shape.shift(0, patch_row);
-      const int64_t other_row = call.of_input2 ? row - shift : row + shift;
-      if (!shape.has_pixel(0, other_row)) {
-        continue;  // all threads alike
-      }
-      const int64_t row1 = call.of_input2 ? other_row : row;
-      for (int64_t first = 0; first < shape.patch[1];
-           first += kGradientShifts) {
-        // The leftmost pixel that the tile needs of the other image.
-        const int64_t other_begin =
-            column_begin + (call.of_input2
-                                ? -shape.shift(1, first + kGradientShifts - 1)
-                                : shape.shift(1, first));
-        __syncthreads();
-        for (int i = thread; i < kGradientShifts * kCorrelationPixels;
-             i += kCorrelationThreads) {
-          const int s = i / kCorrelationPixels;
-          const int j = i % kCorrelationPixels;
-          const int64_t column1 =
-              column_begin + j -
-              (call.of_input2 ? shape.shift(1, first + s) : 0);
-          Number sum;
-          is_read[s][j] =
-              sum_windows(call, image, patch_row, first + s, row1, column1, sum)
-                  ? 1
-                  : 0;
-          grads[s][j] = sum;
-        }
-        if (is_shared) {
-          load_span<Number, kGradientChannels>(
-              call.other, shape, image, other_row, channel_begin, other_begin,
-              static_cast<int>(span), others);
-        }
-        __syncthreads();
-        for (int s = 0; s < kGradientShifts; ++s) {
-          if (is_read[s][lane] == 0) {
-            continue;
-          }
-          const Number grad = grads[s][lane];
-          const int64_t place =
-              lane + (call.of_input2 ? kGradientShifts - 1 - s : s) * step;
-          PKG_UNROLL
-          for (int c = 0; c < kGradientThreadChannels; ++c) {
-            if (is_shared) {
-              sums[c] += grad * others[warp * kGradientThreadChannels + c]
-                                      [static_cast<int>(place)];
-            } else if (channel + c < shape.channels &&
-                       shape.has_pixel(1, other_begin + place)) {
-              const Element* const from =
-                  call.other.row(image, channel + c, other_row);
-              sums[c] +=
-                  grad *
-                  convert<Number>(
-                      from[(other_begin + place) * call.other.strides[3]]);
-            }
-          }
-        }
-      }
-    }
-    PKG_UNROLL
-    for (int c = 0; c < kGradientThreadChannels; ++c) {
-      if (column < shape.size[1] && channel + c < shape.channels) {
-        const int64_t line =
-            (image * shape.channels + channel + c) * shape.size[0] + row;
-        call.result[line * shape.size[1] + column] = convert<Element>(sums[c]);
-      }
-    }
-  }
+template <int kCount, class Element>
+__device__ __forceinline__ bool stores_packets(const Element* matrix,
+                                               int64_t columns, int64_t step) {
+  constexpr int kWidest = 16 / sizeof(Element);
+  constexpr int kPacket = kCount < kWidest ? kCount : kWidest;
+  return step == 1 && columns % kPacket == 0 && is_aligned(matrix, kPacket);
 }
 
 }  // namespace pkg::cuda

@@ -7,12 +7,20 @@
 //
 // The products are those of cuda/gemm/block_product.cuh with an operand in two
 // parts, since the states that the steps of a sequence began with lie in two
-// tensors.
+// tensors. Those of few tiles are divided along the summed dimension, as
+// matmul's are: the weights' gradient is one of 3H x H and one of 3H x F tiles,
+// over all rows of all steps.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/device/device.cuh"
+#include "cuda/device/divisor.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/gemm/activation.cuh"
 #include "cuda/gemm/block_product.cuh"
+#include "cuda/gemm/panel.cuh"
+#include "cuda/gemm/tile.cuh"
 #include "cuda/lltm/lltm.cuh"
 
 namespace pkg::cuda {
@@ -153,15 +161,82 @@ struct LltmProduct {
   Output* c;
   int64_t c_row_stride;
 
-  int64_t column_tiles = 0;
-  int64_t tiles = 0;
+  // The panels of both summed dimensions, those of the first before those of
+  // the second, may be divided: then c holds the sums of so many each,
+  // (splits, rows, columns), which lltm_sum_kernel adds up.
+  int64_t splits = 1;
+  int64_t split_panels = 0;
 
-  int64_t count_tiles() {
-    column_tiles = tiles_of(b[0].outer_size, Shape::kColumns);
-    tiles = tiles_of(a[0].outer_size, Shape::kRows) * column_tiles;
-    return tiles;
+  // Not as many as 2^31: c would take terabytes.
+  int64_t pieces = 0;
+  FastDivisor tiles{};
+  FastDivisor column_tiles{};
+
+  // Of one part.
+  int64_t tile_count() const {
+    return tiles_of(a[0].outer_size, Shape::kRows) *
+           tiles_of(b[0].outer_size, Shape::kColumns);
+  }
+  __host__ __device__ int64_t panels_of(int part) const {
+    return tiles_of(a[part].depth_size, Shape::kDepth);
+  }
+  int64_t panel_count() const { return panels_of(0) + panels_of(1); }
+
+  // To be called when all else is known, and not empty.
+  void divide(int64_t panels_of_split) {
+    split_panels = panels_of_split;
+    const int64_t panels = panel_count();
+    splits = panels > split_panels ? (panels - 1) / split_panels + 1 : 1;
+    pieces = tile_count() * splits;
+    tiles = FastDivisor(tile_count());
+    column_tiles = FastDivisor(tiles_of(b[0].outer_size, Shape::kColumns));
+  }
+
+  // What the index-th piece of work is: a tile, and which of the parts.
+  __device__ __forceinline__ int64_t row_begin(uint32_t index) const {
+    const uint32_t tile = tiles.divide(index).remainder;
+    return int64_t{column_tiles.divide(tile).quotient} * Shape::kRows;
+  }
+  __device__ __forceinline__ int64_t column_begin(uint32_t index) const {
+    const uint32_t tile = tiles.divide(index).remainder;
+    return int64_t{column_tiles.divide(tile).remainder} * Shape::kColumns;
+  }
+  __device__ __forceinline__ int64_t split(uint32_t index) const {
+    return tiles.divide(index).quotient;
+  }
+
+  // What it has of an operand, from a row or column on: its steps, of which
+  // there may be none.
+  __device__ __forceinline__ PanelSource<Element> from(
+      const PanelSource<Element>& operand, int64_t outer_begin, uint32_t index,
+      int part) const {
+    const int64_t first =
+        split(index) * split_panels - (part > 0 ? panels_of(0) : 0);
+    const int64_t begin = (first > 0 ? first : 0) * Shape::kDepth;
+    const int64_t end = (first + split_panels) * Shape::kDepth;
+    return {operand.data + outer_begin * operand.outer_stride +
+                begin * operand.depth_stride,
+            operand.outer_size - outer_begin,
+            (end < operand.depth_size ? end : operand.depth_size) - begin,
+            operand.outer_stride, operand.depth_stride};
   }
 };
+
+// The same product divided, into `parts`.
+template <class Element, class Output, class Number>
+LltmProduct<Element, Number> divided(
+    const LltmProduct<Element, Output>& product, int64_t split_panels,
+    Number* parts) {
+  LltmProduct<Element, Number> result = {};
+  for (int part = 0; part < 2; ++part) {
+    result.a[part] = product.a[part];
+    result.b[part] = product.b[part];
+  }
+  result.c = parts;
+  result.c_row_stride = product.b[0].outer_size;
+  result.divide(split_panels);
+  return result;
+}
 
 template <class Element, class Output>
 __global__ void __launch_bounds__(BlockProduct<Element>::kThreads,
@@ -169,20 +244,64 @@ __global__ void __launch_bounds__(BlockProduct<Element>::kThreads,
     lltm_product_kernel(
         const __grid_constant__ LltmProduct<Element, Output> product) {
   using Product = BlockProduct<Element>;
-  for (int64_t index = blockIdx.x; index < product.tiles; index += gridDim.x) {
-    const int64_t row_begin = index / product.column_tiles * Product::kRows;
-    const int64_t column_begin =
-        index % product.column_tiles * Product::kColumns;
+  for (int64_t index = blockIdx.x; index < product.pieces; index += gridDim.x) {
     typename Product::Sums sums(0);
     for (int part = 0; part < 2; ++part) {
-      if (product.a[part].depth_size > 0) {
-        Product::multiply(sums, product.a[part], row_begin, product.b[part],
-                          column_begin);
+      const auto piece = static_cast<uint32_t>(computed_here(index));
+      const auto a =
+          product.from(product.a[part], product.row_begin(piece), piece, part);
+      if (a.depth_size > 0) {
+        const auto b = product.from(product.b[part],
+                                    product.column_begin(piece), piece, part);
+        Product::multiply(sums, a, 0, b, 0);
       }
     }
-    store_tile(sums, product.c, product.a[0].outer_size,
-               product.b[0].outer_size, product.c_row_stride, row_begin,
-               column_begin);
+    const auto piece = static_cast<uint32_t>(computed_here(index));
+    const int64_t rows = product.a[0].outer_size;
+    const int64_t columns = product.b[0].outer_size;
+    store_tile(sums, product.c + product.split(piece) * rows * columns, rows,
+               columns, product.c_row_stride, product.row_begin(piece),
+               product.column_begin(piece));
+  }
+}
+
+// What a divided product's parts become. Their elements, of few tiles, are
+// fewer than 2^31.
+template <class Number, class Output>
+struct LltmSum {
+  const Number* parts;  // (splits, rows, columns)
+  int64_t splits;
+  int64_t elements;  // of a part
+  FastDivisor columns;
+  Output* c;
+  int64_t c_row_stride;
+};
+
+template <class Element, class Output, class Number>
+LltmSum<Number, Output> sum_of(const LltmProduct<Element, Output>& product,
+                               const LltmProduct<Element, Number>& divided) {
+  const int64_t columns = product.b[0].outer_size;
+  return {divided.c,
+          divided.splits,
+          product.a[0].outer_size * columns,
+          FastDivisor(columns),
+          product.c,
+          product.c_row_stride};
+}
+
+// c = the sum of the parts, the first first.
+template <class Number, class Output>
+__global__ void __launch_bounds__(kTileThreads)
+    lltm_sum_kernel(const __grid_constant__ LltmSum<Number, Output> sum) {
+  for (int64_t index = global_thread_index(); index < sum.elements;
+       index += global_thread_count()) {
+    Number total = 0;
+    for (int64_t split = 0; split < sum.splits; ++split) {
+      total += sum.parts[split * sum.elements + index];
+    }
+    const auto place = sum.columns.divide(static_cast<uint32_t>(index));
+    sum.c[place.quotient * sum.c_row_stride + place.remainder] =
+        convert<Output>(total);
   }
 }
 

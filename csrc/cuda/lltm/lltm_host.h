@@ -1,6 +1,9 @@
 // The host side that lltm's operators share.
 #pragma once
 
+#include <array>
+
+#include "cuda/gemm/matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/lltm/gradients.cuh"
 #include "lltm.h"
@@ -47,12 +50,45 @@ PanelSource<Element> columns_as_panels(const MatrixOf<Element>& matrix,
   return {matrix.data, columns, depth, matrix.column_stride, matrix.row_stride};
 }
 
+// Panels of the summed dimension that a block has of a product as `Product`
+// computes it.
+template <class Product>
+int64_t panels_of_block(int64_t tiles, int64_t panels, int64_t least = 8) {
+  return panels_of_split(
+      tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks, least);
+}
+
 template <class Element, class Output>
 void launch_product(LltmProduct<Element, Output>& product,
                     const Tensor& on_device) {
-  launch(lltm_product_kernel<Element, Output>, product.count_tiles(),
-         launch_shape<BlockProduct<Element>>(), current_stream(on_device),
-         product);
+  using Number = Accumulator<Element>;
+  using Product = BlockProduct<Element>;
+  const LaunchShape shape = launch_shape<Product>();
+  const cudaStream_t stream = current_stream(on_device);
+  const int64_t tiles = product.tile_count();
+  const int64_t panels = product.panel_count();
+  if (tiles == 0) {
+    return;
+  }
+  const int64_t each = panels_of_block<Product>(tiles, panels);
+  if (each >= panels) {
+    product.divide(panels);
+    launch(lltm_product_kernel<Element, Output>, tiles, shape, stream, product);
+    return;
+  }
+  const int64_t rows = product.a[0].outer_size;
+  const int64_t columns = product.b[0].outer_size;
+  auto parts_of_product =
+      divided<Element, Output, Number>(product, each, nullptr);
+  const Tensor parts =
+      empty_contiguous(std::array{parts_of_product.splits, rows, columns},
+                       number_type<Number>(), device_of(on_device));
+  parts_of_product.c = static_cast<Number*>(parts.mutable_data_ptr());
+  launch(lltm_product_kernel<Element, Number>, parts_of_product.pieces, shape,
+         stream, parts_of_product);
+  const auto sum = sum_of(product, parts_of_product);
+  launch(lltm_sum_kernel<Number, Output>, tiles_of(sum.elements, kTileThreads),
+         kTileThreads, stream, sum);
 }
 
 // Writes hidden and cells, and the gates where they are kept.

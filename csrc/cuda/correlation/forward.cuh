@@ -1,0 +1,327 @@
+// The correlation of two images.
+//
+// A block computes 4 rows of positions of a class at 4 rows of neighbouring
+// shifts, a row of shifts a warp; in width 8 groups of 8 positions (4 in
+// float64) at 9 shifts. A thread has one group: for each channel it reads 8
+// pixels of input1 and the 16 of input2 that they meet, by 6 vectors of 16
+// bytes, for 72 products. So shared memory takes 24 cycles of a multiprocessor
+// for what keeps the multiply-adds of an A100 busy for 36, of an H200 for 18.
+//
+// For each place of the kernel window and 8 channels at a time (4 in float64),
+// a thread brings a column of one image into shared memory: what it has to find
+// out about a pixel it does once for all rows and channels. 4 rows of input1
+// and 7 of input2 serve 16 pairs of rows: 6 values for 72 products of a thread.
+// Bringing them takes two fifths of all instructions (counted in nvcc 13.0's
+// code for sm_80), which the bound of the main loop leaves out.
+//
+// Products go on where one of the pixels does not exist, and are left out
+// afterwards. So of a kernel of several places the sums over channels are added
+// to totals in shared memory, place by place; and those of many channels are
+// made of parts likewise, whose rounding errors add up to less.
+//
+// 2 C operations for each pixel, shift and place of the window.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/correlation/correlation.cuh"
+#include "cuda/correlation/piece.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+class CorrelationBlock {
+ public:
+  using Number = Accumulator<Element>;
+  using Width = CorrelationVectors<Number>;
+  using Vector = Packet<Number, Width::kVector>;
+  static constexpr int kRows = 4;       // of positions
+  static constexpr int kShiftRows = 4;  // a warp each
+  static constexpr int kThreads = 32 * kShiftRows;
+  static constexpr int kDepth = 32 / static_cast<int>(sizeof(Number));
+  static constexpr int kChain = 64;  // channels of a part
+  using Piece = CorrelationPiece<Width, kRows, kShiftRows>;
+  struct Sums {
+    Number values[Width::kShifts][Width::kOwn];
+  };
+
+  static LaunchShape launch_shape(const CorrelationShape& shape) {
+    const int numbers = kTotals + (has_totals(shape) ? kSums * kThreads : 0);
+    return {kThreads, numbers * static_cast<int>(sizeof(Number))};
+  }
+
+  __device__ __forceinline__ CorrelationBlock(const Correlation<Element>& call,
+                                              int64_t index)
+      : call_(call), memory_(dynamic_shared<Number>()), piece_(call, index) {}
+
+  __device__ __forceinline__ void compute(Sums& sums) const {
+    const CorrelationShape& shape = call_.shape;
+    const bool totals = has_totals(shape);
+    clear(sums);
+    if (totals) {
+      store_totals(sums);
+    }
+    PKG_UNROLL_BY(1)
+    for (int64_t ki = 0; ki < shape.kernel[0]; ++ki) {
+      if (!piece_.has_rows(ki)) {
+        continue;  // all threads alike
+      }
+      PKG_UNROLL_BY(1)
+      for (int64_t kj = 0; kj < shape.kernel[1]; ++kj) {
+        PKG_UNROLL_BY(1)
+        for (int64_t begin = 0; begin < shape.channels; begin += kChain) {
+          clear(sums);
+          add_channels(sums, ki, kj, begin);
+          leave_out(sums, ki, kj);
+          if (totals) {
+            add_totals(sums);
+            store_totals(sums);
+          }
+        }
+      }
+    }
+    if (totals) {
+      clear(sums);
+      add_totals(sums);
+    }
+  }
+
+  __device__ __forceinline__ void store(const Sums& sums) const {
+    const CorrelationShape& shape = call_.shape;
+    const CorrelationClasses& columns = call_.classes[1];
+    const CorrelationLane lane;
+    const int64_t row = piece_.row(lane.line);
+    const auto group = piece_.width.group(lane.group);
+    if (row >= shape.output[0] || shift_row() >= shape.patch[0] ||
+        group.of_class >= columns.position_classes) {
+      return;
+    }
+    const bool vectorised = stores_packets<Width::kOwn>(
+        call_.output, shape.output[1], columns.position_step);
+    const int64_t position =
+        group.of_class + group.index * columns.position_step;
+    const int64_t plane = shape.output[0] * shape.output[1];
+    const int64_t first = piece_.shift_of(0);
+    Element* to =
+        call_.output +
+        ((piece_.image * shape.patch[0] + shift_row()) * shape.patch[1] +
+         first) *
+            plane +
+        row * shape.output[1];
+    const int count = Width::shifts_of_tile(piece_.first_shift, columns.shifts);
+    PKG_UNROLL
+    for (int s = 0; s < Width::kShifts; ++s) {
+      if (s < count && first + s * columns.shift_step < shape.patch[1]) {
+        store_group(sums.values[s], to, position, columns.position_step,
+                    shape.output[1], vectorised);
+      }
+      to += columns.shift_step * plane;
+    }
+  }
+
+ private:
+  static constexpr int kRows2 = kRows + kShiftRows - 1;
+  static constexpr int kSums = Width::kShifts * Width::kOwn;
+  static constexpr int kPixels2 = kDepth * kRows * Width::kLine1;
+  static constexpr int kTotals = kPixels2 + kDepth * kRows2 * Width::kLine2;
+  static_assert(Width::kPlaces2 <= kThreads);
+
+  // Whether sums over channels are added up in shared memory.
+  __host__ __device__ static bool has_totals(const CorrelationShape& shape) {
+    return shape.kernel[0] > 1 || shape.kernel[1] > 1 ||
+           shape.channels > kChain;
+  }
+
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ static int warp() { return thread() / 32; }
+
+  __device__ __forceinline__ int64_t shift_row() const {
+    return piece_.shift_row(warp());
+  }
+
+  __device__ __forceinline__ static void clear(Sums& sums) {
+    PKG_UNROLL
+    for (int s = 0; s < Width::kShifts; ++s) {
+      PKG_UNROLL
+      for (int i = 0; i < Width::kOwn; ++i) {
+        sums.values[s][i] = 0;
+      }
+    }
+  }
+
+  // sums += the products of a part of the channels at a place of the window.
+  __device__ __forceinline__ void add_channels(Sums& sums, int64_t ki,
+                                               int64_t kj,
+                                               int64_t begin) const {
+    const CorrelationShape& shape = call_.shape;
+    const int place1 = kThreads - 1 - thread();
+    const int place2 = thread();
+    const auto position = piece_.width.group(place1 / Width::kOwn);
+    const int64_t at1 = piece_.column1(
+        kj, {position.of_class, position.index + place1 % Width::kOwn});
+    const int64_t at2 = piece_.column2(kj, piece_.width.place2(place2));
+    const CorrelationLane lane;
+    const int met = piece_.width.met(lane.group);
+    const bool works = shift_row() < shape.patch[0];
+    const int64_t end =
+        shape.channels - begin < kChain ? shape.channels : begin + kChain;
+    PKG_UNROLL_BY(1)
+    for (int64_t channel = begin; channel < end; channel += kDepth) {
+      __syncthreads();
+      if (place1 < Width::kPlaces1) {
+        load_column<kRows>(call_.images1, at1, piece_.row1(ki, 0), channel,
+                           place1, Width::kLine1);
+      }
+      if (place2 < piece_.width.places2()) {
+        load_column<kRows2>(call_.images2, at2, piece_.row2(ki, 0), channel,
+                            kPixels2 + place2, Width::kLine2);
+      }
+      __syncthreads();
+      if (works) {
+        multiply(sums, lane.line * Width::kLine1 + lane.group * Width::kOwn,
+                 kPixels2 + (lane.line + warp()) * Width::kLine2 + met);
+      }
+    }
+  }
+
+  // A column of so many rows, for channels from `channel` on, to places a line
+  // apart.
+  template <int kCount>
+  __device__ __forceinline__ void load_column(
+      const CorrelationImages<Element>& images, int64_t column, int64_t row,
+      int64_t channel, int place, int line) const {
+    const CorrelationShape& shape = call_.shape;
+    const bool exists = shape.has_pixel(1, column);
+    const int64_t left = shape.channels - channel;
+    const int channels = static_cast<int>(left < kDepth ? left : kDepth);
+    const bool vectorised = has_channel_packets(images);
+    const Element* from = images.data + piece_.image * images.strides[0] +
+                          channel * images.strides[1] +
+                          (exists ? column : 0) * images.strides[3];
+    PKG_UNROLL_BY(1)
+    for (int i = 0; i < kCount; ++i) {
+      const bool valid = exists && shape.has_pixel(0, row);
+      load_channels<kDepth>(
+          memory_.part(place + i * line, (kDepth - 1) * kCount * line + 1),
+          kCount * line, from + (valid ? row : 0) * images.strides[2],
+          images.strides[1], valid ? channels : 0, vectorised);
+      row = moved(row, 1, call_.classes[0].pitch);
+    }
+  }
+
+  // sums += the products of kDepth channels.
+  __device__ __forceinline__ void multiply(Sums& sums, int place1,
+                                           int place2) const {
+    constexpr int kVector = Width::kVector;
+    PKG_UNROLL_BY(2)
+    for (int c = 0; c < kDepth; ++c) {
+      Vector pixels[Width::kOwn / kVector];
+      Vector met[Width::kMet / kVector];
+      PKG_UNROLL
+      for (int i = 0; i < Width::kOwn / kVector; ++i) {
+        pixels[i] = memory_.template load<Vector>(
+            place1 + c * kRows * Width::kLine1 + i * kVector);
+      }
+      PKG_UNROLL
+      for (int i = 0; i < Width::kMet / kVector; ++i) {
+        met[i] = memory_.template load<Vector>(
+            place2 + c * kRows2 * Width::kLine2 + i * kVector);
+      }
+      PKG_UNROLL
+      for (int s = 0; s < Width::kShifts; ++s) {
+        PKG_UNROLL
+        for (int i = 0; i < Width::kOwn; ++i) {
+          sums.values[s][i] += pixels[i / kVector].values[i % kVector] *
+                               met[(i + s) / kVector].values[(i + s) % kVector];
+        }
+      }
+    }
+  }
+
+  // Zeros where one of the pixels does not exist.
+  __device__ __forceinline__ void leave_out(Sums& sums, int64_t ki,
+                                            int64_t kj) const {
+    const CorrelationShape& shape = call_.shape;
+    const CorrelationLane lane;
+    const auto group = piece_.width.group(lane.group);
+    const bool rows = shape.has_pixel(0, piece_.row1(ki, lane.line)) &&
+                      shape.has_pixel(0, piece_.row2(ki, lane.line + warp()));
+    uint32_t exist1 = 0;
+    uint32_t exist2 = 0;
+    PKG_UNROLL
+    for (int i = 0; i < Width::kMet; ++i) {
+      const typename Width::Place place = {group.of_class, group.index + i};
+      if (i < Width::kOwn && rows &&
+          shape.has_pixel(1, piece_.column1(kj, place))) {
+        exist1 |= 1u << i;
+      }
+      if (shape.has_pixel(1, piece_.column2(kj, place))) {
+        exist2 |= 1u << i;
+      }
+    }
+    PKG_UNROLL
+    for (int s = 0; s < Width::kShifts; ++s) {
+      const uint32_t exist = exist1 & exist2 >> s;
+      PKG_UNROLL
+      for (int i = 0; i < Width::kOwn; ++i) {
+        if ((exist >> i & 1) == 0) {
+          sums.values[s][i] = 0;
+        }
+      }
+    }
+  }
+
+  // What a thread keeps of its sums in shared memory, by vectors side by side
+  // with those of other threads.
+  __device__ __forceinline__ static int total_place(int vector) {
+    return kTotals + (vector * kThreads + thread()) * Width::kVector;
+  }
+  __device__ __forceinline__ void store_totals(const Sums& sums) const {
+    PKG_UNROLL
+    for (int k = 0; k < kSums / Width::kVector; ++k) {
+      Vector vector;
+      PKG_UNROLL
+      for (int i = 0; i < Width::kVector; ++i) {
+        const int at = k * Width::kVector + i;
+        vector.values[i] = sums.values[at / Width::kOwn][at % Width::kOwn];
+      }
+      memory_.store(total_place(k), vector);
+    }
+  }
+  __device__ __forceinline__ void add_totals(Sums& sums) const {
+    PKG_UNROLL
+    for (int k = 0; k < kSums / Width::kVector; ++k) {
+      const auto vector = memory_.template load<Vector>(total_place(k));
+      PKG_UNROLL
+      for (int i = 0; i < Width::kVector; ++i) {
+        const int at = k * Width::kVector + i;
+        sums.values[at / Width::kOwn][at % Width::kOwn] += vector.values[i];
+      }
+    }
+  }
+
+  const Correlation<Element>& call_;
+  SharedSpan<Number> memory_;
+  Piece piece_;
+};
+
+template <class Element>
+__global__ void __launch_bounds__(CorrelationBlock<Element>::kThreads, 3)
+    spatial_correlation_kernel(
+        const __grid_constant__ Correlation<Element> call) {
+  using Block = CorrelationBlock<Element>;
+  for (int64_t piece = blockIdx.x; piece < call.piece_count;
+       piece += gridDim.x) {
+    const Block block(call, piece);
+    typename Block::Sums sums;
+    block.compute(sums);
+    block.store(sums);
+  }
+}
+
+}  // namespace pkg::cuda
