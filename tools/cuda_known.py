@@ -116,6 +116,12 @@ EXEMPTIONS = (
         "as of heads of 128",
         "sm_80",
     ),
+    Exemption(
+        r"attention_grad_(query|key_value)_warpgroups_kernel<.*, false>",
+        SPILLS,
+        "as of the other gradients: what masks, windows and dropout take, once a tile",
+        "sm_90a",
+    ),
 )
 
 EXPECTED = (
@@ -164,6 +170,23 @@ EXPECTED = (
         r"attention_forward_warpgroups_kernel<.*, 256, true>",
         {"HGMMA.64x64x16": 16, "HGMMA.64x256x16": 4},
     ),
+    # Scores and their gradients, over the heads, and the products of them that are summed.
+    Expected(
+        r"attention_grad_query_warpgroups_kernel<.*, 64, true>",
+        {"HGMMA.64x128x16": 8, "HGMMA.64x64x16": 8},
+    ),
+    Expected(r"attention_grad_query_warpgroups_kernel<.*, 64, false>", {"HGMMA.64x64x16": 12}),
+    Expected(r"attention_grad_query_warpgroups_kernel<.*, 128, true>", {"HGMMA.64x128x16": 24}),
+    Expected(
+        r"attention_grad_query_warpgroups_kernel<.*, 128, false>",
+        {"HGMMA.64x64x16": 16, "HGMMA.64x128x16": 4},
+    ),
+    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>", {"HGMMA.64x64x16": 16}),
+    Expected(
+        r"attention_grad_key_value_warpgroups_kernel<.*, 128, true>",
+        {"HGMMA.64x64x16": 16, "HGMMA.64x128x16": 8},
+    ),
+    Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 128, false>", {"HGMMA.64x64x16": 24}),
     Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
     Expected(r"attention_grad_key_value_mma_kernel<.*>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
@@ -228,6 +251,12 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_forward_warpgroups_kernel<.*, 128, true>": 163840,
     r"attention_forward_warpgroups_kernel<.*, 128, false>": 98304,
     r"attention_forward_warpgroups_kernel<.*, 256, true>": 196608,
+    r"attention_grad_query_warpgroups_kernel<.*, 64, true>": 163840,
+    r"attention_grad_query_warpgroups_kernel<.*, 64, false>": 98304,
+    r"attention_grad_query_warpgroups_kernel<.*, 128, true>": 196608,
+    r"attention_grad_query_warpgroups_kernel<.*, 128, false>": 196608,
+    r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": 100352,
+    r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": 198656,
     r"decode_attention_mma_kernel<.*, 64>": 34816,
     r"decode_attention_mma_kernel<.*, 128>": 69632,
     r"decode_attention_mma_kernel<.*, 256>": 139264,

@@ -1,4 +1,4 @@
-"""Attention forward by warpgroups beside that by single warps, for ``gpu_check.py sample``."""
+"""Attention by warpgroups beside that by single warps, for ``gpu_check.py sample``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ VARIABLE = "PKG_CUDA_WARPGROUPS"
 DTYPES = (torch.bfloat16, torch.float16)
 # Queries, keys: parts of tiles, more tiles than stages; head sizes of queries and of values.
 LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100))
+RESULTS = ("attention", "grad_query", "grad_key", "grad_value")
 HEADS = ((64, 64), (40, 72), (128, 128), (256, 200))
 
 
@@ -36,21 +37,22 @@ def features(queries: int, keys: int, device: torch.device) -> dict[str, dict[st
 
 
 def operands(key_heads: int, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    """Query, key and value, whose heads lie inside, in float32."""
+    """Query, key, value and the gradient of the output, whose heads lie inside, in float32."""
     queries, keys, head, value_head = sizes
-    shapes = (queries, 4, head), (keys, key_heads, head), (keys, key_heads, value_head)
+    shapes = [(queries, 4, head), (keys, key_heads, head), (keys, key_heads, value_head)]
+    shapes.append((queries, 4, value_head))
     return [torch.randn(3, *shape, device=device).transpose(1, 2) for shape in shapes]
 
 
-def attended(inputs: Sequence[Tensor], options: dict[str, Any]) -> Tensor:
-    """Attention of the inputs; dropout draws the same each time, in every dtype."""
+def attended(inputs: Sequence[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """Attention of the inputs and their gradients; dropout draws the same each time."""
     torch.manual_seed(SEED)
-    with torch.no_grad():
-        result: Tensor = ops.scaled_dot_product_attention(*inputs, **options)
-    return result
+    *leaves, grad_output = [each.detach().requires_grad_() for each in inputs]
+    output: Tensor = ops.scaled_dot_product_attention(*leaves, **options)
+    return [output.detach(), *torch.autograd.grad(output, leaves, grad_output)]
 
 
-def by_single_warps(inputs: Sequence[Tensor], options: dict[str, Any]) -> Tensor:
+def by_single_warps(inputs: Sequence[Tensor], options: dict[str, Any]) -> list[Tensor]:
     """The same without products of warpgroups."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "0"
@@ -80,8 +82,15 @@ def ways_that_attend(
                 inputs = [each.contiguous() for each in inputs]
             try:
                 exact = attended([each.double() for each in inputs], options)
-                expected = expect_beside(exact, by_single_warps(inputs, options))
-                what = f"attention of {dtype}, {length}, heads {head}, {name}"
-                expected.compare(attended(inputs, options), what)
+                results = zip(
+                    RESULTS,
+                    exact,
+                    by_single_warps(inputs, options),
+                    attended(inputs, options),
+                    strict=True,
+                )
+                for result, value, plain, ours in results:
+                    what = f"{result} of {dtype}, {length}, heads {head}, {name}"
+                    expect_beside(value, plain).compare(ours, what)
             except (AssertionError, RuntimeError) as fault:
                 yield f"{fault}, where {VARIABLE} is not 0"

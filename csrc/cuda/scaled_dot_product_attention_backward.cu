@@ -7,6 +7,7 @@
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/grad_mask.cuh"
 #include "cuda/attention/gradient_kernels.cuh"
+#include "cuda/host/tensor_map.h"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -21,11 +22,16 @@ void launch_attention_delta(const AttentionBackward<Element>& call,
          call);
 }
 
+AttentionDevice attention_device() {
+  return {most_shared_bytes(), multiprocessor_count(),
+          has_warpgroup_products()};
+}
+
 template <class Element>
 void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
                                  cudaStream_t stream) {
   launch_attention_grad_query_kernel(
-      call, most_shared_bytes(),
+      call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);
@@ -36,7 +42,7 @@ template <class Element>
 void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
                                      cudaStream_t stream) {
   launch_attention_grad_key_value_kernel(
-      call, most_shared_bytes(),
+      call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);

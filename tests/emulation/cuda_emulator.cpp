@@ -219,6 +219,7 @@ void begin_block(unsigned linear) {
                       Warp());
   block->now = 1;
   block->last_block_barrier = 0;
+  block->readers.clear();
   block->is_running = true;
   forget_operations();
   forget_mbarriers();
@@ -387,6 +388,38 @@ bool is_ordered(int thread, uint32_t time, int16_t other, uint32_t clock) {
   return warp == warp_of(thread) && time <= block->warps[warp].last_barrier;
 }
 
+// Notes of an element that several threads read when each of them did.
+void note_reader(const AccessRecord& record) {
+  const auto noted = block->readers.find(&record);
+  if (!have_clocks() || (record.reader < 0 && noted == block->readers.end())) {
+    return;
+  }
+  Clocks& clocks =
+      noted == block->readers.end() ? block->readers[&record] : noted->second;
+  clocks.resize(block->thread_count);
+  if (record.reader >= 0) {
+    clocks[record.reader] = record.read_clock;
+  }
+  clocks[running] = own_clock();
+}
+
+// Whether the reads that were noted come before anything that the thread does
+// now.
+bool knows_readers(int thread, const AccessRecord& record) {
+  const auto noted = block->readers.find(&record);
+  if (noted == block->readers.end()) {
+    return false;
+  }
+  for (int reader = 0; reader < static_cast<int>(noted->second.size());
+       ++reader) {
+    const uint32_t clock = noted->second[reader];
+    if (clock > 0 && reader != thread && !knows(thread, reader, clock)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 [[noreturn]] void report_race(const SharedStorage& storage, size_t index,
                               const char* what, int16_t other) {
   if (other >= static_cast<int>(block->thread_count)) {
@@ -438,8 +471,12 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
     check_not_read(storage, byte, byte + storage.element_size);
     if (record.read_time != 0 &&
         !is_ordered(running, record.read_time, record.reader,
-                    record.read_clock)) {
+                    record.read_clock) &&
+        !knows_readers(running, record)) {
       report_race(storage, index, "writes what was read by", record.reader);
+    }
+    if (block->readers.erase(&record) > 0) {
+      record.read_time = 0;  // all of the reads come before this
     }
     record.write_time = block->now;
     record.write_clock = own_clock();
@@ -449,8 +486,10 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
   }
   // Whoever comes after this read comes after those that it follows itself.
   if (is_ordered(running, record.read_time, record.reader, record.read_clock)) {
+    block->readers.erase(&record);
     record.reader = static_cast<int16_t>(running);
   } else {
+    note_reader(record);
     const int reader = record.reader;
     const int warp = reader == kSeveralWarps ? -1
                      : reader < 0            ? -2 - reader

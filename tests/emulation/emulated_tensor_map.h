@@ -63,7 +63,7 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
   begin_bulk_copy(
       to.storage(), first_byte,
       static_cast<size_t>(map.box_lines) * kBoxLineBytes, barriers.at(barrier),
-      [=, &map](std::byte* memory) {
+      [=](std::byte* memory) {
         for (int64_t i = 0; i < map.box_lines; ++i) {
           for (int64_t j = 0; j < kWidth; ++j) {
             const bool exists = line + i >= 0 && line + i < map.lines &&

@@ -95,6 +95,9 @@ struct Block {
   std::vector<size_t> threads_in_order;
   std::vector<Warp> warps;
   std::map<const char*, SharedArray> arrays;  // by declaration
+  // Of shared elements that several threads have read since the last write, the
+  // clock of each at its last read. (FastTrack's shared reads.)
+  std::map<const AccessRecord*, std::vector<uint32_t>> readers;
   // Counts barriers of the block and of its warps, from 1.
   uint32_t now = 1;
   uint32_t last_block_barrier = 0;

@@ -43,7 +43,7 @@ void run_delta(const Request& request) {
                 call);
 }
 
-// Launches the kernel that is chosen where a block may use so much memory.
+// Launches the kernel that is chosen for the device.
 auto launcher(const Request& request) {
   return [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
              const auto& arguments) {
@@ -51,8 +51,11 @@ auto launcher(const Request& request) {
   };
 }
 
-int most_shared_bytes(const Request& request) {
-  return static_cast<int>(request.integer("most_shared_bytes"));
+cuda::AttentionDevice device_of(const Request& request) {
+  return {.most_shared_bytes =
+              static_cast<int>(request.integer("most_shared_bytes")),
+          .multiprocessors = 2,
+          .has_warpgroup_products = request.integer("warpgroups") != 0};
 }
 
 template <class Element>
@@ -62,7 +65,7 @@ void run_grad_query(const Request& request) {
       .partition = partition(request, "query"),
       .grad_query = result_batch<Element>(request, "grad_query"),
   };
-  cuda::launch_attention_grad_query_kernel(call, most_shared_bytes(request),
+  cuda::launch_attention_grad_query_kernel(call, device_of(request),
                                            launcher(request));
 }
 
@@ -74,7 +77,7 @@ void run_grad_key_value(const Request& request) {
       .grad_key = result_batch<Element>(request, "grad_key"),
       .grad_value = result_batch<Element>(request, "grad_value"),
   };
-  cuda::launch_attention_grad_key_value_kernel(call, most_shared_bytes(request),
+  cuda::launch_attention_grad_key_value_kernel(call, device_of(request),
                                                launcher(request));
 }
 

@@ -250,6 +250,7 @@ def emulated_backward(
     outputs: Outputs,
     blocks: int = 3,
     shared_bytes: int = MOST_SHARED_BYTES,
+    warpgroups: bool = False,
 ) -> list[Tensor]:
     """The gradients of query, key, value and a floating mask."""
     assert call.grad_output is not None
@@ -261,7 +262,7 @@ def emulated_backward(
     grad_output = call.grad_output.expand(call.output_shape)
     arguments |= operand("grad_output", grad_output, call.batch)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
-    arguments["most_shared_bytes"] = shared_bytes
+    arguments |= {"most_shared_bytes": shared_bytes, "warpgroups": warpgroups}
     emulator.run("attention_delta", ["delta"], blocks, **arguments)
 
     def gradients(kernel: str, **tensors: Tensor) -> list[Tensor]:

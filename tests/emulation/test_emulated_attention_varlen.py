@@ -200,6 +200,7 @@ def emulated(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tens
     }
     zeroed["zeroed_size"] = call.query.shape[2]
     emulator.run("attention_uncovered_queries", ["output"], blocks, **arguments | zeroed)
+    arguments["warpgroups"] = 1
     emulator.run("attention_grad_query", ["grad_query"], blocks, **given, **arguments)
     given = packed_operand("grad_key", gradients[1], 0)
     given |= packed_operand("grad_value", gradients[2], 0)

@@ -468,6 +468,33 @@ def test_attention_forward_by_warpgroups(
         assert torch.equal(output, each)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize(
+    "options", [{}, {"key_lead": (2, 2), "enable_gqa": True, "is_causal": True}], ids=str
+)
+def test_attention_backward_by_warpgroups(
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+    dtype: torch.dtype,
+) -> None:
+    """Where the device has their products, and unless they are turned off; heads lie inside."""
+    call = heads_inside(make(2, 6, rows=140, columns=150, head=64, dtype=dtype, **options))
+    outputs = forward(emulated_operators, call)
+    without = backward(emulated_operators, call, outputs)
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    gradients = backward(emulated_operators, call, outputs)
+    # Sums in another order.
+    assert not any(torch.equal(*pair) for pair in zip(gradients[:3], without[:3], strict=True))
+    exact = attention.exact_results(call)
+    bounds = attention.bounds_of(call, exact)
+    for gradient, value, bound in zip(gradients, exact[2:], bounds[2:], strict=False):
+        assert ((gradient.reshape(value.shape).double() - value).abs() <= bound).all()
+    monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
+    for gradient, each in zip(backward(emulated_operators, call, outputs), without, strict=True):
+        assert torch.equal(gradient, each)
+
+
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:
     call = make(2, 3, dtype=torch.float16, mask=torch.randn(5, 7))
     gradients = backward(emulated_operators, call, forward(emulated_operators, call))

@@ -17,6 +17,7 @@ from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
+from test_emulated_attention_backward_warpgroups import check as check_gradients
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
@@ -257,6 +258,11 @@ def run_half_gradients(planted: Emulator) -> None:
         check_attention(planted, make_attention(dtype=torch.bfloat16, **options))
 
 
+def run_gradients_by_warpgroups(planted: Emulator) -> None:
+    """More tiles of queries than stages, two parts of each head, two owned tiles a block."""
+    check_gradients(planted, make_attention(2, rows=330, columns=70, head=72, dtype=torch.float16))
+
+
 def run_without_conflicts(planted: Emulator) -> None:
     emulated_matmul(planted, torch.randn(128, 64).bfloat16(), torch.randn(64, 128).bfloat16())
     check_accesses(planted.counters)
@@ -304,6 +310,7 @@ def run_correlation(planted: Emulator) -> None:
         check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
 
 
+ATTENTION_GRADIENT_WARPGROUPS = (("run_attention_backward.cpp",), run_gradients_by_warpgroups)
 MATMUL = (("run_matmul.cpp",), run_matmul)
 HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
 WARPGROUPS = (
@@ -504,6 +511,36 @@ PLANTED = {
         "begin + kQueries, 1 - place);",
         "begin + kQueries, place);",
         "has not arrived|race on shared|nobody has written",
+    ),
+    "queries released before they are multiplied": (
+        *ATTENTION_GRADIENT_WARPGROUPS,
+        "cuda/attention/grad_key_value_warpgroups.cuh",
+        "      wait_for_products<0>();\n      hold_sums(value_sums.values);\n"
+        "      hold_sums(key_sums.values);\n      release(barriers_, empty(stage));",
+        "      release(barriers_, empty(stage));\n      wait_for_products<0>();\n"
+        "      hold_sums(value_sums.values);\n      hold_sums(key_sums.values);",
+        "does not know of each of its warps that it has waited|has read, and does|on its way",
+    ),
+    "sums and words of gradients that are not ordered": (
+        *ATTENTION_GRADIENT_WARPGROUPS,
+        "cuda/attention/gradients_warpgroups.cuh",
+        "  hold_words(words);\n  order_registers();",
+        "  hold_words(words);",
+        "without having ordered",
+    ),
+    "parts of the queries elsewhere": (
+        *ATTENTION_GRADIENT_WARPGROUPS,
+        "cuda/attention/gradients_warpgroups.cuh",
+        "index + column * kLines, kSliceBytes);",
+        "index + column * kLines, 2 * kSliceBytes);",
+        "assert|nobody has written|on its way",
+    ),
+    "numbers of queries that not all lanes have copied": (
+        *ATTENTION_GRADIENT_WARPGROUPS,
+        "cuda/attention/gradients_warpgroups.cuh",
+        "  __syncwarp();\n  if (threadIdx.x % kWarp == 0) {",
+        "  if (threadIdx.x % kWarp == 0) {",
+        "race on shared|nobody has written",
     ),
     "exchanged words of an operand by columns": (
         *HALF_GRADIENTS,

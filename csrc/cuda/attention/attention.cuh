@@ -264,6 +264,15 @@ struct TileLimits {
         diagonal(static_cast<int>(row_begin + extent.columns - extent.rows -
                                   column_begin)) {}
 
+  // Where nothing depends on the distance.
+  __device__ __forceinline__ TileLimits(int tile_rows, int tile_columns,
+                                        int tile_first, int tile_last)
+      : rows(tile_rows),
+        columns(tile_columns),
+        first(tile_first),
+        last(tile_last),
+        diagonal(0) {}
+
   __device__ __forceinline__ bool sees(int row, int column) const {
     return row < rows && column < columns && column >= row + first &&
            column <= row + last;
@@ -548,29 +557,54 @@ class AttentionScores {
   Number softcap_;  // 0 without
 };
 
-// The scores of a problem that is_plain().
+// The scores of a problem that is_plain(), whose limits take one register each.
+// Lengths must be below kMostTiledLength.
 template <class Element>
 class PlainScores {
  public:
   __device__ __forceinline__
   PlainScores(const AttentionProblem<Element>& problem, int64_t,
               const AttentionExtent& extent)
-      : extent_(extent),
-        scale_(static_cast<Accumulator<Element>>(problem.scale)) {}
+      : scale_(static_cast<Accumulator<Element>>(problem.scale)),
+        rows_(static_cast<int>(extent.rows)),
+        columns_(static_cast<int>(extent.columns)),
+        first_(near(extent.limits.first)),
+        last_(near(extent.limits.last)) {}
 
   template <class Scores>
   __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
                                              int64_t column_begin) const {
+    const int row = static_cast<int>(row_begin);
+    const int column = static_cast<int>(column_begin);
     tile.scale(scale_);
-    TileLimits(extent_, row_begin, column_begin).hide_unseen(tile);
+    TileLimits(rows_ - row, columns_ - column, first_ + row - column,
+               last_ + row - column)
+        .hide_unseen(tile);
   }
 
   template <class Weights>
   __device__ __forceinline__ void drop_tile(Weights&, int64_t, int64_t) const {}
 
  private:
-  AttentionExtent extent_;
+  // What lies further than any key is as good as no limit.
+  __device__ __forceinline__ static int near(int64_t distance) {
+    return static_cast<int>(distance < -kMostTiledLength  ? -kMostTiledLength
+                            : distance > kMostTiledLength ? kMostTiledLength
+                                                          : distance);
+  }
+
   Accumulator<Element> scale_;
+  int rows_;
+  int columns_;
+  int first_;
+  int last_;
+};
+
+// What the choice of a kernel depends on beside the call.
+struct AttentionDevice {
+  int most_shared_bytes;  // of a block
+  int multiprocessors;
+  bool has_warpgroup_products;
 };
 
 // Calls function.operator()<width>() with the width of the tiles for heads of

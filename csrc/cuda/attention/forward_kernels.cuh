@@ -9,13 +9,6 @@
 
 namespace pkg::cuda {
 
-// What the choice depends on beside the call.
-struct AttentionDevice {
-  int most_shared_bytes;  // of a block
-  int multiprocessors;
-  bool has_warpgroup_products;
-};
-
 // Calls function.operator()<width, plain>() with the width of heads as the
 // kernels of warpgroups have it; false where no kernel has such.
 template <class Function>

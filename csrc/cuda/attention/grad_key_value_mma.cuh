@@ -108,7 +108,8 @@ class GradKeyValueMma {
       Weights weights(0);
       score(weights);
       weigh(attention, weights, begin, part.column_begin, log_sum_exp);
-      const Dropout dropout(attention, begin, part.column_begin);
+      const TransposedDropout<Weights> dropout(attention, begin,
+                                               part.column_begin);
       if (part.wants_value) {
         multiply_from_registers<Element>(
             value_sums, dropout.dropped(weights), QueriesAsSteps(),
@@ -169,32 +170,6 @@ class GradKeyValueMma {
   __host__ __device__ static int slices(int64_t size, int width) {
     return static_cast<int>(tiles_of(size, width));
   }
-
-  // A bit for each of a thread's weights that is kept, and by what it grows.
-  struct Dropout {
-    uint32_t kept;
-    float scale;
-
-    __device__ __forceinline__
-    Dropout(const AttentionScores<Element>& attention, int64_t row_begin,
-            int64_t column_begin)
-        : kept(attention.template kept_of_transposed<Weights>(row_begin,
-                                                              column_begin)),
-          scale(attention.keep_scale()) {}
-
-    __device__ __forceinline__ Weights dropped(Weights tile) const {
-      PKG_UNROLL
-      for (int i = 0; i < Weights::kThreadRows; ++i) {
-        PKG_UNROLL
-        for (int j = 0; j < Weights::kThreadColumns; ++j) {
-          const bool is_kept =
-              (kept >> (i * Weights::kThreadColumns + j) & 1) != 0;
-          tile.values[i][j] *= is_kept ? scale : 0.0f;
-        }
-      }
-      return tile;
-    }
-  };
 
   __device__ __forceinline__ static Numbers numbers_of(
       const float* numbers, const AttentionExtent& extent, int64_t row_begin) {

@@ -1,10 +1,14 @@
 // Which kernels a call of attention takes backward.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/attention/grad_key_value_mma.cuh"
 #include "cuda/attention/grad_key_value_panels.cuh"
+#include "cuda/attention/grad_key_value_warpgroups.cuh"
 #include "cuda/attention/grad_query_mma.cuh"
 #include "cuda/attention/grad_query_panels.cuh"
+#include "cuda/attention/grad_query_warpgroups.cuh"
 
 namespace pkg::cuda {
 
@@ -29,12 +33,115 @@ bool launch_gradient_mma(Call& call, int most_shared_bytes, Launch&& launch) {
   return false;
 }
 
-// Calls launch(kernel, tiles, shape, call) with the kernel for the call, of
-// which a block may use so much shared memory.
+// Calls launch(operands) with maps of the operands for the copy engine, where
+// kernels of warpgroups take the call: false where they do not. Queries and the
+// gradient of the output have boxes of so many lines.
+template <class Call, class Launch>
+bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
+                                int query_lines, Launch&& launch) {
+  const auto& backward = call.backward;
+  const auto& problem = backward.problem;
+  if (!device.has_warpgroup_products || !suits_warpgroups(problem)) {
+    return false;
+  }
+  BoxedOperand query = boxed_operand(problem.query, problem.batch, problem.rows,
+                                     problem.head_size);
+  BoxedOperand grad_output = boxed_operand(backward.grad_output, problem.batch,
+                                           problem.rows, problem.value_size);
+  const BoxedOperand key = boxed_operand(problem.key, problem.batch,
+                                         problem.columns, problem.head_size);
+  const BoxedOperand value = boxed_operand(problem.value, problem.batch,
+                                           problem.columns, problem.value_size);
+  if (!query.has_map || !grad_output.has_map || !key.has_map ||
+      !value.has_map) {
+    return false;
+  }
+  query.tensor.box_lines = query_lines;
+  grad_output.tensor.box_lines = query_lines;
+  MappedGradients<Call> mapped;
+  mapped.queries[0] = mapped_operand(query);
+  mapped.queries[1] = mapped_operand(grad_output);
+  mapped.keys[0] = mapped_operand(key);
+  mapped.keys[1] = mapped_operand(value);
+  mapped.call = call;
+  launch(mapped);
+  return true;
+}
+
+// How many blocks share so many tiles. One that stays copies for its next tile
+// while it stores this; where some have less to do than others, the device
+// hands them out.
+template <class Element>
+int64_t gradient_blocks(const AttentionProblem<Element>& problem, int64_t tiles,
+                        const AttentionDevice& device) {
+  return problem.sees_everything()
+             ? std::min<int64_t>(tiles, device.multiprocessors)
+             : tiles;
+}
+
+// Calls function.operator()<width, plain>() with the width of heads as the
+// kernels of warpgroups have it.
+template <class Element, class Function>
+void with_gradient_width(const AttentionProblem<Element>& problem,
+                         Function&& function) {
+  const bool is_plain = problem.is_plain();
+  if (std::max(problem.head_size, problem.value_size) > 64) {
+    is_plain ? function.template operator()<128, true>()
+             : function.template operator()<128, false>();
+  } else {
+    is_plain ? function.template operator()<64, true>()
+             : function.template operator()<64, false>();
+  }
+}
+
+template <class Element, class Launch>
+bool launch_grad_query_warpgroups(const AttentionGradQuery<Element>& call,
+                                  const AttentionDevice& device,
+                                  Launch&& launch) {
+  const auto run = [&](const MappedGradQuery<Element>& mapped) {
+    const auto& problem = call.backward.problem;
+    with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
+      using Block = GradQueryWarpgroups<Element, kWidth, kPlain>;
+      launch(attention_grad_query_warpgroups_kernel<Element, kWidth, kPlain>,
+             gradient_blocks(problem, Block::tile_count(call), device),
+             launch_shape<Block>(), mapped);
+    });
+  };
+  return launch_gradient_warpgroups(call, device, kBoxLines, run);
+}
+
+// Only where both gradients have the same matrices: key and value are then the
+// same for all of a block's queries.
+template <class Element, class Launch>
+bool launch_grad_key_value_warpgroups(
+    const AttentionGradKeyValue<Element>& call, const AttentionDevice& device,
+    Launch&& launch) {
+  if (call.grad_key.data == nullptr || call.grad_value.data == nullptr) {
+    return false;
+  }
+  const auto run = [&](const MappedGradKeyValue<Element>& mapped) {
+    const auto& problem = call.backward.problem;
+    with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
+      using Block = GradKeyValueWarpgroups<Element, kWidth, kPlain>;
+      launch(
+          attention_grad_key_value_warpgroups_kernel<Element, kWidth, kPlain>,
+          gradient_blocks(problem, Block::tile_count(call), device),
+          launch_shape<Block>(), mapped);
+    });
+  };
+  return launch_gradient_warpgroups(call, device, kQueryBoxLines, run);
+}
+
+// Calls launch(kernel, blocks, shape, call) with the kernel for the call.
 template <class Element, class Launch>
 void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
-                                        int most_shared_bytes,
+                                        const AttentionDevice& device,
                                         Launch&& launch) {
+  if constexpr (sizeof(Element) == 2) {
+    if (launch_grad_query_warpgroups(call, device, launch)) {
+      return;
+    }
+  }
   const int64_t head_size = call.backward.problem.head_size;
   with_attention_width<Element>(head_size, [&]<int kWidth>() {
     if constexpr (sizeof(Element) == 2) {
@@ -43,7 +150,7 @@ void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
         launch(attention_grad_query_mma_kernel<Element, kWidth>,
                call.template tile_count<Mma::kRows, kWidth>(), shape, call);
       };
-      if (launch_gradient_mma<Mma>(call, most_shared_bytes, run)) {
+      if (launch_gradient_mma<Mma>(call, device.most_shared_bytes, run)) {
         return;
       }
     }
@@ -55,8 +162,13 @@ void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
 
 template <class Element, class Launch>
 void launch_attention_grad_key_value_kernel(AttentionGradKeyValue<Element> call,
-                                            int most_shared_bytes,
+                                            const AttentionDevice& device,
                                             Launch&& launch) {
+  if constexpr (sizeof(Element) == 2) {
+    if (launch_grad_key_value_warpgroups(call, device, launch)) {
+      return;
+    }
+  }
   const auto& problem = call.backward.problem;
   const int64_t head_size = problem.head_size > problem.value_size
                                 ? problem.head_size
@@ -68,7 +180,7 @@ void launch_attention_grad_key_value_kernel(AttentionGradKeyValue<Element> call,
         launch(attention_grad_key_value_mma_kernel<Element, kWidth>,
                call.template tile_count<Mma::kKeys, kWidth>(), shape, call);
       };
-      if (launch_gradient_mma<Mma>(call, most_shared_bytes, run)) {
+      if (launch_gradient_mma<Mma>(call, device.most_shared_bytes, run)) {
         return;
       }
     }

@@ -65,9 +65,9 @@ __device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
     attention.score_tile(tile, row_begin, column_begin);
   }
   PKG_UNROLL
-  for (int i = 0; i < Scores::kThreadRows; ++i) {
+  for (int j = 0; j < Scores::kThreadColumns; ++j) {
     PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
       tile.values[i][j] =
           attention_weight(tile.values[i][j], log_sum_exp.of(i, j));
     }
@@ -80,14 +80,43 @@ __device__ __forceinline__ void differentiate(const Scores& weights,
                                               Scores& gradients,
                                               const Numbers& delta) {
   PKG_UNROLL
-  for (int i = 0; i < Scores::kThreadRows; ++i) {
+  for (int j = 0; j < Scores::kThreadColumns; ++j) {
     PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
       gradients.values[i][j] = attention_grad_score(
           weights.values[i][j], gradients.values[i][j], delta.of(i, j));
     }
   }
 }
+
+// A bit for each of a thread's weights that dropout leaves, of a tile whose
+// rows are keys, and by what it grows.
+template <class Weights>
+struct TransposedDropout {
+  uint32_t kept;
+  float scale;
+
+  template <class Attention>
+  __device__ __forceinline__ TransposedDropout(const Attention& attention,
+                                               int64_t row_begin,
+                                               int64_t column_begin)
+      : kept(attention.template kept_of_transposed<Weights>(row_begin,
+                                                            column_begin)),
+        scale(attention.keep_scale()) {}
+
+  __device__ __forceinline__ Weights dropped(Weights tile) const {
+    PKG_UNROLL
+    for (int i = 0; i < Weights::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Weights::kThreadColumns; ++j) {
+        const bool is_kept =
+            (kept >> (i * Weights::kThreadColumns + j) & 1) != 0;
+        tile.values[i][j] *= is_kept ? scale : 0.0f;
+      }
+    }
+    return tile;
+  }
+};
 
 // Where scores are capped, their gradients become those of the scores before
 // the cap. score(tile) adds up the products of queries and keys again.

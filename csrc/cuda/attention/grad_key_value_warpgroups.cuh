@@ -1,0 +1,420 @@
+// The gradients of attention's key and value by products of warpgroups, of half
+// precision: dK = scale dS^T Q and dV = (M P)^T dO, see
+// cuda/attention/gradients.cuh; for compute capability 9.0 alone.
+//
+// A block owns 128 keys, a warpgroup 64 of them; it walks the queries, 64 at a
+// time, those of all heads that share the key. As in grad_key_value_mma.cuh
+// tiles of scores are transposed, and what is made of them is operand A, in
+// registers, of the products that sum over the queries. Keys and values stay in
+// shared memory; queries, the gradient of the output, log-sum-exp and D come in
+// four stages.
+//
+// Sums of 64 x 128 for either gradient, two tiles of 64 x 64 and what is made
+// of one of them are 208 of a thread's 240 registers. Only plain attention has
+// the two tiles in registers while one becomes weights. All else needs
+// registers for itself: it begins the second product later, leaves the tensor
+// cores to the other warpgroup, and a block has 64 columns of the gradients, so
+// that two compute the scores of a head of 128.
+//
+// Queries come by boxes of 32. Those behind the last that sees a key are zeros:
+// what is not finite then reaches what it reaches in grad_key_value_mma.cuh,
+// whose tiles have 32 queries.
+//
+// For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes
+// - tensor cores: four products of 2 x 128 x 64 x 128 operations at 4096 a
+//   cycle: 2048 (1024) cycles;
+// - shared memory, at 128 bytes a cycle: 4 KiB for each of 32 products of
+//   64 x 64 over 16 columns, and of 16 products of 64 x 128 over 16 queries,
+//   32 KiB that are copied, and 16 loads of 8 bytes a lane of 8 warps:
+//   1024 + 512 + 256 + 128 = 1920 (1024);
+// - special functions: 8192 exponentials at 16 a cycle: 512;
+// - instructions: for a score scale, comparison, difference, product,
+//   exponential and selection, for its gradient difference, product, comparison
+//   and selection, and two halves of a conversion: 8 warps x 32 x 11 at 4 a
+//   cycle, and a tenth for all else: 775.
+// The tensor cores are the bound where one warpgroup multiplies while the other
+// does all else; shared memory comes close. (So it was expected. The compiler
+// makes 515 instructions of a turn of heads of 128, where all is seen, and 494
+// of 64: 1030 and 990 cycles. Those that make descriptors were forgotten.)
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/attention/gradients.cuh"
+#include "cuda/attention/gradients_mma.cuh"
+#include "cuda/attention/gradients_warpgroups.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/mbarrier.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/device/tensor_map.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+template <class Element>
+using MappedGradKeyValue = MappedGradients<AttentionGradKeyValue<Element>>;
+
+template <class Element, int kWidth, bool kPlain>
+class GradKeyValueWarpgroups
+    : public GradientWarpgroups<kPlain && kWidth == 128 ? 240 : 232> {
+  using Launch = GradientWarpgroups<kPlain && kWidth == 128 ? 240 : 232>;
+
+ public:
+  static constexpr int kKeys = 128;
+  static constexpr int kQueries = 64;
+  static constexpr int kStages = 4;
+  static constexpr int kBarriers = 2 * kStages + 2;
+  // Columns of the gradients that a block has.
+  static constexpr int kOwnWidth = kPlain ? kWidth : 64;
+  static constexpr int kHeadTiles = kWidth / kOwnWidth;
+
+  using Key = WarpgroupLines<Element, kKeys, kWidth>;
+  using Query = WarpgroupLines<Element, kQueries, kWidth>;
+  using Weights =
+      Tile<float, kKeys, kQueries, MmaThread<kKeys, kQueries, 16, kQueries>>;
+  using Sums =
+      Tile<float, kKeys, kOwnWidth, MmaThread<kKeys, kOwnWidth, 16, kOwnWidth>>;
+  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+                                       AttentionScores<Element>>;
+  using Words = uint32_t[kQueries / 16][4];
+  static_assert(Weights::Thread::kThreads == Launch::kConsumers);
+
+  // Log-sum-exp and D lie behind the operands, each in place of two elements.
+  static constexpr int kNumberElements = sizeof(float) / sizeof(Element);
+  static constexpr int kNumbers =
+      2 * Key::kElements + 2 * kStages * Query::kElements;
+  static constexpr int kSharedBytes =
+      (kNumbers + 2 * kStages * kQueries * kNumberElements) * sizeof(Element);
+
+  __host__ __device__ static int64_t tile_count(
+      const AttentionGradKeyValue<Element>& call) {
+    return call.partition.owned_count *
+           tiles_of(call.backward.problem.columns, kKeys) * kHeadTiles;
+  }
+
+  __device__ __forceinline__ GradKeyValueWarpgroups(
+      const MappedGradKeyValue<Element>& mapped, const Mbarriers& barriers)
+      : mapped_(mapped),
+        call_(mapped.call),
+        problem_(mapped.call.backward.problem),
+        barriers_(barriers),
+        memory_(dynamic_shared<Element>()) {}
+
+  __device__ __forceinline__ void run() const {
+    if (threadIdx.x == 0) {
+      init_barriers();
+    }
+    __syncthreads();
+    divide_warpgroups<Launch>([&] { compute(); },
+                              [&](int operand) { copy(operand); });
+  }
+
+ private:
+  using Turn = StageTurn<kStages>;
+
+  // The keys that the block owns, and the queries that see them, of each matrix
+  // of the batch that shares the keys.
+  struct Work {
+    uint32_t owned;
+    int head_begin;
+    int column_begin;
+    int begin;
+    int end;
+  };
+
+  // Log-sum-exp or D of the queries of a stage, the columns of a transposed
+  // tile.
+  struct Numbers {
+    static constexpr bool kOfTransposed = true;
+    SharedSpan<Element> memory;
+    int index;
+
+    __device__ __forceinline__ float of(int, int j) const {
+      const typename Weights::Thread thread;
+      return memory
+          .template load<Packet<float, 2>>(index + thread.column(j / 2 * 2) *
+                                                       kNumberElements)
+          .values[j % 2];
+    }
+  };
+
+  // The barriers of stages that have come, and of those that may be written.
+  __device__ __forceinline__ static int full(int stage) { return stage; }
+  __device__ __forceinline__ static int empty(int stage) {
+    return kStages + stage;
+  }
+  static constexpr int kKeysFull = 2 * kStages;
+  static constexpr int kKeysEmpty = 2 * kStages + 1;
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int stage = 0; stage < kStages; ++stage) {
+      barriers_.init(full(stage), 4);  // two copies, two kinds of numbers
+      barriers_.init(empty(stage), Launch::kConsumerWarps);
+    }
+    barriers_.init(kKeysFull, 2);
+    barriers_.init(kKeysEmpty, Launch::kConsumerWarps);
+    publish_mbarriers();
+  }
+
+  // Where each begins.
+  static constexpr int kKeyIndex = 0;
+  static constexpr int kValueIndex = Key::kElements;
+  __device__ __forceinline__ static int query_index(int stage) {
+    return 2 * Key::kElements + 2 * stage * Query::kElements;
+  }
+  __device__ __forceinline__ static int grad_output_index(int stage) {
+    return query_index(stage) + Query::kElements;
+  }
+  __device__ __forceinline__ static int numbers_index(int operand, int stage) {
+    return kNumbers + (2 * stage + operand) * kQueries * kNumberElements;
+  }
+
+  __device__ __forceinline__ uint32_t shared_count() const {
+    return static_cast<uint32_t>(call_.partition.shared_count);
+  }
+
+  // Calls function(work) for what the block has to do.
+  template <class Function>
+  __device__ __forceinline__ void for_work(Function&& function) const {
+    const auto column_tiles =
+        static_cast<uint32_t>(tiles_of(problem_.columns, kKeys));
+    const auto tiles = static_cast<uint32_t>(tile_count(call_));
+    for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const uint32_t owned = tile / kHeadTiles / column_tiles;
+      const int head_begin = static_cast<int>(tile % kHeadTiles) * kOwnWidth;
+      const int column_begin =
+          static_cast<int>(tile / kHeadTiles % column_tiles) * kKeys;
+      const AttentionExtent extent = extent_of_one_length(problem_, 0);
+      function(Work{
+          owned, head_begin, column_begin,
+          static_cast<int>(problem_.first_row(extent, column_begin)),
+          static_cast<int>(problem_.row_end(extent, column_begin + kKeys))});
+    }
+  }
+
+  // A warp: the key and the query, or the value and the gradient of the output.
+  __device__ __forceinline__ void copy(int operand) const {
+    const MappedOperand& keys = mapped_.keys[operand];
+    Turn turn;
+    uint32_t key_parity = 1;
+    for_work([&](const Work& work) {
+      if (work.begin >= work.end) {
+        return;
+      }
+      barriers_.wait(kKeysEmpty, key_parity);
+      key_parity ^= 1;
+      // They are the same in all matrices of the batch that share them.
+      if (threadIdx.x % kWarp == 0) {
+        const uint32_t batch = batch_index(call_.partition, work.owned, 0);
+        Key::template copy<kBoxLines>(
+            memory_, operand * Key::kElements, keys.map,
+            matrix_of(keys, problem_.batch, batch), work.column_begin,
+            static_cast<int>(problem_.columns), barriers_, kKeysFull);
+      }
+      for (uint32_t shared = 0; shared < shared_count(); ++shared) {
+        copy_queries(operand, work,
+                     batch_index(call_.partition, work.owned, shared), turn);
+      }
+    });
+  }
+
+  __device__ __forceinline__ void copy_queries(int operand, const Work& work,
+                                               uint32_t batch,
+                                               Turn& turn) const {
+    const MappedOperand& queries = mapped_.queries[operand];
+    const BoxedMatrix matrix = matrix_of(queries, problem_.batch, batch);
+    const float* const numbers =
+        (operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta) +
+        batch * problem_.rows;
+    PKG_UNROLL_BY(1)
+    for (int begin = work.begin; begin < work.end;
+         begin += kQueries, ++turn.count) {
+      const int stage = turn.stage();
+      barriers_.wait(empty(stage), turn.parity() ^ 1);
+      if (threadIdx.x % kWarp == 0) {
+        Query::template copy<kQueryBoxLines>(
+            memory_, query_index(stage) + operand * Query::kElements,
+            queries.map, matrix, begin, work.end, barriers_, full(stage));
+      }
+      copy_numbers(numbers, begin, numbers_index(operand, stage));
+      release(barriers_, full(stage));
+    }
+  }
+
+  __device__ __forceinline__ void copy_numbers(const float* numbers, int begin,
+                                               int index) const {
+    PKG_UNROLL
+    for (int i = 0; i < kQueries; i += kWarp) {
+      const int query = i + static_cast<int>(threadIdx.x) % kWarp;
+      const int row = begin + query;
+      memory_.store(index + query * kNumberElements,
+                    row < problem_.rows ? numbers[row] : 0.0f);
+    }
+  }
+
+  // Two warpgroups.
+  __device__ __forceinline__ void compute() const {
+    Turn turn;
+    uint32_t key_parity = 0;
+    for_work([&](const Work& work) {
+      Sums key_sums(0);
+      Sums value_sums(0);
+      if (work.begin < work.end) {
+        barriers_.wait(kKeysFull, key_parity);
+        key_parity ^= 1;
+        for (uint32_t shared = 0; shared < shared_count(); ++shared) {
+          add(work, batch_index(call_.partition, work.owned, shared), turn,
+              key_sums, value_sums);
+        }
+        release(barriers_, kKeysEmpty);
+      }
+      store(work, key_sums, value_sums);
+    });
+  }
+
+  __device__ __forceinline__ void store(const Work& work, Sums& key_sums,
+                                        const Sums& value_sums) const {
+    const uint32_t batch = batch_index(call_.partition, work.owned, 0);
+    const auto store = [&](const Sums& sums,
+                           const ResultBatch<Element>& gradient, int64_t size) {
+      store_tile(sums, gradient.row(problem_.batch, batch, 0), problem_.columns,
+                 size, gradient.row_stride, work.column_begin, work.head_begin);
+    };
+    key_sums.scale(static_cast<float>(problem_.scale));
+    store(key_sums, call_.grad_key, problem_.head_size);
+    store(value_sums, call_.grad_value, problem_.value_size);
+  }
+
+  // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
+  __device__ __forceinline__ void add(const Work& work, uint32_t batch,
+                                      Turn& turn, Sums& key_sums,
+                                      Sums& value_sums) const {
+    const Attention attention(problem_, batch,
+                              extent_of_one_length(problem_, batch));
+    Weights weights(0);
+    Weights gradients(0);
+    PKG_UNROLL_BY(1)
+    for (int begin = work.begin; begin < work.end; begin += kQueries) {
+      const int stage = turn.stage();
+      Words weight_words;
+      Words gradient_words;
+      barriers_.wait(full(stage), turn.parity());
+      if constexpr (kPlain) {
+        weigh_plainly(attention, work, begin, stage, weights, gradients,
+                      weight_words);
+        begin_value_sums(value_sums, weight_words, work, stage);
+        wait_for_products<1>();
+        hold_sums(gradients.values);
+        differentiate(weights, gradients, delta(stage));
+      } else {
+        weigh_and_differentiate(attention, work, begin, stage, weights,
+                                gradients, weight_words, value_sums);
+      }
+      round_tile<Element>(gradients, gradient_words);
+      begin_sums<Element>(
+          key_sums, gradient_words,
+          Query::by_column(memory_, query_index(stage), work.head_begin));
+      wait_for_products<0>();
+      hold_sums(value_sums.values);
+      hold_sums(key_sums.values);
+      release(barriers_, empty(stage));
+      ++turn.count;
+    }
+  }
+
+  // Makes weights; the product of the gradients of the output with the values
+  // goes on.
+  __device__ __forceinline__ void weigh_plainly(const Attention& attention,
+                                                const Work& work, int64_t begin,
+                                                int stage, Weights& weights,
+                                                Weights& gradients,
+                                                Words& weight_words) const {
+    begin_products_of_keys(weights, stage);
+    begin_products_of_values(gradients, stage);
+    wait_for_products<1>();
+    hold_sums(weights.values);
+    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
+    round_tile<Element>(weights, weight_words);
+  }
+
+  // The same with all that may become of a score, to the gradients of the
+  // scores before their cap.
+  __device__ __forceinline__ void weigh_and_differentiate(
+      const Attention& attention, const Work& work, int begin, int stage,
+      Weights& weights, Weights& gradients, Words& weight_words,
+      Sums& value_sums) const {
+    const auto score = [&](Weights& tile) {
+      begin_products_of_keys(tile, stage);
+      wait_for_products<0>();
+      hold_sums(tile.values);
+    };
+    score(weights);
+    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
+    const TransposedDropout<Weights> dropout(attention, begin,
+                                             work.column_begin);
+    round_tile<Element>(dropout.dropped(weights), weight_words);
+    begin_products_of_values(gradients, stage);
+    begin_value_sums(value_sums, weight_words, work, stage);
+    wait_for_products<0>();
+    hold_sums(gradients.values);
+    hold_sums(value_sums.values);
+    gradients = dropout.dropped(gradients);
+    differentiate(weights, gradients, delta(stage));
+    multiply_by_cap_slopes(attention, gradients, score);
+  }
+
+  __device__ __forceinline__ Numbers log_sum_exp(int stage) const {
+    return {memory_, numbers_index(0, stage)};
+  }
+  __device__ __forceinline__ Numbers delta(int stage) const {
+    return {memory_, numbers_index(1, stage)};
+  }
+
+  __device__ __forceinline__ void begin_products_of_keys(Weights& tile,
+                                                         int stage) const {
+    begin_scores<Element, Key, Query>(
+        tile, Key::by_line(memory_, kKeyIndex, 64 * warpgroup_of_thread()),
+        Query::by_line(memory_, query_index(stage)));
+  }
+
+  __device__ __forceinline__ void begin_products_of_values(Weights& tile,
+                                                           int stage) const {
+    begin_scores<Element, Key, Query>(
+        tile, Key::by_line(memory_, kValueIndex, 64 * warpgroup_of_thread()),
+        Query::by_line(memory_, grad_output_index(stage)));
+  }
+
+  __device__ __forceinline__ void begin_value_sums(Sums& value_sums,
+                                                   Words& weight_words,
+                                                   const Work& work,
+                                                   int stage) const {
+    begin_sums<Element>(
+        value_sums, weight_words,
+        Query::by_column(memory_, grad_output_index(stage), work.head_begin));
+  }
+
+  const MappedGradKeyValue<Element>& mapped_;
+  const AttentionGradKeyValue<Element>& call_;
+  const AttentionProblem<Element>& problem_;
+  const Mbarriers& barriers_;
+  SharedSpan<Element> memory_;
+};
+
+template <class Element, int kWidth, bool kPlain>
+__global__ void __launch_bounds__(384, 1)
+    attention_grad_key_value_warpgroups_kernel(
+        const __grid_constant__ MappedGradKeyValue<Element> mapped) {
+  // Nothing of it is compiled for devices that lack the instructions.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Block = GradKeyValueWarpgroups<Element, kWidth, kPlain>;
+  PKG_MBARRIERS(barriers, Block::kBarriers);
+  Block(mapped, barriers).run();
+#else
+  __trap();
+#endif
+}
+
+}  // namespace pkg::cuda
