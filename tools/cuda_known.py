@@ -285,6 +285,25 @@ COPIED: dict[str, Copied] = {
         boxes=4, box_bytes=8192, warps=8
     ),
     r"attention_forward_warpgroups_kernel<.*, 256, true>": Copied(boxes=8, box_bytes=8192, warps=8),
+    # The same of the gradient of the query; of the others queries, and the gradient of the output.
+    r"attention_grad_query_warpgroups_kernel<.*, 64, true>": Copied(
+        boxes=4, box_bytes=8192, warps=8
+    ),
+    r"attention_grad_query_warpgroups_kernel<.*, 64, false>": Copied(
+        boxes=2, box_bytes=8192, warps=8
+    ),
+    r"attention_grad_query_warpgroups_kernel<.*, 128, true>": Copied(
+        boxes=8, box_bytes=8192, warps=8
+    ),
+    r"attention_grad_query_warpgroups_kernel<.*, 128, false>": Copied(
+        boxes=4, box_bytes=8192, warps=8
+    ),
+    r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": Copied(
+        boxes=4, box_bytes=4096, warps=8
+    ),
+    r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": Copied(
+        boxes=8, box_bytes=4096, warps=8
+    ),
 }
 
 # Kernels that multiply integers without tensor cores: in others IMAD makes addresses.
