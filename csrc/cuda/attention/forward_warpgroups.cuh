@@ -35,9 +35,9 @@
 // So tensor cores are the bound, and what the other parts take has to happen
 // meanwhile. Of a head of 64 the products take 1024 cycles and shared memory
 // 896, the exponentials as many as before and the instructions 930: what does
-// not overlap is dearer. (So it was expected. The compiler makes some 600
-// instructions of a turn, 1200 cycles for either head: of a head of 64 they are
-// the bound, at 84 % of the tensor cores' rate.)
+// not overlap is dearer. (So it was expected. The compiler makes some 570
+// instructions of a turn, 1150 cycles for either head: of a head of 64 they are
+// the bound, at 89 % of the tensor cores' rate.)
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,7 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/mapped_operand.cuh"
+#include "cuda/attention/tile_turn.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/mbarrier.cuh"
@@ -128,17 +129,7 @@ class AttentionWarpgroups {
     int64_t end;
   };
 
-  // Which stage the tiles of keys and values of a block go to, one after the
-  // other, and the parity of its phase.
-  struct Turn {
-    int count = 0;
-
-    __device__ __forceinline__ int stage() const { return count % kStages; }
-    __device__ __forceinline__ uint32_t parity() const {
-      return count / kStages & 1;
-    }
-    __device__ __forceinline__ Turn next() const { return {count + 1}; }
-  };
+  using Turn = TileTurn<kStages>;  // of the tiles of keys, and of values
 
   enum class Operand { key, value };
 

@@ -113,7 +113,7 @@ class GradKeyValueWarpgroups
   }
 
  private:
-  using Turn = StageTurn<kStages>;
+  using Turn = TileTurn<kStages>;
 
   // The keys that the block owns, and the queries that see them, of each matrix
   // of the batch that shares the keys.

@@ -95,7 +95,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
 
  private:
   using Launch = GradientWarpgroups<232>;
-  using Turn = StageTurn<kStages>;
+  using Turn = TileTurn<kStages>;
   using Numbers = QueryNumbers<Scores, false>;
 
   // The queries that the block owns, and the keys that they see, of each matrix

@@ -12,6 +12,7 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/mapped_operand.cuh"
+#include "cuda/attention/tile_turn.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/shared.cuh"
@@ -64,18 +65,6 @@ __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
     }
   }
 }
-
-// Which of kStages stages a tile goes to, one after the other, and the parity
-// of its phase.
-template <int kStages>
-struct StageTurn {
-  int count = 0;
-
-  __device__ __forceinline__ int stage() const { return count % kStages; }
-  __device__ __forceinline__ uint32_t parity() const {
-    return count / kStages & 1;
-  }
-};
 
 // By whole warps, of which one lane arrives: what all of them have read may be
 // written.
