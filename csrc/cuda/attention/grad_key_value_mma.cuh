@@ -108,8 +108,7 @@ class GradKeyValueMma {
       Weights weights(0);
       score(weights);
       weigh(attention, weights, begin, part.column_begin, log_sum_exp);
-      const TransposedDropout<Weights> dropout(attention, begin,
-                                               part.column_begin);
+      const Dropout dropout(attention, begin, part.column_begin);
       if (part.wants_value) {
         multiply_from_registers<Element>(
             value_sums, dropout.dropped(weights), QueriesAsSteps(),
@@ -142,6 +141,7 @@ class GradKeyValueMma {
   using Query = OperandTile<Element, kQueries, kThreads, OperandLines::outer>;
   using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
   using Numbers = QueryNumbers<Weights, true>;
+  using Dropout = TransposedDropout<Weights>;
 
   // Where the operands are in shared memory. There are as many slices of the
   // queries, and of the gradient of the output, as the columns of the last
