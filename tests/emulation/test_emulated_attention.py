@@ -299,6 +299,22 @@ def emulated_backward(
     return results
 
 
+RESULTS = ["output", "log_sum_exp", "grad_query", "grad_key", "grad_value", "grad_mask"]
+
+
+def assert_near(
+    names: Sequence[str],
+    results: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    bounds: Sequence[Tensor],
+) -> None:
+    """Each of the results that is there is within its bound of the exact one."""
+    for name, result, value, bound in zip(names, results, exact, bounds, strict=False):
+        error = (result.reshape(value.shape).double() - value).abs()
+        agrees = (error <= bound) | (result.reshape(value.shape) == value)
+        assert agrees.all(), f"{name}: {(error / bound).max().item():.2f} times its bound"
+
+
 def check(
     emulator: Emulator, call: Call, blocks: int = 3, shared_bytes: int = MOST_SHARED_BYTES
 ) -> list[Tensor]:
@@ -307,12 +323,7 @@ def check(
     gradients = emulated_backward(emulator, call, outputs, blocks, shared_bytes)
     results = [*outputs[:2], *gradients]
     exact = exact_results(call)
-    bounds = bounds_of(call, exact)
-    names = ["output", "log_sum_exp", "grad_query", "grad_key", "grad_value", "grad_mask"]
-    for name, result, value, bound in zip(names, results, exact, bounds, strict=False):
-        error = (result.reshape(value.shape).double() - value).abs()
-        agrees = (error <= bound) | (result.reshape(value.shape) == value)
-        assert agrees.all(), f"{name}: {(error / bound).max().item():.2f} times its bound"
+    assert_near(RESULTS, results, exact, bounds_of(call, exact))
     return results
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from emulator import Emulator
 from test_emulated_attention import (
+    RESULTS,
     Call,
+    assert_near,
     bounds_of,
     emulated_backward,
     emulated_forward,
@@ -15,11 +17,13 @@ from test_emulated_attention import (
     name_of,
 )
 from test_emulated_attention_warpgroups import (
+    FEATURES,
     HALVES,
     LIMITS,
     OTHER_WAYS,
     heads_inside,
     of_head,
+    with_feature,
     with_operands,
 )
 from torch import Tensor
@@ -36,13 +40,7 @@ def gradients_of(
 def compare(call: Call, gradients: list[Tensor]) -> None:
     """The gradients of query, key and value with the exact ones."""
     exact = exact_results(call)
-    bounds = bounds_of(call, exact)
-    for name, result, value, bound in zip(
-        ["query", "key", "value"], gradients, exact[2:], bounds[2:], strict=False
-    ):
-        error = (result.reshape(value.shape).double() - value).abs()
-        agrees = (error <= bound) | (result.reshape(value.shape) == value)
-        assert agrees.all(), f"grad_{name}: {(error / bound).max().item():.2f} times its bound"
+    assert_near(RESULTS[2:5], gradients, exact[2:], bounds_of(call, exact)[2:])
 
 
 def check(emulator: Emulator, call: Call, blocks: int = 3) -> list[Tensor]:
@@ -78,25 +76,9 @@ def test_causal_and_windows(cuda_emulator: Emulator, limits: dict[str, object]) 
 
 
 @pytest.mark.parametrize("head", [40, 104])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"softcap": 2.0},
-        {"slopes": torch.tensor([0.5, 0.25])},
-        {"mask": torch.linspace(0, 1, 100 * 140).view(100, 140).cos() > 0.7},
-        {"mask": torch.linspace(-3, 3, 2 * 140).view(2, 1, 140)},
-        {"mask": torch.linspace(-3, 3, 100).view(100, 1).bfloat16(), "is_causal": True},
-        {"dropout": 0.3, "window": (80, 3)},
-    ],
-    ids=["cap", "slopes", "booleans", "float32", "bfloat16", "dropout"],
-)
-def test_what_may_become_of_a_score(
-    cuda_emulator: Emulator, head: int, options: dict[str, object]
-) -> None:
-    """One feature alone, and of the smaller head all of them at once."""
-    if head == 40:
-        options = {"softcap": 2.0, "slopes": torch.tensor([0.5, 0.25]), "dropout": 0.2} | options
-    check(cuda_emulator, of_head(head, lead=(2,), rows=100, columns=140, **options))
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_may_become_of_a_score(cuda_emulator: Emulator, head: int, feature: str) -> None:
+    check(cuda_emulator, with_feature(feature, head, rows=100, hidden_below=0.7))
 
 
 @pytest.mark.parametrize("inside", [False, True])

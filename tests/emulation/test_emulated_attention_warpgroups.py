@@ -9,8 +9,10 @@ import pytest
 import torch
 from emulator import Emulator
 from test_emulated_attention import (
+    RESULTS,
     Call,
     Outputs,
+    assert_near,
     bounds_of,
     emulated_forward,
     exact_results,
@@ -33,12 +35,7 @@ def check(emulator: Emulator, call: Call, blocks: int = 3) -> Outputs:
     """Compare the output and the log-sum-exp with the exact ones."""
     outputs = by_warpgroups(emulator, call, blocks)
     exact = exact_results(call)
-    for name, result, value, bound in zip(
-        ["output", "log_sum_exp"], outputs, exact, bounds_of(call, exact), strict=False
-    ):
-        error = (result.reshape(value.shape).double() - value).abs()
-        agrees = (error <= bound) | (result.reshape(value.shape) == value)
-        assert agrees.all(), f"{name}: {(error / bound).max().item():.2f} times its bound"
+    assert_near(RESULTS[:2], outputs, exact, bounds_of(call, exact))
     return outputs
 
 
@@ -78,26 +75,34 @@ def test_causal_and_windows(cuda_emulator: Emulator, limits: dict[str, object]) 
     check(cuda_emulator, of_head(rows=260, columns=330, **limits))
 
 
-@pytest.mark.parametrize("head", [40, 128])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"softcap": 2.0},
-        {"slopes": torch.tensor([0.5, 0.25])},
-        {"mask": torch.linspace(0, 1, 130 * 140).view(130, 140).cos() > 0},
-        {"mask": torch.linspace(-3, 3, 2 * 140).view(2, 1, 140)},
-        {"mask": torch.linspace(-3, 3, 130).view(130, 1).bfloat16(), "is_causal": True},
-        {"dropout": 0.3, "window": (80, 3)},
-    ],
-    ids=["cap", "slopes", "booleans", "float32", "bfloat16", "dropout"],
-)
-def test_what_may_become_of_a_score(
-    cuda_emulator: Emulator, head: int, options: dict[str, object]
-) -> None:
-    """One feature alone, and of the smaller head all of them at once."""
+FEATURES = ["cap", "slopes", "booleans", "float32", "bfloat16", "dropout"]
+
+
+def with_feature(name: str, head: int, rows: int, hidden_below: float) -> Call:
+    """One feature alone, and of heads of 40 all of them at once, for 140 keys.
+
+    ``hidden_below`` is the cosine below which the boolean mask hides a key.
+    """
+    booleans = torch.linspace(0, 1, rows * 140).view(rows, 140).cos() > hidden_below
+    of_rows = torch.linspace(-3, 3, rows).view(rows, 1).bfloat16()
+    features = {
+        "cap": {"softcap": 2.0},
+        "slopes": {"slopes": torch.tensor([0.5, 0.25])},
+        "booleans": {"mask": booleans},
+        "float32": {"mask": torch.linspace(-3, 3, 2 * 140).view(2, 1, 140)},
+        "bfloat16": {"mask": of_rows, "is_causal": True},
+        "dropout": {"dropout": 0.3, "window": (80, 3)},
+    }
+    options = features[name]
     if head == 40:
-        options = {"softcap": 2.0, "slopes": torch.tensor([0.5, 0.25]), "dropout": 0.2} | options
-    check(cuda_emulator, of_head(head, lead=(2,), rows=130, columns=140, **options))
+        options = {"dropout": 0.2} | features["cap"] | features["slopes"] | options
+    return of_head(head, lead=(2,), rows=rows, columns=140, **options)
+
+
+@pytest.mark.parametrize("head", [40, 128])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_may_become_of_a_score(cuda_emulator: Emulator, head: int, feature: str) -> None:
+    check(cuda_emulator, with_feature(feature, head, rows=130, hidden_below=0))
 
 
 def heads_inside(tensor: Tensor) -> Tensor:
