@@ -523,14 +523,14 @@ PLANTED = {
     ),
     "sums and words of gradients that are not ordered": (
         *ATTENTION_GRADIENT_WARPGROUPS,
-        "cuda/attention/gradients_warpgroups.cuh",
+        "cuda/attention/warpgroup_lines.cuh",
         "  hold_words(words);\n  order_registers();",
         "  hold_words(words);",
         "without having ordered",
     ),
     "parts of the queries elsewhere": (
         *ATTENTION_GRADIENT_WARPGROUPS,
-        "cuda/attention/gradients_warpgroups.cuh",
+        "cuda/attention/warpgroup_lines.cuh",
         "index + column * kLines, kSliceBytes);",
         "index + column * kLines, 2 * kSliceBytes);",
         "assert|nobody has written|on its way",
@@ -658,14 +658,16 @@ PLANTED = {
         "assert|has changed sums",  # poison that is scaled is poison
     ),
     "parts of the values elsewhere": (
-        *ATTENTION_WARPGROUPS,
-        "kKeys * 128);\n    wait_for",
-        "kBoxLines * 128);\n    wait_for",
+        *ATTENTION_WARPGROUPS[:2],
+        "cuda/attention/warpgroup_lines.cuh",
+        "index + column * kLines, kSliceBytes);",
+        "index + column * kLines, kBoxLines * 128);",
         "assert",
     ),
     "registers that are not ordered": (
-        *ATTENTION_WARPGROUPS,
-        "    order_registers();",
+        *ATTENTION_WARPGROUPS[:2],
+        "cuda/attention/warpgroup_lines.cuh",
+        "  order_registers();",
         "",
         "without having ordered",
     ),

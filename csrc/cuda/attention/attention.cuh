@@ -192,15 +192,21 @@ struct AttentionProblem {
     return !is_causal && variant.window_left < 0 && variant.window_right < 0;
   }
 
+  // Where the matrices are of one length, without the code for others.
+  __device__ __forceinline__ AttentionExtent
+  extent_of_one_length(int64_t index) const {
+    return {rows,
+            columns,
+            0,
+            0,
+            attention_key_limits(rows, columns, is_causal, variant.window_left,
+                                 variant.window_right),
+            index * rows};
+  }
+
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
     if (packed.rows.data == nullptr) {
-      return {rows,
-              columns,
-              0,
-              0,
-              attention_key_limits(rows, columns, is_causal,
-                                   variant.window_left, variant.window_right),
-              index * rows};
+      return extent_of_one_length(index);
     }
     const int64_t sequence = index / packed.heads;
     const SequenceRange row =

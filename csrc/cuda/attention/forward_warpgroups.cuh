@@ -47,13 +47,12 @@
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/mapped_operand.cuh"
 #include "cuda/attention/tile_turn.cuh"
+#include "cuda/attention/warpgroup_lines.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/shared.cuh"
-#include "cuda/device/tensor_map.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "cuda/device/words.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
@@ -74,12 +73,9 @@ class AttentionWarpgroups {
   static constexpr int kStages = kWidth > 64 ? 2 : 4;
   static constexpr int kConsumers = 2 * kWarpgroup;
   static constexpr int kThreads = kConsumers + kWarpgroup;
-  static constexpr int kBox = kBoxLines * 128 / sizeof(Element);
-  static constexpr int kSlices = kWidth / (128 / sizeof(Element));
-  static constexpr int kQueryElements = kRows * kWidth;
-  static constexpr int kTileElements = kKeys * kWidth;  // of keys, of values
-  static constexpr int kSharedBytes =
-      (kQueryElements + 2 * kStages * kTileElements) * sizeof(Element);
+  using Query = WarpgroupLines<Element, kRows, kWidth>;
+  using Key = WarpgroupLines<Element, kKeys, kWidth>;  // values lie alike
+  static constexpr int kSharedBytes = Query::kBytes + 2 * kStages * Key::kBytes;
   static constexpr int kBarriers = 4 * kStages + 4;
   // 384 threads begin with 168 registers each.
   static constexpr int kConsumerRegisters = 232;
@@ -162,8 +158,8 @@ class AttentionWarpgroups {
 
   // Where a tile begins: 64 columns of the head after 64, each of all lines.
   __device__ __forceinline__ static int index(Operand operand, int stage) {
-    return kQueryElements +
-           (stage + (operand == Operand::key ? 0 : kStages)) * kTileElements;
+    return Query::kElements +
+           (stage + (operand == Operand::key ? 0 : kStages)) * Key::kElements;
   }
 
   // Calls function(work) for what the block has to do.
@@ -210,49 +206,27 @@ class AttentionWarpgroups {
     });
   }
 
+  // All lines, of which those beyond the tensor are zeros: to compare with the
+  // number of rows would take a register that the thread does not have.
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    const BoxedMatrix matrix = mapped_.query.matrix(problem_.batch, work.batch);
     const int row = static_cast<int>(work.row_begin);
-    barriers_.arrive_and_expect(kQueryFull, kQueryElements * sizeof(Element));
-    copy_boxes<kRows>(mapped_.query.map, matrix, 0, row, row + kBoxLines,
-                      kQueryFull);
+    Query::template copy<kBoxLines>(
+        memory_, 0, mapped_.query.map,
+        mapped_.query.matrix(problem_.batch, work.batch), row, row + kRows,
+        barriers_, kQueryFull);
   }
 
+  // From where tiles of 64 keys would have ended, nothing but zeros is copied.
   __device__ __forceinline__ void copy_tile(Operand operand,
                                             const BoxedMatrix& matrix,
                                             int begin, int end,
                                             Turn turn) const {
     const int stage = turn.stage();
-    const int barrier = full(operand, stage);
     barriers_.wait(empty(operand, stage), turn.parity() ^ 1);
-    barriers_.arrive_and_expect(barrier, kTileElements * sizeof(Element));
-    // From where tiles of 64 keys would have ended, nothing is copied: a box
-    // beyond the tensor is zeros.
-    const int second = begin + kBoxLines < end
-                           ? begin + kBoxLines
-                           : static_cast<int>(problem_.columns);
-    copy_boxes<kKeys>(
+    Key::template copy<kBoxLines>(
+        memory_, index(operand, stage),
         operand == Operand::key ? mapped_.key.map : mapped_.value.map, matrix,
-        index(operand, stage), begin, second, barrier);
-  }
-
-  // Lines from `first` on and, where there are more than one box has, from
-  // `second` on.
-  template <int kLines>
-  __device__ __forceinline__ void copy_boxes(const TensorMap& map,
-                                             const BoxedMatrix& matrix,
-                                             int index, int first, int second,
-                                             int barrier) const {
-    PKG_UNROLL
-    for (int slice = 0; slice < kSlices; ++slice) {
-      PKG_UNROLL
-      for (int box = 0; box < kLines / kBoxLines; ++box) {
-        copy_box(memory_, index + (slice * kLines / kBoxLines + box) * kBox,
-                 map, slice * (128 / static_cast<int>(sizeof(Element))),
-                 box == 0 ? first : second, matrix.matrix, matrix.group,
-                 barriers_, barrier);
-      }
-    }
+        begin, end, barriers_, full(operand, stage));
   }
 
   // Two warpgroups.
@@ -284,18 +258,18 @@ class AttentionWarpgroups {
     float corrections[Scores::kThreadRows];
     wait_for(Operand::key, turn);
     take_order(turn);
-    begin_scores(scores, turn);
+    begin_products_of_keys(scores, turn);
     pass_order();
     wait_for_products<0>();
     finish_scores(scores, turn);
     weigh(attention, work, work.begin, turn, scores, softmax, corrections);
-    round_weights(scores, words);
+    round_tile<Element>(scores, words);
     PKG_UNROLL_BY(1)
     for (int64_t begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
       const Turn before = turn;
       turn = turn.next();
       take_order(turn);
-      begin_scores(scores, turn);
+      begin_products_of_keys(scores, turn);
       begin_output(output, words, before);
       pass_order();
       wait_for_products<1>();
@@ -304,7 +278,7 @@ class AttentionWarpgroups {
       wait_for_products<0>();
       finish_output(output, before);
       rescale(output, corrections);
-      round_weights(scores, words);
+      round_tile<Element>(scores, words);
     }
     release(kQueryEmpty);
     begin_output(output, words, turn);
@@ -362,23 +336,11 @@ class AttentionWarpgroups {
   }
 
   // Begins scores = Q K^T.
-  __device__ __forceinline__ void begin_scores(Scores& scores,
-                                               Turn turn) const {
-    constexpr int kSteps = 4;  // of 32 bytes, in a line
-    const int stage = turn.stage();
-    const WarpgroupOperand query(memory_, warpgroup_ * kBox);
-    const WarpgroupOperand key(memory_, index(Operand::key, stage));
-    hold_sums(scores.values);
-    order_registers();
-    PKG_UNROLL
-    for (int step = 0; step < kSlices * kSteps; ++step) {
-      const int place = step % kSteps * 32;
-      const int slice = step / kSteps;
-      begin_product<Element, Major::depth, Major::depth>(
-          scores.values, query.at(slice * kRows * 128 + place),
-          key.at(slice * kKeys * 128 + place), step > 0);
-    }
-    commit_products();
+  __device__ __forceinline__ void begin_products_of_keys(Scores& scores,
+                                                         Turn turn) const {
+    begin_scores<Element, Query, Key>(
+        scores, Query::by_line(memory_, 0, 64 * warpgroup_),
+        Key::by_line(memory_, index(Operand::key, turn.stage())));
   }
 
   // When they have come; their keys may go.
@@ -391,41 +353,16 @@ class AttentionWarpgroups {
   // Begins output += weights V.
   __device__ __forceinline__ void begin_output(Output& output, Words& words,
                                                Turn turn) const {
-    constexpr int kStepBytes = 16 * 128;  // 16 keys
-    const int stage = turn.stage();
-    const WarpgroupOperand value(memory_, index(Operand::value, stage),
-                                 kKeys * 128);
     wait_for(Operand::value, turn);
-    hold_sums(output.values);
-    hold_words(words);
-    order_registers();
-    PKG_UNROLL
-    for (int step = 0; step < kKeys / 16; ++step) {
-      begin_product<Element, Major::outer>(output.values, words[step],
-                                           value.at(step * kStepBytes));
-    }
-    commit_products();
+    begin_sums<Element>(
+        output, words,
+        Key::by_column(memory_, index(Operand::value, turn.stage())));
   }
 
   __device__ __forceinline__ void finish_output(Output& output,
                                                 Turn turn) const {
     hold_sums(output.values);
     release(empty(Operand::value, turn.stage()));
-  }
-
-  // Weights as operand A of 16 keys each: where two tiles of 8 columns of sums
-  // lie is where it does.
-  __device__ __forceinline__ static void round_weights(const Scores& weights,
-                                                       Words& words) {
-    PKG_UNROLL
-    for (int step = 0; step < kKeys / 16; ++step) {
-      PKG_UNROLL
-      for (int word = 0; word < 4; ++word) {
-        const auto& row = weights.values[word % 2];
-        const int j = 4 * step + word / 2 * 2;
-        words[step][word] = pair_of<Element>(row[j], row[j + 1]);
-      }
-    }
   }
 
   const MappedAttentionForward<Element>& mapped_;

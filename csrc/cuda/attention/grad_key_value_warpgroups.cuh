@@ -187,7 +187,7 @@ class GradKeyValueWarpgroups
       const int head_begin = static_cast<int>(tile % kHeadTiles) * kOwnWidth;
       const int column_begin =
           static_cast<int>(tile / kHeadTiles % column_tiles) * kKeys;
-      const AttentionExtent extent = extent_of_one_length(problem_, 0);
+      const AttentionExtent extent = problem_.extent_of_one_length(0);
       function(Work{
           owned, head_begin, column_begin,
           static_cast<int>(problem_.first_row(extent, column_begin)),
@@ -208,15 +208,15 @@ class GradKeyValueWarpgroups
       key_parity ^= 1;
       // They are the same in all matrices of the batch that share them.
       if (threadIdx.x % kWarp == 0) {
-        const uint32_t batch = batch_index(call_.partition, work.owned, 0);
+        const uint32_t batch = call_.partition.batch_index(work.owned, 0);
         Key::template copy<kBoxLines>(
             memory_, operand * Key::kElements, keys.map,
-            matrix_of(keys, problem_.batch, batch), work.column_begin,
+            keys.matrix(problem_.batch, batch), work.column_begin,
             static_cast<int>(problem_.columns), barriers_, kKeysFull);
       }
       for (uint32_t shared = 0; shared < shared_count(); ++shared) {
         copy_queries(operand, work,
-                     batch_index(call_.partition, work.owned, shared), turn);
+                     call_.partition.batch_index(work.owned, shared), turn);
       }
     });
   }
@@ -225,7 +225,7 @@ class GradKeyValueWarpgroups
                                                uint32_t batch,
                                                Turn& turn) const {
     const MappedOperand& queries = mapped_.queries[operand];
-    const BoxedMatrix matrix = matrix_of(queries, problem_.batch, batch);
+    const BoxedMatrix matrix = queries.matrix(problem_.batch, batch);
     const float* const numbers =
         (operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta) +
         batch * problem_.rows;
@@ -266,7 +266,7 @@ class GradKeyValueWarpgroups
         barriers_.wait(kKeysFull, key_parity);
         key_parity ^= 1;
         for (uint32_t shared = 0; shared < shared_count(); ++shared) {
-          add(work, batch_index(call_.partition, work.owned, shared), turn,
+          add(work, call_.partition.batch_index(work.owned, shared), turn,
               key_sums, value_sums);
         }
         release(barriers_, kKeysEmpty);
@@ -277,7 +277,7 @@ class GradKeyValueWarpgroups
 
   __device__ __forceinline__ void store(const Work& work, Sums& key_sums,
                                         const Sums& value_sums) const {
-    const uint32_t batch = batch_index(call_.partition, work.owned, 0);
+    const uint32_t batch = call_.partition.batch_index(work.owned, 0);
     const auto store = [&](const Sums& sums,
                            const ResultBatch<Element>& gradient, int64_t size) {
       store_tile(sums, gradient.row(problem_.batch, batch, 0), problem_.columns,
@@ -293,7 +293,7 @@ class GradKeyValueWarpgroups
                                       Turn& turn, Sums& key_sums,
                                       Sums& value_sums) const {
     const Attention attention(problem_, batch,
-                              extent_of_one_length(problem_, batch));
+                              problem_.extent_of_one_length(batch));
     Weights weights(0);
     Weights gradients(0);
     PKG_UNROLL_BY(1)

@@ -158,7 +158,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
           static_cast<int>(problem_.is_causal ? row_tiles - 1 - row_tile
                                               : row_tile) *
           kRows;
-      const AttentionExtent extent = extent_of_one_length(problem_, 0);
+      const AttentionExtent extent = problem_.extent_of_one_length(0);
       function(Work{
           tile / row_tiles, row_begin,
           static_cast<int>(problem_.first_column(extent, row_begin)),
@@ -180,12 +180,12 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
         return;
       }
       for (uint32_t shared = 0; shared < shared_count(); ++shared) {
-        const uint32_t batch = batch_index(call_.partition, work.owned, shared);
+        const uint32_t batch = call_.partition.batch_index(work.owned, shared);
         barriers_.wait(kQueriesEmpty, query_parity);
         query_parity ^= 1;
         Query::template copy<kBoxLines>(
             memory_, query_index(operand), queries.map,
-            matrix_of(queries, problem_.batch, batch), work.row_begin,
+            queries.matrix(problem_.batch, batch), work.row_begin,
             static_cast<int>(problem_.rows), barriers_, kQueriesFull);
         copy_keys(operand, work, batch, turn);
       }
@@ -195,7 +195,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
   __device__ __forceinline__ void copy_keys(int operand, const Work& work,
                                             uint32_t batch, Turn& turn) const {
     const MappedOperand& keys = mapped_.keys[operand];
-    const BoxedMatrix matrix = matrix_of(keys, problem_.batch, batch);
+    const BoxedMatrix matrix = keys.matrix(problem_.batch, batch);
     PKG_UNROLL_BY(1)
     for (int begin = work.begin; begin < work.end;
          begin += kKeys, ++turn.count) {
@@ -217,7 +217,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
         for (uint32_t shared = 0; shared < shared_count(); ++shared) {
           barriers_.wait(kQueriesFull, query_parity);
           query_parity ^= 1;
-          add(work, batch_index(call_.partition, work.owned, shared), turn,
+          add(work, call_.partition.batch_index(work.owned, shared), turn,
               sums);
           release(barriers_, kQueriesEmpty);
         }
@@ -227,7 +227,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
   }
 
   __device__ __forceinline__ void store(const Work& work, Sums& sums) const {
-    const uint32_t batch = batch_index(call_.partition, work.owned, 0);
+    const uint32_t batch = call_.partition.batch_index(work.owned, 0);
     sums.scale(static_cast<float>(problem_.scale));
     store_tile(sums, call_.grad_query.row(problem_.batch, batch, 0),
                problem_.rows, problem_.head_size, call_.grad_query.row_stride,
@@ -238,7 +238,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
   __device__ __forceinline__ void add(const Work& work, uint32_t batch,
                                       Turn& turn, Sums& sums) const {
     const typename Scores::Thread thread;
-    const AttentionExtent extent = extent_of_one_length(problem_, batch);
+    const AttentionExtent extent = problem_.extent_of_one_length(batch);
     const auto row = [&](int i) { return work.row_begin + thread.row(i); };
     const Numbers log_sum_exp(call_.backward.log_sum_exp, extent, row);
     const Numbers delta(call_.backward.delta, extent, row);

@@ -39,8 +39,10 @@ struct MappedOperand {
   TensorMap map;
   BatchStrides steps;
 
+  // The index is counted in 64 bits or in 32, as batch_offset().
+  template <class Index>
   __device__ __forceinline__ BoxedMatrix matrix(const BatchSizes& batch,
-                                                int64_t index) const {
+                                                Index index) const {
     const int64_t place = batch_offset(batch, steps, index);
     return {static_cast<int>(place & 0xFFFFFFFF),
             static_cast<int>(place >> 32)};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/device.cuh"
 
@@ -37,6 +38,21 @@ __device__ __forceinline__ int64_t batch_offset(const BatchSizes& batch,
   return offset;
 }
 
+// The same where a batch has fewer than 2^32 matrices: its divisions take a
+// third of the registers.
+__device__ __forceinline__ int64_t batch_offset(const BatchSizes& batch,
+                                                const BatchStrides& strides,
+                                                uint32_t index) {
+  int64_t offset = 0;
+  PKG_UNROLL_BY(1)
+  for (int dimension = batch.count - 1; dimension >= 0; --dimension) {
+    const auto size = static_cast<uint32_t>(batch.sizes[dimension]);
+    offset += index % size * strides.strides[dimension];
+    index /= size;
+  }
+  return offset;
+}
+
 // The batch as one operand sees it: `owned` dimensions, in which it has a
 // matrix for each index, and `shared` ones, along which it is broadcast. The
 // gradient of an owned matrix is the sum over all that share it.
@@ -50,10 +66,12 @@ struct BatchPartition {
 
   bool operator==(const BatchPartition&) const = default;
 
-  __device__ __forceinline__ int64_t batch_index(int64_t owned_index,
-                                                 int64_t shared_index) const {
-    return batch_offset(owned, owned_steps, owned_index) +
-           batch_offset(shared, shared_steps, shared_index);
+  // Counted in 64 bits or in 32, as batch_offset().
+  template <class Index>
+  __device__ __forceinline__ Index batch_index(
+      Index owned_index, std::type_identity_t<Index> shared_index) const {
+    return static_cast<Index>(batch_offset(owned, owned_steps, owned_index) +
+                              batch_offset(shared, shared_steps, shared_index));
   }
 };
 
