@@ -7,6 +7,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/gemv.h"
 #include "cpu/gemm/gemv_int8.h"
+#include "cpu/tiles/matrix_product.h"
 
 namespace pkg::cpu {
 
@@ -57,9 +58,11 @@ void matrix_product(const MatrixView<Input>& left,
                           rows);
     }
   }
-  multiply<Arithmetic>(Product<Input, Output>{left, right, rows, columns, inner,
-                                              output, output_stride},
-                       threads, epilogue);
+  const Product<Input, Output> product{left,  right,  rows,         columns,
+                                       inner, output, output_stride};
+  if (!tiles::multiply(product, threads, epilogue)) {
+    multiply<Arithmetic>(product, threads, epilogue);
+  }
 }
 
 }  // namespace pkg::cpu

@@ -1,0 +1,211 @@
+#include "cpu/tiles/micro_kernel.h"
+
+#if defined(PKG_HAS_TILES)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <type_traits>
+
+namespace pkg::cpu::tiles {
+namespace {
+
+// As LDTILECFG reads it.
+struct alignas(64) Shapes {
+  uint8_t palette = 1;
+  uint8_t first_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+constexpr Shapes square_tiles() {
+  Shapes shapes;
+  std::fill_n(shapes.row_bytes, 8, uint16_t{64});
+  std::fill_n(shapes.rows, 8, uint8_t{kTileRows});
+  return shapes;
+}
+
+// To GCC the intrinsics read no memory. All that was written is there after
+// this.
+inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
+
+// Registers 0 to 3 are the sums, row by row of tiles; 4 and 5 tiles of the left
+// operand; 6 and 7 of the right one. The intrinsics want a register's number as
+// it stands.
+constexpr int64_t kTileRowBytes = 64;
+constexpr int64_t kSumsRowBytes = kSumsStride * 4;
+
+// NOLINTBEGIN(cppcoreguidelines-macro-usage)
+#define PKG_MULTIPLY(sums, left, right)                \
+  if constexpr (std::is_same_v<Scheme, Int8By1>) {     \
+    _tile_dpbssd(sums, left, right);                   \
+  } else {                                             \
+    _tile_dpbf16ps(sums, left, right);                 \
+  }
+// The first product of a block: the register's sums of the block before leave.
+#define PKG_MULTIPLY_FIRST(sums, left, right, place)                        \
+  _tile_stored(sums, tile.previous + (place), kSumsRowBytes);               \
+  if (Scheme::kAddsByTiles && tile.begin != nullptr) {                      \
+    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);                 \
+  } else {                                                                  \
+    _tile_zero(sums);                                                       \
+  }                                                                         \
+  PKG_MULTIPLY(sums, left, right)
+// NOLINTEND(cppcoreguidelines-macro-usage)
+
+constexpr int64_t kBesides = kTileRows;                  // the next tile's sums
+constexpr int64_t kBelow = int64_t{kTileRows} * kStrip;  // those of the next row
+
+template <class Scheme, int kRowTiles, int kColumnTiles>
+struct Kernel {
+  using Tile = MicroTile<typename Scheme::Accumulator>;
+
+  [[gnu::always_inline]] static void load_left(const std::byte* from) {
+    _tile_loadd(4, from, kTileRowBytes);
+    if constexpr (kRowTiles == 2) {
+      _tile_loadd(5, from + kTileBytes, kTileRowBytes);
+    }
+  }
+  [[gnu::always_inline]] static void load_right(const std::byte* from) {
+    _tile_loadd(6, from, kTileRowBytes);
+    if constexpr (kColumnTiles == 2) {
+      _tile_loadd(7, from + kTileBytes, kTileRowBytes);
+    }
+  }
+
+  [[gnu::always_inline]] static void multiply() {
+    PKG_MULTIPLY(0, 4, 6)
+    if constexpr (kColumnTiles == 2) {
+      PKG_MULTIPLY(1, 4, 7)
+    }
+    if constexpr (kRowTiles == 2) {
+      PKG_MULTIPLY(2, 5, 6)
+    }
+    if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
+      PKG_MULTIPLY(3, 5, 7)
+    }
+  }
+  [[gnu::always_inline]] static void multiply_first(const Tile& tile) {
+    PKG_MULTIPLY_FIRST(0, 4, 6, 0)
+    if constexpr (kColumnTiles == 2) {
+      PKG_MULTIPLY_FIRST(1, 4, 7, kBesides)
+    } else {
+      _tile_stored(1, tile.previous + kBesides, kSumsRowBytes);
+    }
+    if constexpr (kRowTiles == 2) {
+      PKG_MULTIPLY_FIRST(2, 5, 6, kBelow)
+    } else {
+      _tile_stored(2, tile.previous + kBelow, kSumsRowBytes);
+    }
+    if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
+      PKG_MULTIPLY_FIRST(3, 5, 7, kBelow + kBesides)
+    } else {
+      _tile_stored(3, tile.previous + kBelow + kBesides, kSumsRowBytes);
+    }
+  }
+
+  // The product of parts with that number, of one unit.
+  template <int kProduct>
+  [[gnu::always_inline]] static void multiply_parts(const std::byte* left,
+                                                    const std::byte* right,
+                                                    bool first,
+                                                    const Tile& tile) {
+    constexpr PartProduct kThis = Scheme::kProducts[kProduct];
+    constexpr bool kBegins =
+        kProduct == 0 || kProduct == kProductCount<Scheme> - 1;
+    constexpr PartProduct kBefore =
+        kBegins ? PartProduct{-1, -1} : Scheme::kProducts[kProduct - 1];
+    if constexpr (kThis.left != kBefore.left) {
+      load_left(left + kThis.left * 2 * kTileBytes);
+    }
+    if constexpr (kThis.right != kBefore.right) {
+      load_right(right + kThis.right * 2 * kTileBytes);
+    }
+    if (kProduct == 0 && first) {
+      multiply_first(tile);
+    } else {
+      multiply();
+    }
+    if constexpr (Scheme::kWorksBeside) {
+      tile.work.step(tile.work.state);
+    }
+  }
+
+  // All but the last, which is of the largest parts.
+  template <int kProduct = 0>
+  [[gnu::always_inline]] static void multiply_small_parts(
+      const std::byte* left, const std::byte* right, bool first,
+      const Tile& tile) {
+    if constexpr (kProduct < kProductCount<Scheme> - 1) {
+      multiply_parts<kProduct>(left, right, first, tile);
+      multiply_small_parts<kProduct + 1>(left, right, first, tile);
+    }
+  }
+
+  [[gnu::noinline]] static void run(int64_t units, const Tile& tile) {
+    constexpr int kLast = kProductCount<Scheme> - 1;
+    constexpr int64_t kStep = kUnitBytes<Scheme>;
+    finish_stores();
+    const std::byte* left = tile.left;
+    const std::byte* right = tile.right;
+    if constexpr (kLast > 0) {
+      multiply_small_parts(left, right, true, tile);
+      for (int64_t unit = 1; unit < units; ++unit) {
+        multiply_small_parts(left + unit * kStep, right + unit * kStep, false,
+                             tile);
+      }
+    }
+    multiply_parts<kLast>(left, right, true, tile);
+#pragma GCC unroll 2
+    for (int64_t unit = 1; unit < units; ++unit) {
+      multiply_parts<kLast>(left + unit * kStep, right + unit * kStep, false,
+                            tile);
+    }
+  }
+};
+
+}  // namespace
+
+Registers::Registers() {
+  static constexpr Shapes kShapes = square_tiles();
+  finish_stores();
+  _tile_loadconfig(&kShapes);
+}
+Registers::~Registers() { _tile_release(); }
+
+template <class Scheme>
+void multiply_micro_tile(int row_tiles, int column_tiles, int64_t units,
+                         const MicroTile<typename Scheme::Accumulator>& tile) {
+  if (row_tiles == 2) {
+    return column_tiles == 2 ? Kernel<Scheme, 2, 2>::run(units, tile)
+                             : Kernel<Scheme, 2, 1>::run(units, tile);
+  }
+  return column_tiles == 2 ? Kernel<Scheme, 1, 2>::run(units, tile)
+                           : Kernel<Scheme, 1, 1>::run(units, tile);
+}
+
+void store_sums(void* sums) {
+  auto* const to = static_cast<float*>(sums);
+  _tile_stored(0, to, kSumsRowBytes);
+  _tile_stored(1, to + kBesides, kSumsRowBytes);
+  _tile_stored(2, to + kBelow, kSumsRowBytes);
+  _tile_stored(3, to + kBelow + kBesides, kSumsRowBytes);
+  finish_stores();
+}
+
+// NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
+#define PKG_MICRO_TILE(Scheme)               \
+  template void multiply_micro_tile<Scheme>( \
+      int, int, int64_t, const MicroTile<Scheme::Accumulator>&)
+PKG_MICRO_TILE(Float32By6);
+PKG_MICRO_TILE(Float32By3);
+PKG_MICRO_TILE(Float32By1);
+PKG_MICRO_TILE(Float16By3);
+PKG_MICRO_TILE(Float16By4);
+PKG_MICRO_TILE(Bfloat16By1);
+PKG_MICRO_TILE(Int8By1);
+
+}  // namespace pkg::cpu::tiles
+
+#endif

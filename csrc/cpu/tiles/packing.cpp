@@ -1,0 +1,229 @@
+#include "cpu/tiles/packing.h"
+
+#if defined(PKG_HAS_TILES)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/simd/transpose.h"
+
+namespace pkg::cpu::tiles {
+namespace {
+
+using Words = simd::Vector<uint32_t>;
+
+constexpr int kWords = 16;  // of a tile's row
+
+// The first `count` of up to 64 lanes; none where it is negative.
+uint64_t first_lanes(int64_t count) {
+  return count <= 0    ? 0
+         : count >= 64 ? ~uint64_t{0}
+                       : (uint64_t{1} << count) - 1;
+}
+
+simd::Vector<float> load_floats(__mmask16 lanes, const float* from) {
+  return std::bit_cast<simd::Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
+}
+simd::Vector<float> load_floats(__mmask16 lanes, const Half* from) {
+  return std::bit_cast<simd::Vector<float>>(
+      _mm512_maskz_cvtph_ps(lanes, _mm256_maskz_loadu_epi16(lanes, from)));
+}
+
+// Whether the part's rounding is that of its value. What the first leaves is
+// shorter by eight bits: of a float32's 24 bits the second of three takes eight
+// as they stand, and the last of three, as of a float16's 11 the last of two,
+// the rest.
+template <class Scheme>
+constexpr bool is_rounded(int part) {
+  const bool exact =
+      Scheme::kParts == 3 || std::is_same_v<typename Scheme::Input, Half>;
+  return part == 0 || !exact;
+}
+
+// One row of words of each part: values `low` in the low halves of the words,
+// `high` in the high ones. Rounding is half away from zero.
+template <class Scheme>
+[[gnu::always_inline]] inline void split(simd::Vector<float> low,
+                                         simd::Vector<float> high,
+                                         Words* (&rows)[Scheme::kParts],
+                                         int row, Range& range) {
+  constexpr uint32_t kHalf = 0x8000U;
+  constexpr uint32_t kKept = 0xFFFF0000U;
+  constexpr bool kRoundsLast = is_rounded<Scheme>(Scheme::kParts - 1);
+  if constexpr (kRoundsLast) {
+    range.add_nan(low, high);
+  }
+#pragma GCC unroll 3
+  for (int part = 0; part < Scheme::kParts; ++part) {
+    Words low_bits = std::bit_cast<Words>(low);
+    Words high_bits = std::bit_cast<Words>(high);
+    if (is_rounded<Scheme>(part)) {
+      low_bits += kHalf;
+      high_bits += kHalf;
+    }
+    const Words words = (low_bits >> 16) | (high_bits & kKept);
+    rows[part][row] = words;
+    if (part == 0) {
+      range.add(words);
+    }
+    if (part + 1 < Scheme::kParts) {
+      low -= std::bit_cast<simd::Vector<float>>(low_bits & kKept);
+      high -= std::bit_cast<simd::Vector<float>>(high_bits & kKept);
+    } else if constexpr (!kRoundsLast) {
+      range.add_rest(low, high);
+    }
+  }
+}
+
+template <class Scheme>
+inline constexpr bool kSplits =
+    std::is_same_v<typename Scheme::Input, float> ||
+    std::is_same_v<typename Scheme::Input, Half>;
+
+// A line's unit whose values are contiguous; bits of `present` say which exist.
+template <class Scheme>
+[[gnu::always_inline]] inline void read_along(
+    const typename Scheme::Input* at, uint64_t present,
+    Words* (&rows)[Scheme::kParts], int row, Range& range) {
+  if constexpr (kSplits<Scheme>) {
+    split<Scheme>(load_floats(static_cast<__mmask16>(present), at),
+                  load_floats(static_cast<__mmask16>(present >> 16), at + 16),
+                  rows, row, range);
+  } else if constexpr (sizeof(*at) == 2) {
+    rows[0][row] = std::bit_cast<Words>(
+        _mm512_maskz_loadu_epi16(static_cast<__mmask32>(present), at));
+  } else {
+    rows[0][row] = std::bit_cast<Words>(_mm512_maskz_loadu_epi8(present, at));
+  }
+}
+
+// One word of lines that lie side by side, of which `lanes` exist.
+template <class Scheme>
+[[gnu::always_inline]] inline void read_across(
+    const typename Scheme::Input* from, int64_t value_stride, __mmask16 lanes,
+    int64_t values, Words* (&rows)[Scheme::kParts], int row, Range& range) {
+  if constexpr (kSplits<Scheme>) {
+    const auto load = [&](int64_t value) {
+      return value < values ? load_floats(lanes, from + value * value_stride)
+                            : simd::Vector<float>{};
+    };
+    split<Scheme>(load(row), load(row + 16), rows, row, range);
+  } else {
+    using Input = typename Scheme::Input;
+    constexpr int kInWord = sizeof(uint32_t) / sizeof(Input);
+    Words words{};
+    for (int i = 0; i < kInWord; ++i) {
+      const int64_t value = int64_t{kInWord} * row + i;
+      if (value < values) {
+        const Input* at = from + value * value_stride;
+        if constexpr (kInWord == 2) {
+          words |= std::bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(
+                       lanes, _mm256_maskz_loadu_epi16(lanes, at)))
+                   << (16 * i);
+        } else {
+          words |= std::bit_cast<Words>(_mm512_maskz_cvtepu8_epi32(
+                       lanes, _mm_maskz_loadu_epi8(lanes, at)))
+                   << (8 * i);
+        }
+      }
+    }
+    rows[0][row] = words;
+  }
+}
+
+void transpose_tile(const void* from, void* to) {
+  Words square[kWords];
+  std::memcpy(square, from, sizeof(square));
+  simd::transpose(square);
+  std::memcpy(to, square, sizeof(square));
+}
+
+constexpr int64_t kPartBytes = 2 * kTileBytes;
+
+}  // namespace
+
+template <class Scheme, Side side>
+void TilePacker<Scheme, side>::gather() {
+  for (int64_t line = 0; line < lines_; ++line) {
+    const Input* from = source_.data + line * source_.line_stride;
+    Input* to = gathered_ + line * Scheme::kValues;
+    for (int64_t value = 0; value < values_; ++value) {
+      to[value] = from[value * source_.value_stride];
+    }
+  }
+  source_ = {gathered_, Scheme::kValues, 1};
+}
+
+template <class Scheme, Side side>
+template <bool kAcross, bool kWhole>
+void TilePacker<Scheme, side>::pack_rows(int first, Range& to) {
+  constexpr int kRows = kTileRows / kRowPieces;
+  constexpr bool kTurned = kAcross != (side == Side::Right);
+  Words* rows[Scheme::kParts];
+  for (int part = 0; part < Scheme::kParts; ++part) {
+    rows[part] = kTurned
+                     ? reinterpret_cast<Words*>(turned_[part])
+                     : reinterpret_cast<Words*>(packed_ + part * kPartBytes);
+  }
+  const int64_t lines = kWhole ? kTileRows : lines_;
+  const int64_t values = kWhole ? Scheme::kValues : values_;
+  const Input* const from = source_.data;
+  const int64_t stride = kAcross ? source_.value_stride : source_.line_stride;
+  const uint64_t present = first_lanes(kAcross ? lines : values);
+  Range range = to;  // in registers
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first + i;
+    if constexpr (kAcross) {
+      read_across<Scheme>(from, stride, static_cast<__mmask16>(present), values,
+                          rows, row, range);
+    } else if (row < lines) {
+      read_along<Scheme>(from + row * stride, present, rows, row, range);
+    } else {
+      for (Words* part : rows) {
+        part[row] = Words{};
+      }
+    }
+  }
+  to = range;
+}
+
+template <class Scheme, Side side>
+bool TilePacker<Scheme, side>::step(Range& range) {
+  if (piece_ < kRowPieces) {
+    const int first = piece_ * (kTileRows / kRowPieces);
+    const bool whole = lines_ == kTileRows && values_ == Scheme::kValues;
+    if (is_across(source_)) {
+      whole ? pack_rows<true, true>(first, range)
+            : pack_rows<true, false>(first, range);
+    } else {
+      whole ? pack_rows<false, true>(first, range)
+            : pack_rows<false, false>(first, range);
+    }
+  } else {
+    const int part = piece_ - kRowPieces;
+    transpose_tile(turned_[part], packed_ + part * kPartBytes);
+  }
+  ++piece_;
+  return piece_ == pieces(source_);
+}
+
+// NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
+#define PKG_PACK_TILES(Scheme)                    \
+  template class TilePacker<Scheme, Side::Left>; \
+  template class TilePacker<Scheme, Side::Right>
+PKG_PACK_TILES(Float32By6);
+PKG_PACK_TILES(Float32By3);
+PKG_PACK_TILES(Float32By1);
+PKG_PACK_TILES(Float16By3);
+PKG_PACK_TILES(Float16By4);
+PKG_PACK_TILES(Bfloat16By1);
+PKG_PACK_TILES(Int8By1);
+
+}  // namespace pkg::cpu::tiles
+
+#endif

@@ -1,0 +1,92 @@
+// Packing for tile registers: lines of an operand, rows of the left one and
+// columns of the right, as the tiles that the micro-kernel loads.
+//
+// A strip is 32 lines; of each of its units, 32 values of the inner dimension
+// (64 of int8), every part of its two tiles lies side by side. A row of a left
+// tile is a line's unit, and a row of a right one a pair (a quad) of values of
+// 16 lines, which are the same words transposed. Lines and values that do not
+// exist are zeros.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/tiles/micro_kernel.h"
+#include "cpu/tiles/range.h"
+#include "cpu/tiles/scheme.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::tiles {
+
+// Lines of an operand, with any strides.
+template <class T>
+struct Lines {
+  const T* data;
+  int64_t line_stride;
+  int64_t value_stride;
+};
+
+enum class Side { Left, Right };
+
+// Packs the unit of up to kTileRows lines and kValues values, a piece at a
+// time: a few rows of words of each part, then, where they have to be
+// transposed, the parts.
+template <class Scheme, Side side>
+class TilePacker {
+ public:
+  using Input = typename Scheme::Input;
+
+  // `packed`: tiles of the parts, 2 kTileBytes apart.
+  void begin(const Lines<Input>& source, int64_t lines, int64_t values,
+             std::byte* packed) {
+    source_ = source;
+    lines_ = lines;
+    values_ = values;
+    packed_ = packed;
+    piece_ = 0;
+    if (source.line_stride != 1 && source.value_stride != 1) {
+      gather();
+    }
+  }
+  // Packs the next piece; whether it was the last. Adds the values to the
+  // range.
+  bool step(Range& range);
+
+  // Pieces that are packed of the tile that was begun last.
+  int64_t done() const { return piece_; }
+
+  // Pieces of a tile.
+  static int64_t pieces(const Lines<Input>& source) {
+    return kRowPieces + (is_turned(source) ? Scheme::kParts : 0);
+  }
+
+ private:
+  // One part of bfloat16 or int8 is little work.
+  static constexpr int kRowPieces = Scheme::kParts == 1 ? 1 : 4;
+
+  // Lines that lie side by side give a right tile's rows, others a left one's.
+  static bool is_across(const Lines<Input>& source) {
+    return source.line_stride == 1;
+  }
+  static bool is_turned(const Lines<Input>& source) {
+    return is_across(source) != (side == Side::Right);
+  }
+
+  // Of values none of which lie side by side, a copy that does.
+  void gather();
+  template <bool kAcross, bool kWhole>
+  void pack_rows(int first, Range& range);
+
+  Lines<Input> source_;
+  int64_t lines_;
+  int64_t values_;
+  std::byte* packed_;
+  int piece_;
+  alignas(64) uint32_t turned_[Scheme::kParts][kTileBytes / 4];
+  alignas(64) Input gathered_[kTileRows * Scheme::kValues];
+};
+
+}  // namespace pkg::cpu::tiles
+
+#endif

@@ -1,0 +1,127 @@
+// How a product is made by tile registers: what parts an operand's values are
+// split into, which products of parts are added, and in which order.
+//
+// A tile multiplies pairs of bfloat16 (8 significant bits) or quads of int8. A
+// float32 is the sum of three bfloat16s, each the rounding of what the ones
+// before it leave, and a float16 of two. Of float32's nine products of parts
+// the three least are below the rounding of a fused multiply-add; the other six
+// are added over a block of the inner dimension, least ones first and into the
+// same tiles, so that they are added to sums as small as themselves.
+//
+// Error of float32 products against float64, root of mean squares, as a
+// multiple of torch.mm's: 0.21 to 0.38 by six products, since a tile rounds
+// half as often; 13 to 15 by three (two parts); 4000 by one.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu::tiles {
+
+using simd::BFloat16;
+using simd::Half;
+
+// A tile is 16 rows of 64 bytes; a strip is the rows, or columns, of two.
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileBytes = 1024;
+inline constexpr int kStrip = 2 * kTileRows;
+
+// Products of parts (left, right) in the order in which they are added; the
+// last, of the largest parts, after the others of a whole block.
+struct PartProduct {
+  int left;
+  int right;
+};
+
+template <class T>
+struct SchemeBase {
+  using Input = T;
+  using Accumulator = float;
+  // Values of the inner dimension in a row of a tile: a unit.
+  static constexpr int kValues = 32;
+  // Sums of a block are added to those of the blocks before it by vectors; by
+  // tiles, where there are no small sums to keep apart.
+  static constexpr bool kAddsByTiles = false;
+  // Whether other work goes on beside the products (cpu/tiles/micro_kernel.h),
+  // or between one call and the next. With one part there are too few products
+  // for the calls to pay: bfloat16, n = 1024, 0.75 of oneDNN against 0.85.
+  static constexpr bool kWorksBeside = true;
+  // Whether values must be seen to lie in a range, and it is told why in
+  // cpu/tiles/range.h.
+  static constexpr bool kHasRange = true;
+};
+
+struct Float32By6 : SchemeBase<float> {
+  static constexpr int kParts = 3;
+  static constexpr PartProduct kProducts[] = {{0, 2}, {0, 1}, {1, 1},
+                                              {1, 0}, {2, 0}, {0, 0}};
+  static constexpr int kUnits = 4;
+};
+struct Float32By3 : SchemeBase<float> {
+  static constexpr int kParts = 2;
+  static constexpr PartProduct kProducts[] = {{0, 1}, {1, 0}, {0, 0}};
+  static constexpr int kUnits = 4;
+};
+struct Float32By1 : SchemeBase<float> {
+  static constexpr int kParts = 1;
+  static constexpr PartProduct kProducts[] = {{0, 0}};
+  static constexpr int kUnits = 8;
+  static constexpr bool kWorksBeside = false;
+};
+
+// 11 bits = 8 + 3. Both parts are exact, and so is every product; the product
+// of the two small parts is below half a unit of a result in float16.
+struct Float16By3 : SchemeBase<Half> {
+  static constexpr int kParts = 2;
+  static constexpr PartProduct kProducts[] = {{0, 1}, {1, 0}, {0, 0}};
+  static constexpr int kUnits = 4;
+};
+// For results in float32.
+struct Float16By4 : SchemeBase<Half> {
+  static constexpr int kParts = 2;
+  static constexpr PartProduct kProducts[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
+  static constexpr int kUnits = 4;
+};
+
+struct Bfloat16By1 : SchemeBase<BFloat16> {
+  static constexpr int kParts = 1;
+  static constexpr PartProduct kProducts[] = {{0, 0}};
+  static constexpr int kUnits = 8;
+  static constexpr bool kAddsByTiles = true;
+  static constexpr bool kHasRange = false;
+  static constexpr bool kWorksBeside = false;
+};
+
+struct Int8By1 : SchemeBase<int8_t> {
+  using Accumulator = int32_t;
+  static constexpr int kParts = 1;
+  static constexpr PartProduct kProducts[] = {{0, 0}};
+  static constexpr int kValues = 64;
+  static constexpr int kUnits = 8;
+  static constexpr bool kAddsByTiles = true;
+  static constexpr bool kHasRange = false;
+  static constexpr bool kWorksBeside = false;
+};
+
+template <class Scheme>
+inline constexpr int kProductCount =
+    static_cast<int>(sizeof(Scheme::kProducts) / sizeof(PartProduct));
+
+// Bytes of a strip's unit: every part of two tiles.
+template <class Scheme>
+inline constexpr int64_t kUnitBytes = int64_t{Scheme::kParts} * 2 * kTileBytes;
+
+template <class Scheme>
+constexpr int64_t units_of(int64_t inner) {
+  return (inner + Scheme::kValues - 1) / Scheme::kValues;
+}
+constexpr int64_t strips_of(int64_t lines) {
+  return (lines + kStrip - 1) / kStrip;
+}
+template <class Scheme>
+constexpr int64_t packed_bytes(int64_t lines, int64_t units) {
+  return strips_of(lines) * units * kUnitBytes<Scheme>;
+}
+
+}  // namespace pkg::cpu::tiles
