@@ -80,15 +80,15 @@ template <class Scheme>
 }
 
 template <class Scheme>
-inline constexpr bool kSplits =
-    std::is_same_v<typename Scheme::Input, float> ||
-    std::is_same_v<typename Scheme::Input, Half>;
+inline constexpr bool kSplits = std::is_same_v<typename Scheme::Input, float> ||
+                                std::is_same_v<typename Scheme::Input, Half>;
 
 // A line's unit whose values are contiguous; bits of `present` say which exist.
 template <class Scheme>
-[[gnu::always_inline]] inline void read_along(
-    const typename Scheme::Input* at, uint64_t present,
-    Words* (&rows)[Scheme::kParts], int row, Range& range) {
+[[gnu::always_inline]] inline void read_along(const typename Scheme::Input* at,
+                                              uint64_t present,
+                                              Words* (&rows)[Scheme::kParts],
+                                              int row, Range& range) {
   if constexpr (kSplits<Scheme>) {
     split<Scheme>(load_floats(static_cast<__mmask16>(present), at),
                   load_floats(static_cast<__mmask16>(present >> 16), at + 16),
@@ -213,7 +213,7 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
-#define PKG_PACK_TILES(Scheme)                    \
+#define PKG_PACK_TILES(Scheme)                   \
   template class TilePacker<Scheme, Side::Left>; \
   template class TilePacker<Scheme, Side::Right>
 PKG_PACK_TILES(Float32By6);

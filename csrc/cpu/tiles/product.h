@@ -329,29 +329,40 @@ class Product {
     const int64_t strip_bytes = units * kUnitBytes<Scheme>;
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
-    for (int64_t column = 0; column < columns; column += kStrip) {
-      for (int64_t row = 0; row < rows; row += kStrip, --micro_tiles) {
-        const Pending next = place(block, row, column);
-        plan_steps(Scheme::kWorksBeside ? steps_of<Scheme>(units) : 1,
-                   micro_tiles);
-        multiply_micro_tile<Scheme>(
-            next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1,
-            units,
-            {left + row / kStrip * strip_bytes,
-             right + column / kStrip * strip_bytes,
-             next.begin,
-             pending_.stored != nullptr ? pending_.stored : scratch_[0],
-             {&Product::step, this}});
-        if (!Scheme::kWorksBeside) {
-          step(this);
+    // A strip of rows is multiplied by several of columns while it is in L1.
+    constexpr int64_t kGroup = Scheme::kGroupedStrips * int64_t{kStrip};
+    for (int64_t group = 0; group < columns; group += kGroup) {
+      const int64_t group_end = std::min(columns, group + kGroup);
+      for (int64_t row = 0; row < rows; row += kStrip) {
+        for (int64_t column = group; column < group_end; column += kStrip) {
+          multiply_strips(block, row, column, units,
+                          left + row / kStrip * strip_bytes,
+                          right + column / kStrip * strip_bytes, micro_tiles);
+          --micro_tiles;
         }
-        stored_ = pending_;
-        pending_ = next;
       }
     }
     while (pieces_left() > 0) {
       pack_piece();
     }
+  }
+
+  // One of so many micro-tiles that are left.
+  void multiply_strips(const Block& block, int64_t row, int64_t column,
+                       int64_t units, const std::byte* left,
+                       const std::byte* right, int64_t micro_tiles) {
+    const Pending next = place(block, row, column);
+    plan_steps(Scheme::kWorksBeside ? steps_of<Scheme>(units) : 1, micro_tiles);
+    multiply_micro_tile<Scheme>(
+        next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
+        {left, right, next.begin,
+         pending_.stored != nullptr ? pending_.stored : scratch_[0],
+         kSumsStride, Work{&Product::step, this}});
+    if (!Scheme::kWorksBeside) {
+      step(this);
+    }
+    stored_ = pending_;
+    pending_ = next;
   }
 
   // Divides what is to be done beside a micro-tile among its steps: to bring
@@ -378,10 +389,10 @@ class Product {
     const bool first = block.unit == 0;
     const bool last = block.unit + kc_ >= units_;
     Accumulator* const sums =
-        sums_ == nullptr
-            ? nullptr
-            : sums_ + (column / kStrip * (sizes_.rows / kStrip) + row / kStrip) *
-                          kSumsCount;
+        sums_ == nullptr ? nullptr
+                         : sums_ + (column / kStrip * (sizes_.rows / kStrip) +
+                                    row / kStrip) *
+                                       kSumsCount;
     turn_ = 1 - turn_;
     const bool in_place = !last && (first || Scheme::kAddsByTiles);
     return {in_place ? sums : scratch_[turn_],
