@@ -48,7 +48,7 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kKeptBytes = int64_t{1} << 20;
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMost = 512;
-  constexpr int64_t kMostRowsBesideKept = 256;
+  constexpr int64_t kMostRowsBesideKept = 64;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc = even_block(units, Scheme::kUnits, 1);
   const int64_t blocks = (units + kc - 1) / kc;
