@@ -33,6 +33,19 @@ simd::Vector<float> load_floats(__mmask16 lanes, const Half* from) {
       _mm512_maskz_cvtph_ps(lanes, _mm256_maskz_loadu_epi16(lanes, from)));
 }
 
+// Ones where one of the two is: rounding the bits may make a zero of either.
+Words nan_or_denormal(simd::Vector<float> low, simd::Vector<float> high) {
+  constexpr int kQuietNan = 0x01;
+  constexpr int kDenormal = 0x20;
+  constexpr int kSignallingNan = 0x80;
+  const auto lanes = [](simd::Vector<float> values) {
+    return _mm512_fpclass_ps_mask(std::bit_cast<__m512>(values),
+                                  kQuietNan | kDenormal | kSignallingNan);
+  };
+  return std::bit_cast<Words>(
+      _mm512_movm_epi32(static_cast<__mmask16>(lanes(low) | lanes(high))));
+}
+
 // Whether the part's rounding is that of its value. What the first leaves is
 // shorter by eight bits: of a float32's 24 bits the second of three takes eight
 // as they stand, and the last of three, as of a float16's 11 the last of two,
@@ -55,7 +68,7 @@ template <class Scheme>
   constexpr uint32_t kKept = 0xFFFF0000U;
   constexpr bool kRoundsLast = is_rounded<Scheme>(Scheme::kParts - 1);
   if constexpr (kRoundsLast) {
-    range.add_nan(low, high);
+    range.add_lost(nan_or_denormal(low, high));
   }
 #pragma GCC unroll 3
   for (int part = 0; part < Scheme::kParts; ++part) {
@@ -80,15 +93,15 @@ template <class Scheme>
 }
 
 template <class Scheme>
-inline constexpr bool kSplits =
-    std::is_same_v<typename Scheme::Input, float> ||
-    std::is_same_v<typename Scheme::Input, Half>;
+inline constexpr bool kSplits = std::is_same_v<typename Scheme::Input, float> ||
+                                std::is_same_v<typename Scheme::Input, Half>;
 
 // A line's unit whose values are contiguous; bits of `present` say which exist.
 template <class Scheme>
-[[gnu::always_inline]] inline void read_along(
-    const typename Scheme::Input* at, uint64_t present,
-    Words* (&rows)[Scheme::kParts], int row, Range& range) {
+[[gnu::always_inline]] inline void read_along(const typename Scheme::Input* at,
+                                              uint64_t present,
+                                              Words* (&rows)[Scheme::kParts],
+                                              int row, Range& range) {
   if constexpr (kSplits<Scheme>) {
     split<Scheme>(load_floats(static_cast<__mmask16>(present), at),
                   load_floats(static_cast<__mmask16>(present >> 16), at + 16),
@@ -213,7 +226,7 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
-#define PKG_PACK_TILES(Scheme)                    \
+#define PKG_PACK_TILES(Scheme)                   \
   template class TilePacker<Scheme, Side::Left>; \
   template class TilePacker<Scheme, Side::Right>
 PKG_PACK_TILES(Float32By6);

@@ -32,11 +32,9 @@ class Range {
     rest_ |= std::bit_cast<simd::Vector<uint32_t>>(low) |
              std::bit_cast<simd::Vector<uint32_t>>(high);
   }
-  // Rounding may make a zero of a NaN.
-  [[gnu::always_inline]] void add_nan(simd::Vector<float> low,
-                                      simd::Vector<float> high) {
-    rest_ |= std::bit_cast<simd::Vector<uint32_t>>((low != low) |
-                                                   (high != high));
+  // Ones where a value is lost whatever the range.
+  [[gnu::always_inline]] void add_lost(simd::Vector<uint32_t> lost) {
+    rest_ |= lost;
   }
 
   // Of float16 only infinities and NaN matter: the rest lies well within.
@@ -58,8 +56,8 @@ class Range {
     const int other_most = other.largest_exponent() - kBias;
     const int least = least_exponent() - kBias;
     const int other_least = other.least_exponent() - kBias;
-    return is_whole() && other.is_whole() && is_finite() &&
-           other.is_finite() && most + other_most + bits < kLargestSum &&
+    return is_whole() && other.is_whole() && is_finite() && other.is_finite() &&
+           most + other_most + bits < kLargestSum &&
            std::min(least, other_least) >= kLeastExponent &&
            least + other_least >= kLeastProduct;
   }
