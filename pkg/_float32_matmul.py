@@ -23,7 +23,6 @@ import torch
 
 from . import _loader
 
-VARIABLE = "PKG_FLOAT32_MATMUL"
 PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
 """Of the ways that can be asked for, how many products of parts each makes."""
 
@@ -107,11 +106,11 @@ def begin() -> None:
         ImportError: ``PKG_FLOAT32_MATMUL`` has a value that it cannot have.
     """
     global _chosen
-    asked = os.environ.get(VARIABLE, "").strip().lower()
+    asked = os.environ.get("PKG_FLOAT32_MATMUL", "").strip().lower()
     if asked and asked not in PRODUCTS:
         raise ImportError(
-            f"{VARIABLE} is '{asked}'; it must be one of {', '.join(PRODUCTS)}, or unset for what "
-            "torch.set_float32_matmul_precision says"
+            f"PKG_FLOAT32_MATMUL is '{asked}'; it must be one of {', '.join(PRODUCTS)}, or unset "
+            "for what torch.set_float32_matmul_precision says"
         )
     _chosen = asked or "pytorch"
     follow_pytorch()

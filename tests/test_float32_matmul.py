@@ -44,7 +44,7 @@ def as_before() -> Iterator[None]:
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k != _float32_matmul.VARIABLE}
+    kept = {k: v for k, v in os.environ.items() if k != "PKG_FLOAT32_MATMUL"}
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(pkg.__file__).parents[1],
