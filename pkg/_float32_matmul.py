@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from ctypes import c_int64
 from typing import Any
@@ -30,6 +31,7 @@ PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
 _OF_PYTORCH = {"tf32": "high", "bf16": "medium"}
 _SETTERS = ("_set_float32_matmul_precision", "_set_fp32_precision_setter")
 
+_lock = threading.Lock()
 _chosen = "pytorch"
 
 
@@ -52,6 +54,7 @@ def set_float32_matmul(way: str) -> None:
         RuntimeError: it is called in a region that ``torch.compile`` compiles.
 
     Example:
+        >>> import pkg
         >>> pkg.set_float32_matmul("fma")
         >>> pkg.get_float32_matmul()
         'fma'
@@ -144,4 +147,6 @@ def _telling(setter: Callable[..., Any]) -> Callable[..., Any]:
 def _tell() -> None:
     library = _loader.cpu_library
     if hasattr(library, "pkg_choose_float32_products"):
-        library.pkg_choose_float32_products(c_int64(PRODUCTS[way_in_use()]))
+        # Of two threads that set it at once, the one that tells last has seen what both set.
+        with _lock:
+            library.pkg_choose_float32_products(c_int64(PRODUCTS[way_in_use()]))
