@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 UNIT = 2.0**-24  # half a unit in the last place of 1, in float32
 LARGEST = torch.finfo(torch.float32).max
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
-# Of dtypes and of results; the sums of float16 are made in two ways.
+# Of operands and of results.
 RESULTS = (
     (torch.float32, torch.float32),
     (torch.float16, torch.float16),
@@ -73,15 +73,11 @@ def bound(a: Tensor, b: Tensor, result: torch.dtype) -> Tensor:
     """Of the error of each element.
 
     Each rounding of a sum is off by a unit of at most the sum of magnitudes; one more for the
-    products of parts that are left out, and one for a sum of small parts. In float16 with results
-    in float16 the product of the two second parts is left out: each is at most 2**-9 of its value.
-    Results may be denormal.
+    products of parts that are left out, and one for a sum of small parts. Results may be denormal.
     """
     inner = a.shape[-1]
     magnitudes = a.double().abs() @ b.double().abs()
     error = (inner + 2) * UNIT * magnitudes + inner * 2.0**-149
-    if a.dtype == result == torch.float16:
-        error += 2.0**-18 * magnitudes
     if result != torch.float32:
         limits = torch.finfo(result)
         rounding = limits.eps / 2 * (a.double() @ b.double()).abs()
@@ -308,6 +304,23 @@ def test_float16_over_all_of_its_range(result: torch.dtype) -> None:
     check(a, normal(150, 90, seed=1).half(), result)
     check(torch.full((64, 64), 2.0**-24).half(), torch.eye(64).half(), result)
     check(torch.full((64, 64), 65504.0).half(), torch.eye(64).half(), result)
+
+
+@pytest.mark.parametrize("scale", [1, 4, 16])
+def test_float16_cancellation(scale: int) -> None:
+    """Results that are small beside their terms show what the parts leave out."""
+    a, b = normal(64, 64).half() * scale, normal(64, 64, seed=1).half() * scale
+    nearly = (b.float() + normal(64, 64, seed=2).float() * 1e-3 * scale).half()
+    sample = Sample((torch.cat([a, -a], 1).double(), torch.cat([b, nearly]).double()))
+    check_op(
+        torch.ops.pkg.matmul.default,
+        [sample],
+        reference=references.matmul,
+        function=pkg.ops.matmul,
+        dtypes=(torch.float16,),
+        autocast="lower",
+        checks=["values"],
+    )
 
 
 @pytest.mark.parametrize("result", [torch.float16, torch.float32])

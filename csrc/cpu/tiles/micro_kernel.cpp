@@ -37,25 +37,26 @@ constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kSumsRowBytes = kSumsStride * 4;
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
-#define PKG_MULTIPLY(sums, left, right)                \
-  if constexpr (std::is_same_v<Scheme, Int8By1>) {     \
-    _tile_dpbssd(sums, left, right);                   \
-  } else {                                             \
-    _tile_dpbf16ps(sums, left, right);                 \
+#define PKG_MULTIPLY(sums, left, right)            \
+  if constexpr (std::is_same_v<Scheme, Int8By1>) { \
+    _tile_dpbssd(sums, left, right);               \
+  } else {                                         \
+    _tile_dpbf16ps(sums, left, right);             \
   }
 // The first product of a block: the register's sums of the block before leave.
-#define PKG_MULTIPLY_FIRST(sums, left, right, place)                        \
-  _tile_stored(sums, tile.previous + (place), kSumsRowBytes);               \
-  if (Scheme::kAddsByTiles && tile.begin != nullptr) {                      \
-    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);                 \
-  } else {                                                                  \
-    _tile_zero(sums);                                                       \
-  }                                                                         \
+#define PKG_MULTIPLY_FIRST(sums, left, right, place)          \
+  _tile_stored(sums, tile.previous + (place), kSumsRowBytes); \
+  if (Scheme::kAddsByTiles && tile.begin != nullptr) {        \
+    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);   \
+  } else {                                                    \
+    _tile_zero(sums);                                         \
+  }                                                           \
   PKG_MULTIPLY(sums, left, right)
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-constexpr int64_t kBesides = kTileRows;                  // the next tile's sums
-constexpr int64_t kBelow = int64_t{kTileRows} * kStrip;  // those of the next row
+constexpr int64_t kBesides = kTileRows;  // the next tile's sums
+constexpr int64_t kBelow =
+    int64_t{kTileRows} * kStrip;  // those of the next row
 
 template <class Scheme, int kRowTiles, int kColumnTiles>
 struct Kernel {
@@ -201,7 +202,6 @@ void store_sums(void* sums) {
 PKG_MICRO_TILE(Float32By6);
 PKG_MICRO_TILE(Float32By3);
 PKG_MICRO_TILE(Float32By1);
-PKG_MICRO_TILE(Float16By3);
 PKG_MICRO_TILE(Float16By4);
 PKG_MICRO_TILE(Bfloat16By1);
 PKG_MICRO_TILE(Int8By1);

@@ -232,7 +232,6 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 PKG_PACK_TILES(Float32By6);
 PKG_PACK_TILES(Float32By3);
 PKG_PACK_TILES(Float32By1);
-PKG_PACK_TILES(Float16By3);
 PKG_PACK_TILES(Float16By4);
 PKG_PACK_TILES(Bfloat16By1);
 PKG_PACK_TILES(Int8By1);
