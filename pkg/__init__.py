@@ -16,12 +16,15 @@ from . import _loader, jit
 
 try:
     _C = _loader.load()
-    from . import integrations, nn, ops
+    from . import _float32_matmul, integrations, nn, ops
+    from ._float32_matmul import get_float32_matmul, set_float32_matmul
     from .accelerate import accelerate
     from .doctor import doctor
     from .packing import pack_weights_
     from .quantization import quantize_
     from .replacing import replace_modules, restore_modules
+
+    _float32_matmul.begin()
 except BaseException as error:
     if isinstance(error, Exception) and _loader.describes_itself():
         from .environment import describe_failed_import
@@ -36,6 +39,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "doctor",
+    "get_float32_matmul",
     "integrations",
     "jit",
     "nn",
@@ -44,4 +48,5 @@ __all__ = [
     "quantize_",
     "replace_modules",
     "restore_modules",
+    "set_float32_matmul",
 ]

@@ -45,6 +45,7 @@ print(json.dumps({
     "file": pkg.__file__,
     "CPU capability loaded": pkg._loader.cpu_capability,
     "CPU capabilities of this processor": pkg._C.cpu_capabilities(),
+    "float32 products on the CPU": pkg._float32_matmul.description(),
     "CUDA kernels loaded": "yes" if pkg._loader.cuda_loaded else "no",
     "build": pkg._C.build_info(),
 }))

@@ -193,9 +193,10 @@ def test_examples() -> None:
 
 
 def messages() -> Iterator[str]:
-    """The strings of the loader and of the C++ binding, with … where a value is put in."""
-    tree = ast.parse((ROOT / "pkg" / "_loader.py").read_text("utf-8"))
-    for node in ast.walk(tree):
+    """The strings that an import raises and of the C++ binding, with … where a value is put in."""
+    raising = [ROOT / "pkg" / name for name in ("_loader.py", "_float32_matmul.py")]
+    trees = [ast.parse(path.read_text("utf-8")) for path in raising]
+    for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
             yield "".join(map(str, parts))

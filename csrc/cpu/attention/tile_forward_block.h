@@ -212,10 +212,10 @@ class TileForwardBlock {
     int turn = 0;
     for (int64_t column = 0; column < columns; column += tiles::kStrip) {
       turn = 1 - turn;
-      tiles::multiply_micro_tile<Values>(tiles_of(rows),
-                                         tiles_of(columns - column), units,
-                                         {packed_, values, nullptr, previous,
-                                          tiles::kSumsStride, tiles::kNoWork});
+      tiles::multiply_micro_tile<Probabilities>(
+          tiles_of(rows), tiles_of(columns - column), units,
+          {packed_, values, nullptr, previous, tiles::kSumsStride,
+           tiles::kNoWork});
       values += Packing::kBlockUnits * tiles::kUnitBytes<Values>;
       if (column > 0) {
         add_products(row, rows, column - tiles::kStrip, previous);

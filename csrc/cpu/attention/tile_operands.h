@@ -27,9 +27,10 @@
 
 namespace pkg::cpu::attention {
 
-// Scores: of queries and keys. Values: of values, and of what multiplies them
-// by Probabilities. Sums of probabilities times values are scaled by
-// kProbabilityScale: so that the last part of the least normal number is one.
+// Scores: of queries and keys. Values: how values are packed. Probabilities:
+// how these are, and which products of parts with those of values are added.
+// Sums of probabilities times values are scaled by kProbabilityScale: so that
+// the last part of the least normal number is one.
 template <class Input>
 struct TileSchemes;
 template <>
@@ -42,7 +43,7 @@ struct TileSchemes<float> {
 template <>
 struct TileSchemes<Half> {
   using Scores = tiles::Float16By4;
-  using Values = tiles::Float16By3;
+  using Values = tiles::Float16By4;
   using Probabilities = tiles::Float32By3;
   static constexpr float kProbabilityScale = 1;
 };

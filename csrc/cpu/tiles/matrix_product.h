@@ -84,9 +84,7 @@ bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
     }
     return false;
   } else if constexpr (std::is_same_v<Input, Half>) {
-    using Scheme = std::conditional_t<std::is_same_v<Output, Half>, Float16By3,
-                                      Float16By4>;
-    detail::multiply<Scheme>(product, threads, epilogue);
+    detail::multiply<Float16By4>(product, threads, epilogue);
     return true;
   } else if constexpr (std::is_same_v<Input, BFloat16>) {
     detail::multiply<Bfloat16By1>(product, threads, epilogue);

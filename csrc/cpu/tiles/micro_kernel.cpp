@@ -204,7 +204,6 @@ void store_sums(void* sums, int64_t stride) {
 PKG_MICRO_TILE(Float32By6);
 PKG_MICRO_TILE(Float32By3);
 PKG_MICRO_TILE(Float32By1);
-PKG_MICRO_TILE(Float16By3);
 PKG_MICRO_TILE(Float16By4);
 PKG_MICRO_TILE(Bfloat16By1);
 PKG_MICRO_TILE(Int8By1);

@@ -33,6 +33,19 @@ simd::Vector<float> load_floats(__mmask16 lanes, const Half* from) {
       _mm512_maskz_cvtph_ps(lanes, _mm256_maskz_loadu_epi16(lanes, from)));
 }
 
+// Ones where one of the two is: rounding the bits may make a zero of either.
+Words nan_or_denormal(simd::Vector<float> low, simd::Vector<float> high) {
+  constexpr int kQuietNan = 0x01;
+  constexpr int kDenormal = 0x20;
+  constexpr int kSignallingNan = 0x80;
+  const auto lanes = [](simd::Vector<float> values) {
+    return _mm512_fpclass_ps_mask(std::bit_cast<__m512>(values),
+                                  kQuietNan | kDenormal | kSignallingNan);
+  };
+  return std::bit_cast<Words>(
+      _mm512_movm_epi32(static_cast<__mmask16>(lanes(low) | lanes(high))));
+}
+
 // Whether the part's rounding is that of its value. What the first leaves is
 // shorter by eight bits: of a float32's 24 bits the second of three takes eight
 // as they stand, and the last of three, as of a float16's 11 the last of two,
@@ -55,7 +68,7 @@ template <class Scheme>
   constexpr uint32_t kKept = 0xFFFF0000U;
   constexpr bool kRoundsLast = is_rounded<Scheme>(Scheme::kParts - 1);
   if constexpr (kRoundsLast) {
-    range.add_nan(low, high);
+    range.add_lost(nan_or_denormal(low, high));
   }
 #pragma GCC unroll 3
   for (int part = 0; part < Scheme::kParts; ++part) {
@@ -219,7 +232,6 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 PKG_PACK_TILES(Float32By6);
 PKG_PACK_TILES(Float32By3);
 PKG_PACK_TILES(Float32By1);
-PKG_PACK_TILES(Float16By3);
 PKG_PACK_TILES(Float16By4);
 PKG_PACK_TILES(Bfloat16By1);
 PKG_PACK_TILES(Int8By1);

@@ -1,5 +1,6 @@
 // How exact a product of float32 matrices by tile registers is, as the user
-// chose: torch.set_float32_matmul_precision and PKG_FLOAT32_MATMUL.
+// chose: torch.set_float32_matmul_precision and PKG_FLOAT32_MATMUL, which
+// pkg/_float32_matmul.py reads and brings here.
 #pragma once
 
 #include <atomic>

@@ -50,7 +50,7 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kMost = 512;
   constexpr int64_t kMostRowsBesideKept = 64;
   const int64_t units = units_of<Scheme>(inner);
-  const int64_t kc = even_block(units, Scheme::kUnits, 1);
+  const int64_t kc = even_block(units, block_units<Scheme>(inner), 1);
   const int64_t blocks = (units + kc - 1) / kc;
   const auto fits = [&](int64_t lines) {
     return blocks > 1 && blocks <= kMostBlocks &&

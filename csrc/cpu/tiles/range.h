@@ -32,11 +32,9 @@ class Range {
     rest_ |= std::bit_cast<simd::Vector<uint32_t>>(low) |
              std::bit_cast<simd::Vector<uint32_t>>(high);
   }
-  // Rounding may make a zero of a NaN.
-  [[gnu::always_inline]] void add_nan(simd::Vector<float> low,
-                                      simd::Vector<float> high) {
-    rest_ |=
-        std::bit_cast<simd::Vector<uint32_t>>((low != low) | (high != high));
+  // Ones where a value is lost whatever the range.
+  [[gnu::always_inline]] void add_lost(simd::Vector<uint32_t> lost) {
+    rest_ |= lost;
   }
 
   // Of float16 only infinities and NaN matter: the rest lies well within.

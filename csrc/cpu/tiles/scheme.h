@@ -9,8 +9,8 @@
 // same tiles, so that they are added to sums as small as themselves.
 //
 // Error of float32 products against float64, root of mean squares, as a
-// multiple of torch.mm's: 0.21 to 0.38 by six products, since a tile rounds
-// half as often; 13 to 15 by three (two parts); 4000 by one.
+// multiple of torch.mm's: 0.21 to 0.42 by six products, since a tile rounds
+// half as often; 13 to 43 by three (two parts); 7000 to 20000 by one.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct Float32By6 : SchemeBase<float> {
   static constexpr int kParts = 3;
   static constexpr PartProduct kProducts[] = {{0, 2}, {0, 1}, {1, 1},
                                               {1, 0}, {2, 0}, {0, 0}};
-  static constexpr int kUnits = 4;
+  static constexpr int kUnits = 2;
 };
 struct Float32By3 : SchemeBase<float> {
   static constexpr int kParts = 2;
@@ -72,14 +72,9 @@ struct Float32By1 : SchemeBase<float> {
   static constexpr bool kWorksBeside = false;
 };
 
-// 11 bits = 8 + 3. Both parts are exact, and so is every product; the product
-// of the two small parts is below half a unit of a result in float16.
-struct Float16By3 : SchemeBase<Half> {
-  static constexpr int kParts = 2;
-  static constexpr PartProduct kProducts[] = {{0, 1}, {1, 0}, {0, 0}};
-  static constexpr int kUnits = 4;
-};
-// For results in float32.
+// 11 bits = 8 + 3. Both parts are exact, and so is every product. Without that
+// of the two small parts, 2^-18 of a term, sums whose terms cancel would have
+// ten times the error of float32 sums, results in float16 too.
 struct Float16By4 : SchemeBase<Half> {
   static constexpr int kParts = 2;
   static constexpr PartProduct kProducts[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
@@ -113,6 +108,20 @@ inline constexpr int kProductCount =
 // Bytes of a strip's unit: every part of two tiles.
 template <class Scheme>
 inline constexpr int64_t kUnitBytes = int64_t{Scheme::kParts} * 2 * kTileBytes;
+
+// Units of a block (KC) of so long an inner dimension. Of a long one float32's
+// are longer, though they do not lie in the L1 cache then: each addition of a
+// block's sums to those before rounds, and it does so alike where terms have
+// one sign.
+template <class Scheme>
+constexpr int64_t block_units(int64_t inner) {
+  constexpr int64_t kLong = 1024;
+  constexpr int64_t kVeryLong = 4096;
+  if (Scheme::kParts < 3 || inner <= kLong) {
+    return Scheme::kUnits;
+  }
+  return inner <= kVeryLong ? 2 * Scheme::kUnits : 4 * Scheme::kUnits;
+}
 
 template <class Scheme>
 constexpr int64_t units_of(int64_t inner) {

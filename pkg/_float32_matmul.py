@@ -1,0 +1,152 @@
+"""How exact products of float32 matrices on the CPU are, where tile registers make them.
+
+Intel's AMX multiplies bfloat16. A float32 is the sum of three of them, so that six products of
+such parts give a product of float32 that is as exact as one by fused multiply-adds, three products
+give half of its digits and one those of bfloat16. PyTorch has words for these:
+:func:`torch.set_float32_matmul_precision`.
+
+The kernels read the choice where it costs nothing, in the CPU library, which calls no function of
+PyTorch that could tell it. So it is told: PyTorch keeps its setting in C++ and has two functions
+by which Python changes it, and :func:`follow_pytorch` puts a function around each that calls it and
+then reads what was set.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from ctypes import c_int64
+from typing import Any
+
+import torch
+
+from . import _loader
+
+PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
+"""Of the ways that can be asked for, how many products of parts each makes."""
+
+# PyTorch's words of oneDNN, which are those for the CPU.
+_OF_PYTORCH = {"tf32": "high", "bf16": "medium"}
+_SETTERS = ("_set_float32_matmul_precision", "_set_fp32_precision_setter")
+
+_lock = threading.Lock()
+_chosen = "pytorch"
+
+
+def set_float32_matmul(way: str) -> None:
+    """Sets how float32 matrices are multiplied on a CPU with Intel AMX, for the whole process.
+
+    It holds for every operator of this package that multiplies matrices by tile registers, and for
+    PyTorch's own under :func:`pkg.accelerate`. Where the processor, or the CPU library in use, has
+    no tile registers, every way is by fused multiply-adds.
+
+    Args:
+        way: ``"pytorch"``, as :func:`torch.set_float32_matmul_precision` and
+            ``torch.backends.mkldnn.matmul.fp32_precision`` say, which is the default;
+            ``"highest"``, by six products of bfloat16 parts, at least as exact as PyTorch's;
+            ``"high"``, by three, to about 16 bits; ``"medium"``, by one, to the 8 bits of bfloat16;
+            ``"fma"``, by fused multiply-adds and no tile registers, slower than ``"highest"``.
+
+    Raises:
+        ValueError: there is no such way.
+        RuntimeError: it is called in a region that ``torch.compile`` compiles.
+
+    Example:
+        >>> import pkg
+        >>> pkg.set_float32_matmul("fma")
+        >>> pkg.get_float32_matmul()
+        'fma'
+        >>> pkg.set_float32_matmul("pytorch")
+    """
+    global _chosen
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            "pkg.set_float32_matmul is called in a region that torch.compile compiles; call it "
+            "outside: compiled models follow the setting as they run"
+        )
+    if way != "pytorch" and way not in PRODUCTS:
+        raise ValueError(
+            f"pkg.set_float32_matmul: way is {way!r}; it must be one of pytorch, "
+            f"{', '.join(PRODUCTS)}"
+        )
+    _chosen = way
+    _tell()
+
+
+def get_float32_matmul() -> str:
+    """What :func:`set_float32_matmul` or ``PKG_FLOAT32_MATMUL`` has set, else ``"pytorch"``."""
+    return _chosen
+
+
+def way_in_use() -> str:
+    """The way, also where it is PyTorch's setting that says which."""
+    if _chosen != "pytorch":
+        return _chosen
+    return _OF_PYTORCH.get(torch._C._get_fp32_precision_getter("mkldnn", "matmul"), "highest")
+
+
+def has_tiles() -> bool:
+    """Whether the CPU library in use multiplies by tile registers."""
+    # pkg.jit may have compiled a part of the kernels alone.
+    return hasattr(_loader.cpu_library, "pkg_has_tiles") and bool(
+        _loader.cpu_library.pkg_has_tiles()
+    )
+
+
+def description() -> str:
+    """For ``python -m pkg env``."""
+    if not has_tiles():
+        return "fma (no tile registers)"
+    return f"{way_in_use()} (as {'PyTorch' if _chosen == 'pytorch' else 'pkg'} was told)"
+
+
+def begin() -> None:
+    """On import: takes the environment's choice, and follows PyTorch's setting from then on.
+
+    Raises:
+        ImportError: ``PKG_FLOAT32_MATMUL`` has a value that it cannot have.
+    """
+    global _chosen
+    asked = os.environ.get("PKG_FLOAT32_MATMUL", "").strip().lower()
+    if asked and asked not in PRODUCTS:
+        raise ImportError(
+            f"PKG_FLOAT32_MATMUL is '{asked}'; it must be one of {', '.join(PRODUCTS)}, or unset "
+            "for what torch.set_float32_matmul_precision says"
+        )
+    _chosen = asked or "pytorch"
+    follow_pytorch()
+    _tell()
+
+
+def follow_pytorch() -> None:
+    """Puts our function around PyTorch's two, for every name that they are called by.
+
+    ``torch.set_float32_matmul_precision``, also where it was imported by name before, and the
+    properties ``fp32_precision`` below ``torch.backends`` look them up in ``torch._C`` each time.
+    """
+    for name in _SETTERS:
+        setter = getattr(torch._C, name, None)
+        if setter is not None:
+            # Of an import of this package that failed later, or of one that was forgotten.
+            setattr(torch._C, name, _telling(getattr(setter, "_before_pkg", setter)))
+
+
+def _telling(setter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(setter)
+    def set_and_tell(*args: Any, **kwargs: Any) -> Any:
+        result = setter(*args, **kwargs)
+        _tell()
+        return result
+
+    set_and_tell._before_pkg = setter  # type: ignore[attr-defined]
+    return set_and_tell
+
+
+def _tell() -> None:
+    library = _loader.cpu_library
+    if hasattr(library, "pkg_choose_float32_products"):
+        # Of two threads that set it at once, the one that tells last has seen what both set.
+        with _lock:
+            library.pkg_choose_float32_products(c_int64(PRODUCTS[way_in_use()]))

@@ -1,0 +1,529 @@
+"""Products by tile registers: as exact as fused multiply-adds, on hostile values and sizes.
+
+A float32 is the sum of its three parts in bfloat16, but for what is denormal, and the range of the
+values is seen to leave nothing of that out (csrc/cpu/tiles/range.h). So the bound of every test is
+the one of a sum that is rounded after each of its terms, whatever the processor adds them by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+import references
+import torch
+from samples import FLOATING, around, normal, of_dtype
+from torch import Tensor
+
+import pkg
+from pkg import _float32_matmul
+from pkg.testing import Sample, check_op, same_bits
+
+pytestmark = pytest.mark.skipif(
+    not _float32_matmul.has_tiles(),
+    reason="this processor, or the CPU library in use, has no tile registers (Intel AMX)",
+)
+
+UNIT = 2.0**-24  # half a unit in the last place of 1, in float32
+LARGEST = torch.finfo(torch.float32).max
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
+# Of operands and of results.
+RESULTS = (
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.int8, torch.int32),
+)
+EDGES = around(16, 32, 48, 64)
+# Every bit pattern's kind: quiet and signalling, of either sign, with bits that rounding to
+# bfloat16 would carry into the exponent, or cut off.
+NANS = (0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7F808000)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_pytorchs_precision() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pkg.set_float32_matmul("highest")
+    yield
+    pkg.set_float32_matmul("pytorch")
+    torch.set_num_threads(threads)
+
+
+def multiply(a: Tensor, b: Tensor, result: torch.dtype | None = None) -> Tensor:
+    if a.dtype == torch.int8:
+        result = torch.int32
+    return pkg.ops.matmul(a, b, out_dtype=None if result == a.dtype else result)
+
+
+def by_fused_multiply_adds(a: Tensor, b: Tensor) -> Tensor:
+    pkg.set_float32_matmul("fma")
+    try:
+        return pkg.ops.matmul(a, b)
+    finally:
+        pkg.set_float32_matmul("highest")
+
+
+def bound(a: Tensor, b: Tensor, result: torch.dtype) -> Tensor:
+    """Of the error of each element.
+
+    Each rounding of a sum is off by a unit of at most the sum of magnitudes; one more for the
+    products of parts that are left out, and one for a sum of small parts. Results may be denormal.
+    """
+    inner = a.shape[-1]
+    magnitudes = a.double().abs() @ b.double().abs()
+    error = (inner + 2) * UNIT * magnitudes + inner * 2.0**-149
+    if result != torch.float32:
+        limits = torch.finfo(result)
+        rounding = limits.eps / 2 * (a.double() @ b.double()).abs()
+        error += rounding + error * limits.eps + limits.smallest_normal * limits.eps
+    return error
+
+
+def check(a: Tensor, b: Tensor, result: torch.dtype = torch.float32) -> Tensor:
+    """The product, which is as close to float64 as it has to be."""
+    product = multiply(a, b, result)
+    assert product.dtype == (torch.int32 if a.dtype == torch.int8 else result)
+    exact = a.double() @ b.double()
+    if a.dtype == torch.int8:
+        assert torch.equal(product.double(), exact)
+    else:
+        assert ((product.double() - exact).abs() <= bound(a, b, result)).all()
+    if a.dtype == torch.float32:
+        # Errors of many terms are far below that bound, and that of a missing part may be too.
+        ours, plain = (relative_error(each, a, b) for each in (product, a @ b))
+        assert ours <= 2 * plain + UNIT / 8
+    return product
+
+
+def relative_error(product: Tensor, a: Tensor, b: Tensor) -> float:
+    """Root of the mean square, relative to the magnitudes that are added up."""
+    error = (product.double() - a.double() @ b.double()).abs()
+    magnitudes = (a.double().abs() @ b.double().abs()).clamp(min=2.0**-100)
+    return float((error / magnitudes).square().mean().sqrt())
+
+
+def same_places(product: Tensor, expected: Tensor) -> None:
+    """The same NaNs and infinities."""
+    assert torch.equal(product.isnan(), expected.isnan())
+    assert torch.equal(product.isposinf(), expected.isposinf())
+    assert torch.equal(product.isneginf(), expected.isneginf())
+
+
+def check_special(a: Tensor, b: Tensor) -> Tensor:
+    """As fused multiply-adds and PyTorch have it, and finite elements within the bound."""
+    product, expected = pkg.ops.matmul(a, b), by_fused_multiply_adds(a, b)
+    same_places(product, expected)
+    same_places(product, a @ b)
+    finite = product.isfinite()
+    exact = a.double() @ b.double()
+    error = (product.double() - exact).abs()
+    assert (error <= bound(a, b, torch.float32))[finite].all()
+    return product
+
+
+def from_bits(bits: int) -> Tensor:
+    return torch.frombuffer(bytearray(struct.pack("<I", bits)), dtype=torch.float32)[0]
+
+
+def powers(first: int, last: int, count: int) -> Tensor:
+    return torch.exp2(torch.linspace(first, last, count).round().double())
+
+
+# float32: how exact
+
+
+@pytest.mark.parametrize("size", [33, 48, 49, 64, 65, 100, 128, 255, 512, 1000, 2048])
+def test_six_products_are_more_exact_than_pytorch(size: int) -> None:
+    a, b = normal(size, size).float(), normal(size, size, seed=1).float()
+    exact = a.double() @ b.double()
+    ours = (pkg.ops.matmul(a, b).double() - exact).norm()
+    # The least product that tiles make is of 48**3 multiplications.
+    assert ours <= (0.6 if size >= 48 else 1.2) * ((a @ b).double() - exact).norm()
+    same = torch.equal(pkg.ops.matmul(a, b), by_fused_multiply_adds(a, b))
+    assert same == (size < 48)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(48, 16384, 48), (33, 20000, 65)])
+def test_a_long_inner_dimension(rows: int, inner: int, columns: int) -> None:
+    a, b = normal(rows, inner).float(), normal(inner, columns, seed=1).float()
+    product = check(a, b)
+    exact = a.double() @ b.double()
+    error = (product.double() - exact).norm()
+    assert error <= 1.2 * (by_fused_multiply_adds(a, b).double() - exact).norm()
+    check(a.abs(), b.abs())  # every sum grows all the way
+
+
+def test_rows_and_columns_of_any_size() -> None:
+    a = (normal(70, 200) * powers(-30, 30, 70)[:, None]).float()
+    b = (normal(200, 90, seed=1) * powers(30, -30, 90)).float()
+    assert not torch.equal(check(a, b), by_fused_multiply_adds(a, b))
+
+
+def test_terms_of_any_size() -> None:
+    sizes = powers(-30, 30, 200)
+    shuffled = sizes[torch.randperm(200)]
+    a, b = normal(70, 200), normal(200, 90, seed=1)
+    for left, right in ((sizes, 1 / sizes), (sizes, shuffled), (shuffled, sizes)):
+        product = check((a * left).float(), (b * right[:, None]).float())
+        assert product.isfinite().all()
+
+
+def test_cancellation() -> None:
+    a, b = normal(70, 150).float(), normal(150, 90, seed=1).float()
+    nearly = torch.nextafter(a, torch.full_like(a, torch.inf))
+    twice = torch.cat([a, -nearly], 1)
+    product = check(twice, torch.cat([b, b]))
+    assert not torch.equal(product, torch.zeros_like(product))
+    # Between terms of one tile's row, of one block, of several blocks.
+    check(torch.stack([a, -nearly], 2).reshape(70, 300), b.repeat_interleave(2, 0))
+    check(torch.cat([a, a, -nearly, -a], 1), torch.cat([b, b, b, b]))
+    check(torch.cat([a * 2**20, a, -a * 2**20], 1), torch.cat([b, b, b]))
+
+
+@pytest.mark.parametrize("bits", range(25))
+def test_every_bit_counts(bits: int) -> None:
+    """Values whose last bit is set, each bit with others or alone, of both signs."""
+    value = 1 + 2.0 ** -min(bits, 23) if bits < 24 else 2 - 2.0**-23
+    a = torch.eye(64) * value
+    b = (normal(64, 64).sign() * (1 + normal(64, 64, seed=1).abs())).float()
+    # One term that is not zero: what is left out, and one rounding.
+    for left, right in ((a, b), (b, a)):
+        exact = left.double() @ right.double()
+        error = (pkg.ops.matmul(left, right).double() - exact).abs()
+        assert (error <= 2 * UNIT * exact.abs()).all()
+    ones = torch.eye(64)
+    assert torch.equal(pkg.ops.matmul(ones, b), b)
+    assert torch.equal(pkg.ops.matmul(b * value, -ones), -b * value)
+
+
+# float32: special values
+
+
+@pytest.mark.parametrize("way", ["highest", "high", "medium"])
+@pytest.mark.parametrize("bits", [*NANS, 0x7F800000, 0xFF800000])
+@pytest.mark.parametrize("side", [0, 1])
+def test_nan_and_infinity_stay_where_they_belong(way: str, bits: int, side: int) -> None:
+    pkg.set_float32_matmul(way)
+    for row, column in ((0, 0), (69, 149), (33, 31), (16, 128)):
+        a, b = normal(70, 150).float(), normal(150, 70, seed=1).float()
+        (b.mT if side else a)[row, column] = from_bits(bits)
+        product = pkg.ops.matmul(a, b)
+        same_places(product, by_fused_multiply_adds(a, b))
+        pkg.set_float32_matmul(way)
+        special = (product.mT if side else product)[row]
+        assert (special.isnan() if bits in NANS else special.isinf()).all()
+        assert (~product.isfinite()).sum() == 70
+
+
+def test_infinities_that_meet() -> None:
+    a, b = normal(70, 150).float(), normal(150, 90, seed=1).float()
+    a[3, 5], a[3, 80], a[4, 6], a[5, 7] = torch.inf, -torch.inf, torch.inf, torch.inf
+    b[6, 8], b[7] = 0, torch.inf
+    check_special(a, b)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.99, 1.0])
+def test_values_near_the_largest(scale: float) -> None:
+    """They become infinite where they are rounded to bfloat16, and their sums nowhere."""
+    a, b = normal(70, 150).float(), torch.zeros(150, 90)
+    a[:, 7] = scale * LARGEST
+    a[11, 3] = -scale * LARGEST
+    b[torch.randint(0, 150, (90,)), torch.arange(90)] = 1
+    assert check_special(a, b).isfinite().all()
+    check_special(b.mT.contiguous(), a.mT.contiguous())
+    b[7] = 2
+    b[3] = 0
+    assert check_special(a, b).isinf().any() == (scale > 0.5)
+
+
+def test_sums_near_the_largest() -> None:
+    """Terms and sums that are finite, though the bound of the range leaves no room for them."""
+    a = torch.full((64, 64), 2.0**60)
+    b = torch.full((64, 64), 2.0**61)
+    assert (check_special(a, b) == 2.0**127).all()
+    b[:, ::2] *= 2
+    assert check_special(a, b).isposinf().sum() == 32 * 64
+
+
+@pytest.mark.parametrize("way", ["highest", "high", "medium"])
+def test_no_way_loses_a_value_at_the_ends_of_the_range(way: str) -> None:
+    pkg.set_float32_matmul(way)
+    ones = torch.eye(64)
+    for value in (LARGEST, -LARGEST, 1e-38, 1e-40, 2.0**-149, 2.0**-126):
+        a = torch.full((64, 64), value)
+        for product in (pkg.ops.matmul(a, ones), pkg.ops.matmul(ones, a)):
+            assert torch.equal(product, a)
+
+
+@pytest.mark.parametrize("exponent", range(-149, -90, 3))
+def test_denormals_and_what_is_near_them(exponent: int) -> None:
+    a, b = normal(70, 150).float(), normal(150, 90, seed=1).float()
+    check_special((a.double() * 2.0**exponent).float(), b)
+    check_special(a, (b.double() * 2.0**exponent).float())
+    check_special((a.double() * 2.0**exponent).float(), b * 2.0**100)
+    one = a.clone()
+    one[69, 149] *= 2.0**exponent
+    check_special(one, b)
+    # Parts of it are denormal, though it is not.
+    one[69] = 0
+    one[69, 149] = (1 + 2.0**-23) * 2.0 ** max(exponent, -126)
+    check_special(one, b)
+
+
+@pytest.mark.parametrize("exponent", range(-80, -40, 4))
+def test_products_that_underflow(exponent: int) -> None:
+    a, b = normal(70, 150).float() * 2.0**exponent, normal(150, 90, seed=1).float()
+    check_special(a, b * 2.0**exponent)
+    check_special(a, b * 2.0 ** (-120 - exponent))
+
+
+def test_zeros() -> None:
+    a, b = normal(70, 150).float(), normal(150, 90, seed=1).float()
+    zeros = torch.zeros_like(a)
+    for zero in (zeros, -zeros):
+        assert (pkg.ops.matmul(zero, b) == 0).all()
+    some = a.where(normal(70, 150, seed=2) > 0, 0.0)
+    assert not torch.equal(check(some, b), by_fused_multiply_adds(some, b))
+    check_special(zeros, b * torch.inf)
+
+
+# Other dtypes
+
+
+@pytest.mark.parametrize("result", [torch.float16, torch.float32])
+def test_float16_over_all_of_its_range(result: torch.dtype) -> None:
+    a = (normal(70, 150) * powers(-24, 2, 70)[:, None]).half()
+    b = (normal(150, 90, seed=1) * powers(-24, 2, 90)).half()
+    check(a, b, result)
+    check(a, normal(150, 90, seed=1).half(), result)
+    check(torch.full((64, 64), 2.0**-24).half(), torch.eye(64).half(), result)
+    check(torch.full((64, 64), 65504.0).half(), torch.eye(64).half(), result)
+
+
+@pytest.mark.parametrize("scale", [1, 4, 16])
+def test_float16_cancellation(scale: int) -> None:
+    """Results that are small beside their terms show what the parts leave out."""
+    a, b = normal(64, 64).half() * scale, normal(64, 64, seed=1).half() * scale
+    nearly = (b.float() + normal(64, 64, seed=2).float() * 1e-3 * scale).half()
+    sample = Sample((torch.cat([a, -a], 1).double(), torch.cat([b, nearly]).double()))
+    check_op(
+        torch.ops.pkg.matmul.default,
+        [sample],
+        reference=references.matmul,
+        function=pkg.ops.matmul,
+        dtypes=(torch.float16,),
+        autocast="lower",
+        checks=["values"],
+    )
+
+
+@pytest.mark.parametrize("result", [torch.float16, torch.float32])
+def test_float16_nan_and_infinity(result: torch.dtype) -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        a, b = normal(70, 150).half(), normal(150, 90, seed=1).half()
+        a[69, 149] = value
+        b[140, 89] = -value
+        same_places(multiply(a, b, result), (a.float() @ b.float()).to(result))
+    large = torch.full((64, 64), 300.0).half()
+    assert (multiply(large, large, torch.float16) == torch.inf).all()
+    assert (multiply(large, large, torch.float32) == 64 * 300.0**2).all()
+
+
+def test_float16_signalling_nan() -> None:
+    a, b = normal(70, 150).half(), normal(150, 90, seed=1).half()
+    a.view(torch.int16)[5, 7] = 0x7C01
+    assert multiply(a, b, torch.float16).isnan().sum() == 90
+
+
+@pytest.mark.parametrize("result", [torch.bfloat16, torch.float32])
+def test_bfloat16(result: torch.dtype) -> None:
+    a = (normal(70, 300) * powers(-30, 30, 70)[:, None]).bfloat16()
+    b = (normal(300, 90, seed=1) * powers(-30, 30, 90)).bfloat16()
+    check(a, b, result)
+    a[69, 299], a[0, 0], b[7, 89] = torch.nan, torch.inf, -torch.inf
+    same_places(multiply(a, b, result), (a.float() @ b.float()).to(result))
+
+
+def test_int8_at_its_ends() -> None:
+    for left, right in itertools.product((-128, 127), repeat=2):
+        a = torch.full((70, 1000), left, dtype=torch.int8)
+        b = torch.full((1000, 90), right, dtype=torch.int8)
+        assert (multiply(a, b) == 1000 * left * right).all()
+
+
+# Sizes and strides, of every dtype
+
+
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_every_edge(dtype: torch.dtype, result: torch.dtype) -> None:
+    for rows, columns in itertools.product(EDGES, repeat=2):
+        inner = max(48**3 // (rows * columns) + 1, 33)
+        check(of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1), result)
+
+
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_every_small_size(dtype: torch.dtype, result: torch.dtype) -> None:
+    for size in range(1, 71):
+        check(of_dtype(dtype, size, 130), of_dtype(dtype, 130, 90, seed=1), result)
+        check(of_dtype(dtype, 90, 65), of_dtype(dtype, 65, size, seed=1), result)
+
+
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_every_inner_size(dtype: torch.dtype, result: torch.dtype) -> None:
+    for inner in range(1, 131):
+        check(of_dtype(dtype, 97, inner), of_dtype(dtype, inner, 81, seed=1), result)
+
+
+@pytest.mark.parametrize("sizes", [(600, 1200, 700), (1030, 70, 1060), (40, 900, 2000)])
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_several_blocks(
+    dtype: torch.dtype, result: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    rows, inner, columns = sizes
+    a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
+    expected = check(a, b, result)
+    turned = multiply(b.mT, a.mT, result).mT
+    if dtype == torch.int8:
+        assert torch.equal(turned, expected)
+    torch.set_num_threads(2)
+    product = check(a, b, result)
+    assert torch.equal(product, multiply(a, b, result))
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT
+
+
+def scattered(t: Tensor) -> Tensor:
+    """Every other element of every other row, among NaNs."""
+    rows, columns = t.shape
+    around_it = torch.full((2 * rows, 2 * columns), math.nan if t.is_floating_point() else 99)
+    around_it = around_it.to(t.dtype)
+    around_it[::2, ::2] = t
+    return around_it[::2, ::2]
+
+
+def misaligned(t: Tensor) -> Tensor:
+    """One element off every alignment, with nothing before it or after it but NaNs."""
+    around_it = torch.full((t.numel() + 2,), math.nan if t.is_floating_point() else 99)
+    view = around_it.to(t.dtype)[1:-1].view(t.shape)
+    return view.copy_(t)
+
+
+def misaligned_and_transposed(t: Tensor) -> Tensor:
+    return misaligned(t.mT.contiguous()).mT
+
+
+LAYOUTS = (torch.clone, transposed, scattered, misaligned, misaligned_and_transposed)
+
+
+@pytest.mark.parametrize("layouts", [*itertools.product(LAYOUTS, repeat=2)])
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_every_stride(
+    dtype: torch.dtype, result: torch.dtype, layouts: tuple[Callable[[Tensor], Tensor], ...]
+) -> None:
+    for rows, inner, columns in ((70, 131, 66), (33, 300, 95)):
+        a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
+        product = multiply(layouts[0](a), layouts[1](b), result)
+        assert torch.equal(product, check(a, b, result))
+
+
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_batches(dtype: torch.dtype, result: torch.dtype) -> None:
+    a, b = of_dtype(dtype, 3, 70, 100), of_dtype(dtype, 3, 100, 90, seed=1)
+    each = torch.stack([check(x, y, result) for x, y in zip(a, b, strict=True)])
+    assert torch.equal(multiply(a, b, result), each)
+    shared = torch.stack([multiply(x, b[0], result) for x in a])
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(multiply(a, b, result), each)
+        check(a, b[:1], result)
+        check(a[0], b, result)
+        if dtype == torch.int8:
+            assert torch.equal(multiply(a, b[0], result), shared)
+
+
+# What is made of the sums, and what was there before
+
+
+@pytest.mark.parametrize("dtype", FLOATING[1:])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+def test_linear_and_its_gradients(dtype: torch.dtype, activation: str | None) -> None:
+    shapes = [((70, 100), (66, 100)), ((2, 33, 64), (95, 64))]
+    samples = [
+        Sample((normal(*of), normal(*weight, seed=1), bias, activation))
+        for of, weight in shapes
+        for bias in (None, normal(weight[0], seed=2))
+    ]
+    check_op(
+        torch.ops.pkg.linear.default,
+        samples,
+        reference=references.linear,
+        function=pkg.ops.linear,
+        dtypes=(dtype,),
+        autocast="lower",
+        checks=["values", "gradients"],
+    )
+
+
+def test_an_epilogue_of_several_blocks_and_threads() -> None:
+    x, weight, bias = normal(600, 700), normal(650, 700, seed=1), normal(650, seed=2)
+    x, weight, bias = x.float(), weight.float(), bias.float()
+    exact = torch.relu(x.double() @ weight.double().mT + bias)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        error = (pkg.ops.linear(x, weight, bias, "relu").double() - exact).abs()
+        # One rounding more, of the sum and the bias.
+        allowed = bound(x, weight.mT, torch.float32) + UNIT * (exact.abs() + 1)
+        assert (error <= allowed).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e-40])
+def test_an_epilogue_after_a_product_that_tiles_left(value: float) -> None:
+    """Half of the result is written when a value shows that it is not for tiles."""
+    x, weight, bias = normal(600, 700), normal(650, 700, seed=1), normal(650, seed=2)
+    x, weight, bias = x.float(), weight.float(), bias.float()
+    x[599, 699] = value
+    product = pkg.ops.linear(x, weight, bias, "silu")
+    pkg.set_float32_matmul("fma")
+    expected = pkg.ops.linear(x, weight, bias, "silu")
+    pkg.set_float32_matmul("highest")
+    same_places(product, expected)
+    assert product[:599].isfinite().all()
+    torch.testing.assert_close(product, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_nothing_of_another_product_is_left(dtype: torch.dtype, result: torch.dtype) -> None:
+    """Packed blocks and sums stay in memory from call to call."""
+    sizes = ((70, 131, 66), (17, 600, 33), (600, 300, 560))
+    operands = [(of_dtype(dtype, m, k), of_dtype(dtype, k, n, seed=1)) for m, k, n in sizes]
+    first = [check(a, b, result) for a, b in operands]
+    for poison in (torch.float32, torch.float16, torch.bfloat16):
+        nan = torch.full((640, 640), math.nan, dtype=poison)
+        for expected, (a, b) in zip(first, operands, strict=True):
+            assert pkg.ops.matmul(nan, nan).isnan().all()
+            assert same_bits(multiply(a, b, result), expected)
+    ends = torch.full((640, 640), -128, dtype=torch.int8)
+    for expected, (a, b) in zip(first, operands, strict=True):
+        multiply(ends, ends)
+        assert same_bits(multiply(a, b, result), expected)
+
+
+@pytest.mark.parametrize("way", ["highest", "high", "medium"])
+def test_a_refused_product_leaves_the_registers_as_they_were(way: str) -> None:
+    """It ends in the middle of a product, and the next begins anew."""
+    pkg.set_float32_matmul(way)
+    a, b = normal(100, 900).float(), normal(900, 100, seed=1).float()
+    expected = pkg.ops.matmul(a, b)
+    late = a.clone()
+    late[99, 899] = math.inf
+    for _ in range(3):
+        assert pkg.ops.matmul(late, b)[99].isinf().all()
+        assert same_bits(pkg.ops.matmul(a, b), expected)
