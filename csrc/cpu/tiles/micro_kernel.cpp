@@ -34,28 +34,30 @@ inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 // operand; 6 and 7 of the right one. The intrinsics want a register's number as
 // it stands.
 constexpr int64_t kTileRowBytes = 64;
+constexpr int64_t kRightRowBytes = 2 * kTileRowBytes;  // side by side
 constexpr int64_t kSumsRowBytes = kSumsStride * 4;
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
-#define PKG_MULTIPLY(sums, left, right)                \
-  if constexpr (std::is_same_v<Scheme, Int8By1>) {     \
-    _tile_dpbssd(sums, left, right);                   \
-  } else {                                             \
-    _tile_dpbf16ps(sums, left, right);                 \
+#define PKG_MULTIPLY(sums, left, right)            \
+  if constexpr (std::is_same_v<Scheme, Int8By1>) { \
+    _tile_dpbssd(sums, left, right);               \
+  } else {                                         \
+    _tile_dpbf16ps(sums, left, right);             \
   }
 // The first product of a block: the register's sums of the block before leave.
-#define PKG_MULTIPLY_FIRST(sums, left, right, place)                        \
-  _tile_stored(sums, tile.previous + (place), kSumsRowBytes);               \
-  if (Scheme::kAddsByTiles && tile.begin != nullptr) {                      \
-    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);                 \
-  } else {                                                                  \
-    _tile_zero(sums);                                                       \
-  }                                                                         \
+#define PKG_MULTIPLY_FIRST(sums, left, right, place)          \
+  _tile_stored(sums, tile.previous + (place), kSumsRowBytes); \
+  if (Scheme::kAddsByTiles && tile.begin != nullptr) {        \
+    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);   \
+  } else {                                                    \
+    _tile_zero(sums);                                         \
+  }                                                           \
   PKG_MULTIPLY(sums, left, right)
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-constexpr int64_t kBesides = kTileRows;                  // the next tile's sums
-constexpr int64_t kBelow = int64_t{kTileRows} * kStrip;  // those of the next row
+constexpr int64_t kBesides = kTileRows;  // the next tile's sums
+constexpr int64_t kBelow =
+    int64_t{kTileRows} * kStrip;  // those of the next row
 
 template <class Scheme, int kRowTiles, int kColumnTiles>
 struct Kernel {
@@ -68,9 +70,9 @@ struct Kernel {
     }
   }
   [[gnu::always_inline]] static void load_right(const std::byte* from) {
-    _tile_loadd(6, from, kTileRowBytes);
+    _tile_loadd(6, from, kRightRowBytes);
     if constexpr (kColumnTiles == 2) {
-      _tile_loadd(7, from + kTileBytes, kTileRowBytes);
+      _tile_loadd(7, from + kTileRowBytes, kRightRowBytes);
     }
   }
 
