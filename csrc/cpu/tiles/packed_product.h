@@ -29,7 +29,7 @@ class PanelBlocks {
     int64_t panel_bytes;
   };
 
-  static constexpr bool kIsPacked = false;
+  static constexpr bool kMayStay = false;
   static constexpr int kUnitsTogether = 1;
 
   PanelBlocks(const Source& source, int64_t /*total_lines*/, int64_t inner,

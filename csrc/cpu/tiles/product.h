@@ -59,7 +59,7 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   };
   const int64_t nc = even_block(columns, kMost, kStrip);
   const bool keeps_right =
-      Right::kIsPacked && rows > kMostRowsBesideKept && fits(nc);
+      Right::kMayStay && rows > kMostRowsBesideKept && fits(nc);
   const int64_t mc =
       even_block(rows, keeps_right ? kMostRowsBesideKept : kMost, kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
@@ -81,9 +81,9 @@ class OperandBlocks {
   using Input = typename Scheme::Input;
   using Source = Strips<Input>;
 
-  // Whether blocks are packed in memory that may be kept, and of how many units
-  // they are multiples.
-  static constexpr bool kIsPacked = true;
+  // Whether all blocks of the inner dimension may stay packed, and of how many
+  // units a block is a multiple.
+  static constexpr bool kMayStay = true;
   static constexpr int kUnitsTogether = 1;
 
   // Of blocks of up to `lines` lines and `units` units.
@@ -221,7 +221,8 @@ struct Pending {
   int columns = 0;
 };
 
-// One thread's product. Right: the blocks of B, packed here or otherwise.
+// One thread's product. Right: the blocks of B, packed here or otherwise. An
+// epilogue that has kStores has stored the sums itself.
 template <class Scheme, class Output, class Epilogue,
           class Right = OperandBlocks<Scheme, Side::Right>>
 class Product {
@@ -460,6 +461,9 @@ class Product {
       }
     }
     epilogue_(tile.row + first, tile.column, values, rows, kVectors, tail);
+    if constexpr (requires { Epilogue::kStores; }) {
+      return;
+    }
     Output* to = output_ + (tile.row + first) * output_stride_ + tile.column;
     for (int r = 0; r < rows; ++r, to += output_stride_) {
       for (int v = 0; v < kVectors; ++v) {
