@@ -15,6 +15,7 @@
 
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/matrix_product.h"
+#include "cpu/tiles/packed_product.h"
 
 namespace pkg::cpu {
 
@@ -192,6 +193,22 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
   }
   const auto* panels = reinterpret_cast<const RightKGroup*>(packed);
   const int64_t panel_stride = kColumns * depth_of<Arithmetic>(inner);
+  const Product<Input, Output> product{
+      left,         MatrixView<Input>{nullptr, 0, 0},
+      rows,         columns,
+      inner,        output,
+      output_stride};
+  const auto multiply_part = [&](const Product<Input, Output>& part,
+                                 int64_t row, int64_t column) {
+    detail::PackedProduct<Arithmetic, Input, RightKGroup, Output, Epilogue>(
+        part, panels + column / kColumns * panel_stride, panel_stride)
+        .run(row, column, epilogue);
+  };
+  if (tiles::multiply_packed(product, packed,
+                             packed_right_elements<Input>(kColumns, inner),
+                             threads, epilogue, multiply_part)) {
+    return;
+  }
   // One row is bound by reading the operand: a grain as for a vector.
   threads = rows == 1 ? std::clamp<int64_t>(columns * inner / kElementGrain, 1,
                                             threads)
@@ -200,16 +217,8 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
       rows, columns, kMR, kColumns, threads,
       [&](int64_t row, int64_t part_rows, int64_t column,
           int64_t part_columns) {
-        const Product<Input, Output> part{left.from(row, 0),
-                                          MatrixView<Input>{nullptr, 0, 0},
-                                          part_rows,
-                                          part_columns,
-                                          inner,
-                                          output + row * output_stride + column,
-                                          output_stride};
-        detail::PackedProduct<Arithmetic, Input, RightKGroup, Output, Epilogue>(
-            part, panels + column / kColumns * panel_stride, panel_stride)
-            .run(row, column, epilogue);
+        multiply_part(product.part(row, part_rows, column, part_columns), row,
+                      column);
       });
 }
 

@@ -23,7 +23,7 @@ inline constexpr int64_t kSumPadding = 16;
 struct SumBlock {
   const int32_t* sums;
   int64_t stride;
-  const int32_t* row_totals;  // of the values of each row
+  const int32_t* row_totals;  // of the values of each row; null: no offset
   int64_t row;
   int64_t column;
   int64_t rows;
@@ -56,8 +56,11 @@ void store_scaled(const ScaledOutput& to, const SumBlock& block) {
   const auto* bias = static_cast<const Number*>(to.bias);
   for (int64_t r = 0; r < block.rows; ++r) {
     const int64_t row = block.row + r;
-    const auto excess = static_cast<int32_t>(
-        Int4Quads::kOffset * static_cast<uint32_t>(block.row_totals[r]));
+    const auto excess =
+        block.row_totals == nullptr
+            ? 0
+            : static_cast<int32_t>(Int4Quads::kOffset *
+                                   static_cast<uint32_t>(block.row_totals[r]));
     const Number scale = row_scales[row];
     Output* output =
         static_cast<Output*>(to.output) + row * to.output_stride + block.column;

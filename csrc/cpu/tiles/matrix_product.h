@@ -27,10 +27,47 @@ inline bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
              kLeastWork;
 }
 
-template <class Scheme, class Input, class Output, class Epilogue>
-void multiply(const cpu::Product<Input, Output>& product, int64_t threads,
-              const Epilogue& epilogue) {
-  using Arithmetic = typename ArithmeticOf<Input>::type;
+// Calls multiply(Scheme{}) with the scheme for products of Input; false where
+// there is none.
+template <class Input, class Multiply>
+bool with_scheme(const Multiply& multiply) {
+  if constexpr (std::is_same_v<Input, float>) {
+    switch (float32_products()) {
+      case Float32Products::Six:
+        multiply(Float32By6{});
+        return true;
+      case Float32Products::Three:
+        multiply(Float32By3{});
+        return true;
+      case Float32Products::One:
+        multiply(Float32By1{});
+        return true;
+      case Float32Products::None:
+        return false;
+    }
+    return false;
+  } else if constexpr (std::is_same_v<Input, Half>) {
+    multiply(Float16By4{});
+    return true;
+  } else if constexpr (std::is_same_v<Input, BFloat16>) {
+    multiply(Bfloat16By1{});
+    return true;
+  } else if constexpr (std::is_same_v<Input, int8_t>) {
+    multiply(Int8By1{});
+    return true;
+  } else {
+    return false;
+  }
+}
+
+// Divides a product among threads. right(column) is the operand of Right's
+// blocks from that column on; otherwise(part, row, column) makes a part whose
+// values are not in the scheme's range.
+template <class Scheme, class Right, class Input, class Output, class Epilogue,
+          class RightFrom, class Otherwise>
+void multiply_parts(const cpu::Product<Input, Output>& product, int64_t threads,
+                    const Epilogue& epilogue, const RightFrom& right,
+                    const Otherwise& otherwise) {
   const auto multiply_part = [&](int64_t row, int64_t rows, int64_t column,
                                  int64_t columns) {
     const auto part = product.part(row, rows, column, columns);
@@ -38,14 +75,15 @@ void multiply(const cpu::Product<Input, Output>& product, int64_t threads,
     bool is_right;
     {
       const Registers registers;
-      is_right = Product<Scheme, Output, cpu::detail::EpilogueFrom<Epilogue>>(
-                     part.left, part.right, rows, columns, product.inner,
-                     part.output, part.output_stride, place)
-                     .run();
+      is_right =
+          Product<Scheme, Output, cpu::detail::EpilogueFrom<Epilogue>, Right>(
+              part.left, right(column), rows, columns, product.inner,
+              part.output, part.output_stride, place)
+              .run();
     }
     if constexpr (Scheme::kHasRange) {
       if (!is_right) {
-        cpu::detail::multiply_alone<Arithmetic>(part, row, column, epilogue);
+        otherwise(part, row, column);
       }
     }
   };
@@ -68,33 +106,18 @@ bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
   if (!detail::is_large_enough(product.rows, product.columns, product.inner)) {
     return false;
   }
-  if constexpr (std::is_same_v<Input, float>) {
-    switch (float32_products()) {
-      case Float32Products::Six:
-        detail::multiply<Float32By6>(product, threads, epilogue);
-        return true;
-      case Float32Products::Three:
-        detail::multiply<Float32By3>(product, threads, epilogue);
-        return true;
-      case Float32Products::One:
-        detail::multiply<Float32By1>(product, threads, epilogue);
-        return true;
-      case Float32Products::None:
-        return false;
-    }
-    return false;
-  } else if constexpr (std::is_same_v<Input, Half>) {
-    detail::multiply<Float16By4>(product, threads, epilogue);
-    return true;
-  } else if constexpr (std::is_same_v<Input, BFloat16>) {
-    detail::multiply<Bfloat16By1>(product, threads, epilogue);
-    return true;
-  } else if constexpr (std::is_same_v<Input, int8_t>) {
-    detail::multiply<Int8By1>(product, threads, epilogue);
-    return true;
-  } else {
-    return false;
-  }
+  return detail::with_scheme<Input>([&]<class Scheme>(Scheme) {
+    using Arithmetic = typename ArithmeticOf<Input>::type;
+    detail::multiply_parts<Scheme, OperandBlocks<Scheme, Side::Right>>(
+        product, threads, epilogue,
+        [&](int64_t column) {
+          const MatrixView<Input> right = product.right.from(0, column);
+          return strips_of(right.data, right.column_stride, right.row_stride);
+        },
+        [&](const auto& part, int64_t row, int64_t column) {
+          cpu::detail::multiply_alone<Arithmetic>(part, row, column, epilogue);
+        });
+  });
 }
 
 #else

@@ -34,7 +34,8 @@ inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 // operand; 6 and 7 of the right one. The intrinsics want a register's number as
 // it stands.
 constexpr int64_t kTileRowBytes = 64;
-constexpr int64_t kNumberBytes = 4;  // of a sum
+constexpr int64_t kRightRowBytes = 2 * kTileRowBytes;  // side by side
+constexpr int64_t kNumberBytes = 4;                    // of a sum
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
 #define PKG_MULTIPLY(sums, left, right)            \
@@ -70,9 +71,9 @@ struct Kernel {
     }
   }
   [[gnu::always_inline]] static void load_right(const std::byte* from) {
-    _tile_loadd(6, from, kTileRowBytes);
+    _tile_loadd(6, from, kRightRowBytes);
     if constexpr (kColumnTiles == 2) {
-      _tile_loadd(7, from + kTileBytes, kTileRowBytes);
+      _tile_loadd(7, from + kTileRowBytes, kRightRowBytes);
     }
   }
 

@@ -118,13 +118,14 @@ template <class Scheme>
 template <class Scheme>
 [[gnu::always_inline]] inline void read_across(
     const typename Scheme::Input* from, int64_t value_stride, __mmask16 lanes,
-    int64_t values, Words* (&rows)[Scheme::kParts], int row, Range& range) {
+    int64_t values, Words* (&rows)[Scheme::kParts], int row, int to,
+    Range& range) {
   if constexpr (kSplits<Scheme>) {
     const auto load = [&](int64_t value) {
       return value < values ? load_floats(lanes, from + value * value_stride)
                             : simd::Vector<float>{};
     };
-    split<Scheme>(load(row), load(row + 16), rows, row, range);
+    split<Scheme>(load(row), load(row + 16), rows, to, range);
   } else {
     using Input = typename Scheme::Input;
     constexpr int kInWord = sizeof(uint32_t) / sizeof(Input);
@@ -144,15 +145,19 @@ template <class Scheme>
         }
       }
     }
-    rows[0][row] = words;
+    rows[0][to] = words;
   }
 }
 
-void transpose_tile(const void* from, void* to) {
+template <Side side>
+void transpose_tile(const void* from, std::byte* to) {
   Words square[kWords];
   std::memcpy(square, from, sizeof(square));
   simd::transpose(square);
-  std::memcpy(to, square, sizeof(square));
+#pragma GCC unroll 16
+  for (int row = 0; row < kWords; ++row) {
+    std::memcpy(to + row * kTileRowStep<side>, square + row, sizeof(Words));
+  }
 }
 
 constexpr int64_t kPartBytes = 2 * kTileBytes;
@@ -176,6 +181,8 @@ template <bool kAcross, bool kWhole>
 void TilePacker<Scheme, side>::pack_rows(int first, Range& to) {
   constexpr int kRows = kTileRows / kRowPieces;
   constexpr bool kTurned = kAcross != (side == Side::Right);
+  constexpr int kStep =
+      kTurned ? 1 : static_cast<int>(kTileRowStep<side> / sizeof(Words));
   Words* rows[Scheme::kParts];
   for (int part = 0; part < Scheme::kParts; ++part) {
     rows[part] = kTurned
@@ -191,14 +198,15 @@ void TilePacker<Scheme, side>::pack_rows(int first, Range& to) {
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     const int row = first + i;
+    const int place = row * kStep;
     if constexpr (kAcross) {
       read_across<Scheme>(from, stride, static_cast<__mmask16>(present), values,
-                          rows, row, range);
+                          rows, row, place, range);
     } else if (row < lines) {
-      read_along<Scheme>(from + row * stride, present, rows, row, range);
+      read_along<Scheme>(from + row * stride, present, rows, place, range);
     } else {
       for (Words* part : rows) {
-        part[row] = Words{};
+        part[place] = Words{};
       }
     }
   }
@@ -219,7 +227,7 @@ bool TilePacker<Scheme, side>::step(Range& range) {
     }
   } else {
     const int part = piece_ - kRowPieces;
-    transpose_tile(turned_[part], packed_ + part * kPartBytes);
+    transpose_tile<side>(turned_[part], packed_ + part * kPartBytes);
   }
   ++piece_;
   return piece_ == pieces(source_);

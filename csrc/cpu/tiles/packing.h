@@ -6,6 +6,9 @@
 // tile is a line's unit, and a row of a right one a pair (a quad) of values of
 // 16 lines, which are the same words transposed. Lines and values that do not
 // exist are zeros.
+//
+// Left tiles lie one behind the other, right ones side by side, in rows of 32
+// words: as they lie in the panels of cpu/gemm/packed_product.h.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +31,25 @@ struct Lines {
   int64_t value_stride;
 };
 
+// Of whole strips, that are `stride` apart: of a matrix 32 lines, or panels.
+template <class T>
+struct Strips {
+  Lines<T> first;
+  int64_t stride;
+};
+template <class T>
+Strips<T> strips_of(const T* data, int64_t line_stride, int64_t value_stride) {
+  return {{data, line_stride, value_stride}, kStrip * line_stride};
+}
+
 enum class Side { Left, Right };
+
+// Bytes of packed tiles: from the first of a strip's two to the second, and
+// from row to row.
+template <Side side>
+inline constexpr int64_t kTileStep = side == Side::Left ? kTileBytes : 64;
+template <Side side>
+inline constexpr int64_t kTileRowStep = side == Side::Left ? 64 : 128;
 
 // Packs the unit of up to kTileRows lines and kValues values, a piece at a
 // time: a few rows of words of each part, then, where they have to be
@@ -99,7 +120,7 @@ void pack_strips(const Lines<typename Scheme::Input>& source, int64_t lines,
   strip_units = strip_units == 0 ? units : strip_units;
   for (int64_t line = 0; line < lines; line += kTileRows) {
     std::byte* to = packed + line / kStrip * strip_units * kUnitBytes<Scheme> +
-                    line % kStrip / kTileRows * kTileBytes;
+                    line % kStrip / kTileRows * kTileStep<side>;
     for (int64_t unit = 0; unit < units; ++unit, to += kUnitBytes<Scheme>) {
       const int64_t value = unit * Scheme::kValues;
       packer.begin({source.data + line * source.line_stride +

@@ -41,7 +41,8 @@ struct BlockSizes {
   bool keeps_right;
 };
 
-template <class Scheme>
+// Right: the class of blocks of B.
+template <class Scheme, class Right>
 BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   using cpu::detail::even_block;
   // Packed blocks that stay, beside the sums and what is packed meanwhile.
@@ -50,19 +51,27 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kMost = 512;
   constexpr int64_t kMostRowsBesideKept = 64;
   const int64_t units = units_of<Scheme>(inner);
-  const int64_t kc = even_block(units, block_units<Scheme>(inner), 1);
+  const int64_t kc =
+      even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);
   const int64_t blocks = (units + kc - 1) / kc;
   const auto fits = [&](int64_t lines) {
     return blocks > 1 && blocks <= kMostBlocks &&
            packed_bytes<Scheme>(lines, units) <= kKeptBytes;
   };
   const int64_t nc = even_block(columns, kMost, kStrip);
-  const bool keeps_right = rows > kMostRowsBesideKept && fits(nc);
+  const bool keeps_right =
+      Right::kMayStay && rows > kMostRowsBesideKept && fits(nc);
   const int64_t mc =
       even_block(rows, keeps_right ? kMostRowsBesideKept : kMost, kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
   return {mc, nc, kc, keeps_left, keeps_right};
 }
+
+// A packed block: strip after strip.
+struct PackedBlock {
+  const std::byte* data;
+  int64_t strip_bytes;
+};
 
 // Packs blocks of one operand. All blocks of the inner dimension stay, each in
 // a buffer of its own, or they take turns in two: either way the next block is
@@ -71,9 +80,15 @@ template <class Scheme, Side side>
 class OperandBlocks {
  public:
   using Input = typename Scheme::Input;
+  using Source = Strips<Input>;
+
+  // Whether all blocks of the inner dimension may stay packed, and of how many
+  // units a block is a multiple.
+  static constexpr bool kMayStay = true;
+  static constexpr int kUnitsTogether = 1;
 
   // Of blocks of up to `lines` lines and `units` units.
-  OperandBlocks(const Lines<Input>& source, int64_t total_lines, int64_t inner,
+  OperandBlocks(const Source& source, int64_t total_lines, int64_t inner,
                 int64_t lines, int64_t units, bool keeps)
       : source_(source),
         total_lines_(total_lines),
@@ -120,11 +135,13 @@ class OperandBlocks {
     to_ = buffers_ + buffer_ * buffer_bytes_;
   }
 
-  const std::byte* packed() const { return buffers_ + buffer_ * buffer_bytes_; }
+  PackedBlock packed() const {
+    return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Scheme>};
+  }
 
   // Pieces that are to be packed.
   int64_t left() const {
-    return (count_ - done_) * TilePacker<Scheme, side>::pieces(source_) -
+    return (count_ - done_) * TilePacker<Scheme, side>::pieces(source_.first) -
            (is_packing_ ? packer_.done() : 0);
   }
   // Packs the next piece.
@@ -144,12 +161,13 @@ class OperandBlocks {
   void begin_tile() {
     const int64_t line = strip_ + tile_;
     const int64_t value = (unit_ + at_unit_) * Scheme::kValues;
-    packer_.begin({source_.data + line * source_.line_stride +
-                       value * source_.value_stride,
-                   source_.line_stride, source_.value_stride},
+    const Lines<Input>& lines = source_.first;
+    packer_.begin({lines.data + strip_ / kStrip * source_.stride +
+                       tile_ * lines.line_stride + value * lines.value_stride,
+                   lines.line_stride, lines.value_stride},
                   std::min<int64_t>(kTileRows, total_lines_ - line),
                   std::min<int64_t>(Scheme::kValues, inner_ - value),
-                  to_ + tile_ * (kTileBytes / kTileRows));
+                  to_ + tile_ / kTileRows * kTileStep<side>);
   }
   void advance_tile() {
     ++done_;
@@ -165,7 +183,7 @@ class OperandBlocks {
     }
   }
 
-  Lines<Input> source_;
+  Source source_;
   int64_t total_lines_;
   int64_t inner_;
   int64_t most_units_;
@@ -204,29 +222,30 @@ struct Pending {
   int columns = 0;
 };
 
-// One thread's product.
-template <class Scheme, class Output, class Epilogue>
+// One thread's product. Right: the blocks of B, packed here or otherwise. An
+// epilogue that has kStores has stored the sums itself.
+template <class Scheme, class Output, class Epilogue,
+          class Right = OperandBlocks<Scheme, Side::Right>>
 class Product {
  public:
   using Input = typename Scheme::Input;
   using Accumulator = typename Scheme::Accumulator;
 
-  Product(const MatrixView<Input>& left, const MatrixView<Input>& right,
+  Product(const MatrixView<Input>& left, const typename Right::Source& right,
           int64_t rows, int64_t columns, int64_t inner, Output* output,
           int64_t output_stride, const Epilogue& epilogue)
       : rows_(rows),
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
-        sizes_(block_sizes<Scheme>(rows, columns, inner)),
+        sizes_(block_sizes<Scheme, Right>(rows, columns, inner)),
         kc_(sizes_.units),
         output_(output),
         output_stride_(output_stride),
         epilogue_(epilogue),
-        left_({left.data, left.row_stride, left.column_stride}, rows, inner,
-              sizes_.rows, kc_, sizes_.keeps_left),
-        right_({right.data, right.column_stride, right.row_stride}, columns,
-               inner, sizes_.columns, kc_, sizes_.keeps_right) {
+        left_(strips_of(left.data, left.row_stride, left.column_stride), rows,
+              inner, sizes_.rows, kc_, sizes_.keeps_left),
+        right_(right, columns, inner, sizes_.columns, kc_, sizes_.keeps_right) {
     if (kc_ < units_) {
       sums_ = Workspace::of_this_thread<Slot::PartialSums>()
                   .template request<Accumulator>(sizes_.rows * sizes_.columns);
@@ -246,8 +265,8 @@ class Product {
         return false;
       }
       const Block current = block;
-      const std::byte* left = left_.packed();
-      const std::byte* right = right_.packed();
+      const PackedBlock left = left_.packed();
+      const PackedBlock right = right_.packed();
       more = advance(block);
       if (more) {
         begin(block);
@@ -321,12 +340,11 @@ class Product {
     }
   }
 
-  void multiply(const Block& block, const std::byte* left,
-                const std::byte* right) {
+  void multiply(const Block& block, const PackedBlock& left,
+                const PackedBlock& right) {
     const int64_t rows = rows_of(block);
     const int64_t columns = columns_of(block);
     const int64_t units = units_of_block(block);
-    const int64_t strip_bytes = units * kUnitBytes<Scheme>;
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
     // A strip of rows is multiplied by several of columns while it is in L1.
@@ -336,8 +354,9 @@ class Product {
       for (int64_t row = 0; row < rows; row += kStrip) {
         for (int64_t column = group; column < group_end; column += kStrip) {
           multiply_strips(block, row, column, units,
-                          left + row / kStrip * strip_bytes,
-                          right + column / kStrip * strip_bytes, micro_tiles);
+                          left.data + row / kStrip * left.strip_bytes,
+                          right.data + column / kStrip * right.strip_bytes,
+                          micro_tiles);
           --micro_tiles;
         }
       }
@@ -455,6 +474,9 @@ class Product {
       }
     }
     epilogue_(tile.row + first, tile.column, values, rows, kVectors, tail);
+    if constexpr (requires { Epilogue::kStores; }) {
+      return;
+    }
     Output* to = output_ + (tile.row + first) * output_stride_ + tile.column;
     for (int r = 0; r < rows; ++r, to += output_stride_) {
       for (int v = 0; v < kVectors; ++v) {
@@ -477,7 +499,7 @@ class Product {
   int64_t output_stride_;
   const Epilogue& epilogue_;
   OperandBlocks<Scheme, Side::Left> left_;
-  OperandBlocks<Scheme, Side::Right> right_;
+  Right right_;
   Range left_range_;
   Range right_range_;
   Accumulator* sums_ = nullptr;
