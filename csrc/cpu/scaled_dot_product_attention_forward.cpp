@@ -93,7 +93,10 @@ void forward_of(const ForwardArguments& arguments,
       static_cast<Input*>(results.output.mutable_data_ptr()),
       data_or_null<Input>(results.output_residual),
       attention_operand(shape, results.output, 1),
-      static_cast<Number*>(results.log_sum_exp.mutable_data_ptr()), shape.rows};
+      static_cast<Number*>(results.log_sum_exp.mutable_data_ptr()),
+      shape.rows,
+      nullptr,
+      results.has_backward};
   attention_forward(problem, outputs);
 }
 
@@ -128,7 +131,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
   const ForwardResults results{
       allocate_attention_output(shape, query),
       allocate_log_sum_exp(shape, query),
-      allocate_output_residual(shape, query, keeps_residual)};
+      allocate_output_residual(shape, query, keeps_residual), keeps_residual};
   if (shape.batch() * shape.rows > 0) {
     run_forward({shape, query, key, value, attn_mask, dropout_seed, dropout_p,
                  is_causal, extras},

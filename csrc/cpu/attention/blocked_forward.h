@@ -12,6 +12,7 @@
 #include "cpu/attention/forward_outputs.h"
 #include "cpu/attention/merge.h"
 #include "cpu/attention/problem.h"
+#include "cpu/attention/tile_forward_block.h"
 #include "cpu/attention/visible_keys.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
@@ -36,14 +37,16 @@ struct ForwardPlan {
   int64_t split_columns;
 
   // `batch` is how many matrices of the batch are at hand at a time.
-  ForwardPlan(const AttentionShape& shape, int64_t batch, int64_t threads) {
+  // Blocks are of whole strips of strip_rows rows, as far as there are rows.
+  ForwardPlan(const AttentionShape& shape, int64_t batch, int64_t threads,
+              int64_t strip_rows) {
     const int64_t wanted = threads > 1 ? 4 * threads : 1;
     const int64_t most = std::max<int64_t>(1, shape.rows / kLeastRows);
     row_blocks =
         std::max<int64_t>((shape.rows + kBlockRows - 1) / kBlockRows,
                           std::min((wanted + batch - 1) / batch, most));
     block_rows =
-        round_up((shape.rows + row_blocks - 1) / row_blocks, kStripRows);
+        round_up((shape.rows + row_blocks - 1) / row_blocks, strip_rows);
     row_blocks = (shape.rows + block_rows - 1) / block_rows;
     const int64_t key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
     splits =
@@ -59,7 +62,27 @@ struct ForwardPlan {
   }
 };
 
+// What makes the products, and what it wants packed.
 template <class Input>
+struct ByVectors {
+  using Packing = PackedKeyValue<Input>;
+  using Element = typename Packing::KGroup;
+  using Block = ForwardBlock<Input>;
+  static constexpr int64_t kRows = kStripRows;
+  static bool is_refused(const Packing& /*packing*/) { return false; }
+};
+#if defined(PKG_HAS_TILES)
+template <class Input>
+struct ByTiles {
+  using Packing = TilePackedKeyValue<Input>;
+  using Element = std::byte;
+  using Block = TileForwardBlock<Input>;
+  static constexpr int64_t kRows = tiles::kStrip;
+  static bool is_refused(const Packing& packing) { return packing.is_refused; }
+};
+#endif
+
+template <class Input, class Way>
 class BlockedForward {
  public:
   BlockedForward(const Problem<Input>& problem,
@@ -71,10 +94,10 @@ class BlockedForward {
         key_blocks_((problem.shape.columns + kKeyBlock - 1) / kKeyBlock),
         heads_at_once_(std::clamp<int64_t>(
             ForwardPlan::kPackedBytes /
-                std::max<int64_t>(packing_.size * int64_t{sizeof(KGroup)}, 1),
+                std::max<int64_t>(packing_.size * int64_t{sizeof(Element)}, 1),
             1, std::max<int64_t>(problem.key_heads(), 1))),
         plan_(problem.shape, heads_at_once_ * problem.shape.group,
-              problem.threads),
+              problem.threads, Way::kRows),
         partial_results_{nullptr, packing_.value_stride} {
     if (plan_.splits > 1) {
       partial_results_.data =
@@ -82,29 +105,38 @@ class BlockedForward {
               shape().batch() * shape().rows * plan_.splits *
               partial_results_.size());
     }
-    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(
-        heads_at_once_ * packing_.size);
+    packed_ =
+        Workspace::of_this_thread<Slot::AttentionHeads>().request<Element>(
+            heads_at_once_ * packing_.size);
     finite_ = Workspace::of_this_thread<Slot::AttentionFlags>().request<bool>(
         heads_at_once_ * key_blocks_);
   }
 
-  void run() {
+  // Whether it was done: the way is right for the operands. Else the outputs
+  // are yet to be written.
+  bool run() {
     const int64_t key_heads = problem_.key_heads();
     for (int64_t first = 0; first < key_heads; first += heads_at_once_) {
       const int64_t heads = std::min(heads_at_once_, key_heads - first);
       pack_keys_and_values(first, heads);
-      run_row_blocks(first, heads);
+      if (!Way::is_refused(packing_)) {
+        run_row_blocks(first, heads);
+      }
+      if (Way::is_refused(packing_)) {
+        return false;
+      }
     }
     if (plan_.splits > 1) {
       merge_rows(shape(), partial_results_, plan_.splits, outputs_);
       Workspace::of_this_thread<Slot::AttentionParts>().release_excess();
     }
     Workspace::of_this_thread<Slot::AttentionHeads>().release_excess();
+    return true;
   }
 
  private:
   using Number = simd::Compute<Input>;
-  using KGroup = typename PackedKeyValue<Input>::KGroup;
+  using Element = typename Way::Element;
 
   const AttentionShape& shape() const { return problem_.shape; }
 
@@ -135,15 +167,17 @@ class BlockedForward {
           std::min(plan_.block_rows, shape().rows - row),
           split * plan_.split_columns,
           std::min((split + 1) * plan_.split_columns, shape().columns)};
-      ForwardBlock<Input> rows(problem_, visible_keys_, packing_,
+      typename Way::Block rows(problem_, visible_keys_, packing_,
                                plan_.block_rows);
       rows.run(work, packed_ + head * packing_.size,
                finite_ + head * key_blocks_);
-      store_rows(work, rows, split);
+      if (!Way::is_refused(packing_)) {
+        store_rows(work, rows, split);
+      }
     });
   }
 
-  void store_rows(const ForwardTask& task, const ForwardBlock<Input>& rows,
+  void store_rows(const ForwardTask& task, const typename Way::Block& rows,
                   int64_t split) {
     for (int64_t i = 0; i < task.rows; ++i) {
       if (plan_.splits > 1) {
@@ -160,19 +194,31 @@ class BlockedForward {
   const Problem<Input>& problem_;
   const ForwardOutputs<Input>& outputs_;
   VisibleKeys<Input> visible_keys_;
-  PackedKeyValue<Input> packing_;
+  typename Way::Packing packing_;
   int64_t key_blocks_;
   int64_t heads_at_once_;
   ForwardPlan plan_;
   PartialResults<Number> partial_results_;
-  KGroup* packed_;
+  Element* packed_;
   bool* finite_;  // of each block of keys that is packed
 };
 
 template <class Input>
 void attention_forward_blocked(const Problem<Input>& problem,
                                const ForwardOutputs<Input>& outputs) {
-  BlockedForward<Input>(problem, outputs).run();
+#if defined(PKG_HAS_TILES)
+  if constexpr (kGoesByTiles<Input>) {
+    // The backward pass makes scores by vectors, and probabilities of them as
+    // exact as that: from a log-sum-exp of the very same scores.
+    if (!outputs.has_backward && goes_by_tiles<Input>() &&
+        problem.shape.rows >= tiles::kTileRows && problem.shape.head_size > 0 &&
+        problem.shape.value_size > 0 &&
+        BlockedForward<Input, ByTiles<Input>>(problem, outputs).run()) {
+      return;
+    }
+  }
+#endif
+  BlockedForward<Input, ByVectors<Input>>(problem, outputs).run();
 }
 
 }  // namespace pkg::cpu::attention

@@ -40,6 +40,7 @@ struct ForwardOutputs {
   Number* log_sum_exp;
   int64_t log_sum_exp_stride;  // from one matrix of the batch to the next
   Number* log_sum_exp_residual = nullptr;  // likewise, or null
+  bool has_backward = true;  // one may follow, which makes the scores again
 
   // Of a row, from its state and its sum of P V.
   void store(const AttentionShape& shape, int64_t batch, int64_t row,

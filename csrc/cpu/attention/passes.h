@@ -28,6 +28,8 @@ struct ForwardResults {
   Tensor output;
   Tensor log_sum_exp;
   Tensor output_residual;
+  // A backward pass may follow, which makes the same scores again.
+  bool has_backward = true;
 };
 
 void run_forward(const ForwardArguments& arguments,

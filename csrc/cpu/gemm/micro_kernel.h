@@ -80,6 +80,9 @@ template <class V, int kAccumulators, int kRows, int kVectors, class Multiply>
 [[gnu::always_inline]] inline void sum_depth_in_parts(
     int64_t depth, const Multiply& multiply_next,
     V (&sums)[kAccumulators][kRows][kVectors]) {
+  if (depth <= kAccumulationLength) {
+    return sum_depth(depth, multiply_next, sums);
+  }
   V totals[kRows][kVectors] = {};
   for (; depth > kAccumulationLength; depth -= kAccumulationLength) {
     sum_depth(kAccumulationLength, multiply_next, sums);
@@ -132,7 +135,8 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
     strip += Left::template kStep<kRows>;
     right += step_stride;
   };
-  if constexpr (kAccumulationLength < kKCDepth<Arithmetic>) {
+  if constexpr (kSumsInParts<Arithmetic> &&
+                !(kFusesMultiplyAdd && Store::kInOrder)) {
     sum_depth_in_parts(depth, multiply_next, sums);
   } else {
     sum_depth(depth, multiply_next, sums);

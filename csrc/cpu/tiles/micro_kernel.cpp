@@ -35,7 +35,7 @@ inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 // it stands.
 constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kRightRowBytes = 2 * kTileRowBytes;  // side by side
-constexpr int64_t kSumsRowBytes = kSumsStride * 4;
+constexpr int64_t kNumberBytes = 4;                    // of a sum
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
 #define PKG_MULTIPLY(sums, left, right)            \
@@ -44,20 +44,21 @@ constexpr int64_t kSumsRowBytes = kSumsStride * 4;
   } else {                                         \
     _tile_dpbf16ps(sums, left, right);             \
   }
+// A register's sums, those from (row, column) on, leave it.
+#define PKG_STORE_PREVIOUS(sums, row, column)                                 \
+  _tile_stored(sums, tile.previous + (row) * tile.previous_stride + (column), \
+               tile.previous_stride * kNumberBytes);
 // The first product of a block: the register's sums of the block before leave.
-#define PKG_MULTIPLY_FIRST(sums, left, right, place)          \
-  _tile_stored(sums, tile.previous + (place), kSumsRowBytes); \
-  if (Scheme::kAddsByTiles && tile.begin != nullptr) {        \
-    _tile_loadd(sums, tile.begin + (place), kSumsRowBytes);   \
-  } else {                                                    \
-    _tile_zero(sums);                                         \
-  }                                                           \
+#define PKG_MULTIPLY_FIRST(sums, left, right, row, column)         \
+  PKG_STORE_PREVIOUS(sums, row, column)                            \
+  if (Scheme::kAddsByTiles && tile.begin != nullptr) {             \
+    _tile_loadd(sums, tile.begin + (row) * kSumsStride + (column), \
+                kSumsStride * kNumberBytes);                       \
+  } else {                                                         \
+    _tile_zero(sums);                                              \
+  }                                                                \
   PKG_MULTIPLY(sums, left, right)
 // NOLINTEND(cppcoreguidelines-macro-usage)
-
-constexpr int64_t kBesides = kTileRows;  // the next tile's sums
-constexpr int64_t kBelow =
-    int64_t{kTileRows} * kStrip;  // those of the next row
 
 template <class Scheme, int kRowTiles, int kColumnTiles>
 struct Kernel {
@@ -89,21 +90,21 @@ struct Kernel {
     }
   }
   [[gnu::always_inline]] static void multiply_first(const Tile& tile) {
-    PKG_MULTIPLY_FIRST(0, 4, 6, 0)
+    PKG_MULTIPLY_FIRST(0, 4, 6, 0, 0)
     if constexpr (kColumnTiles == 2) {
-      PKG_MULTIPLY_FIRST(1, 4, 7, kBesides)
+      PKG_MULTIPLY_FIRST(1, 4, 7, 0, kTileRows)
     } else {
-      _tile_stored(1, tile.previous + kBesides, kSumsRowBytes);
+      PKG_STORE_PREVIOUS(1, 0, kTileRows)
     }
     if constexpr (kRowTiles == 2) {
-      PKG_MULTIPLY_FIRST(2, 5, 6, kBelow)
+      PKG_MULTIPLY_FIRST(2, 5, 6, kTileRows, 0)
     } else {
-      _tile_stored(2, tile.previous + kBelow, kSumsRowBytes);
+      PKG_STORE_PREVIOUS(2, kTileRows, 0)
     }
     if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
-      PKG_MULTIPLY_FIRST(3, 5, 7, kBelow + kBesides)
+      PKG_MULTIPLY_FIRST(3, 5, 7, kTileRows, kTileRows)
     } else {
-      _tile_stored(3, tile.previous + kBelow + kBesides, kSumsRowBytes);
+      PKG_STORE_PREVIOUS(3, kTileRows, kTileRows)
     }
   }
 
@@ -187,12 +188,13 @@ void multiply_micro_tile(int row_tiles, int column_tiles, int64_t units,
                            : Kernel<Scheme, 1, 1>::run(units, tile);
 }
 
-void store_sums(void* sums) {
-  auto* const to = static_cast<float*>(sums);
-  _tile_stored(0, to, kSumsRowBytes);
-  _tile_stored(1, to + kBesides, kSumsRowBytes);
-  _tile_stored(2, to + kBelow, kSumsRowBytes);
-  _tile_stored(3, to + kBelow + kBesides, kSumsRowBytes);
+void store_sums(void* sums, int64_t stride) {
+  const MicroTile<float> tile{
+      nullptr, nullptr, nullptr, static_cast<float*>(sums), stride, kNoWork};
+  PKG_STORE_PREVIOUS(0, 0, 0)
+  PKG_STORE_PREVIOUS(1, 0, kTileRows)
+  PKG_STORE_PREVIOUS(2, kTileRows, 0)
+  PKG_STORE_PREVIOUS(3, kTileRows, kTileRows)
   finish_stores();
 }
 

@@ -44,10 +44,15 @@ struct MicroTile {
   // Sums of the blocks before, to begin with; null: zeros. Only of a scheme
   // that adds by tiles.
   const Accumulator* begin;
-  // Where the sums that the registers hold from the call before go.
+  // Where the sums that the registers hold from the call before go, and how
+  // far its rows are from one another.
   Accumulator* previous;
+  int64_t previous_stride;
   Work work;
 };
+
+// None.
+inline constexpr Work kNoWork{[](void* /*state*/) {}, nullptr};
 
 // The steps of a call.
 template <class Scheme>
@@ -61,7 +66,7 @@ void multiply_micro_tile(int row_tiles, int column_tiles, int64_t units,
                          const MicroTile<typename Scheme::Accumulator>& tile);
 
 // Stores what the registers hold from the call before.
-void store_sums(void* sums);
+void store_sums(void* sums, int64_t stride = kSumsStride);
 
 // Shapes this thread's tile registers: all of 16 rows of 64 bytes. Other
 // libraries of the process shape them otherwise. 52 ns.

@@ -11,6 +11,7 @@
 // words: as they lie in the panels of cpu/gemm/packed_product.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -107,6 +108,31 @@ class TilePacker {
   alignas(64) uint32_t turned_[Scheme::kParts][kTileBytes / 4];
   alignas(64) Input gathered_[kTileRows * Scheme::kValues];
 };
+
+// Packs `inner` values of some lines: strip after strip, each unit after unit;
+// strips are `strip_units` units apart, 0: as many as are packed.
+template <class Scheme, Side side>
+void pack_strips(const Lines<typename Scheme::Input>& source, int64_t lines,
+                 int64_t inner, std::byte* packed, Range& range,
+                 int64_t strip_units = 0) {
+  TilePacker<Scheme, side> packer;
+  const int64_t units = units_of<Scheme>(inner);
+  strip_units = strip_units == 0 ? units : strip_units;
+  for (int64_t line = 0; line < lines; line += kTileRows) {
+    std::byte* to = packed + line / kStrip * strip_units * kUnitBytes<Scheme> +
+                    line % kStrip / kTileRows * kTileStep<side>;
+    for (int64_t unit = 0; unit < units; ++unit, to += kUnitBytes<Scheme>) {
+      const int64_t value = unit * Scheme::kValues;
+      packer.begin({source.data + line * source.line_stride +
+                        value * source.value_stride,
+                    source.line_stride, source.value_stride},
+                   std::min<int64_t>(kTileRows, lines - line),
+                   std::min<int64_t>(Scheme::kValues, inner - value), to);
+      while (!packer.step(range)) {
+      }
+    }
+  }
+}
 
 }  // namespace pkg::cpu::tiles
 

@@ -49,7 +49,7 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kKeptBytes = int64_t{1} << 20;
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMost = 512;
-  constexpr int64_t kMostRowsBesideKept = 256;
+  constexpr int64_t kMostRowsBesideKept = 64;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc = even_block(units, Scheme::kUnits, Right::kUnitsTogether);
   const int64_t blocks = (units + kc - 1) / kc;
@@ -346,29 +346,41 @@ class Product {
     const int64_t units = units_of_block(block);
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
-    for (int64_t column = 0; column < columns; column += kStrip) {
-      for (int64_t row = 0; row < rows; row += kStrip, --micro_tiles) {
-        const Pending next = place(block, row, column);
-        plan_steps(Scheme::kWorksBeside ? steps_of<Scheme>(units) : 1,
-                   micro_tiles);
-        multiply_micro_tile<Scheme>(
-            next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1,
-            units,
-            {left.data + row / kStrip * left.strip_bytes,
-             right.data + column / kStrip * right.strip_bytes,
-             next.begin,
-             pending_.stored != nullptr ? pending_.stored : scratch_[0],
-             {&Product::step, this}});
-        if (!Scheme::kWorksBeside) {
-          step(this);
+    // A strip of rows is multiplied by several of columns while it is in L1.
+    constexpr int64_t kGroup = Scheme::kGroupedStrips * int64_t{kStrip};
+    for (int64_t group = 0; group < columns; group += kGroup) {
+      const int64_t group_end = std::min(columns, group + kGroup);
+      for (int64_t row = 0; row < rows; row += kStrip) {
+        for (int64_t column = group; column < group_end; column += kStrip) {
+          multiply_strips(block, row, column, units,
+                          left.data + row / kStrip * left.strip_bytes,
+                          right.data + column / kStrip * right.strip_bytes,
+                          micro_tiles);
+          --micro_tiles;
         }
-        stored_ = pending_;
-        pending_ = next;
       }
     }
     while (pieces_left() > 0) {
       pack_piece();
     }
+  }
+
+  // One of so many micro-tiles that are left.
+  void multiply_strips(const Block& block, int64_t row, int64_t column,
+                       int64_t units, const std::byte* left,
+                       const std::byte* right, int64_t micro_tiles) {
+    const Pending next = place(block, row, column);
+    plan_steps(Scheme::kWorksBeside ? steps_of<Scheme>(units) : 1, micro_tiles);
+    multiply_micro_tile<Scheme>(
+        next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
+        {left, right, next.begin,
+         pending_.stored != nullptr ? pending_.stored : scratch_[0],
+         kSumsStride, Work{&Product::step, this}});
+    if (!Scheme::kWorksBeside) {
+      step(this);
+    }
+    stored_ = pending_;
+    pending_ = next;
   }
 
   // Divides what is to be done beside a micro-tile among its steps: to bring

@@ -35,12 +35,20 @@ class Range {
   // Rounding may make a zero of a NaN.
   [[gnu::always_inline]] void add_nan(simd::Vector<float> low,
                                       simd::Vector<float> high) {
-    rest_ |= std::bit_cast<simd::Vector<uint32_t>>((low != low) |
-                                                   (high != high));
+    rest_ |=
+        std::bit_cast<simd::Vector<uint32_t>>((low != low) | (high != high));
   }
 
   // Of float16 only infinities and NaN matter: the rest lies well within.
   bool is_finite() const { return largest_exponent() < kInfinite; }
+
+  // Whether all numbers but zero lie between 2^least and 2^most.
+  bool lies_within(int least, int most) const {
+    return is_whole() && least_exponent() - kBias >= least &&
+           largest_exponent() - kBias < most;
+  }
+  // Whether all are finite and below 2^most.
+  bool lies_below(int most) const { return largest_exponent() - kBias < most; }
 
   // Whether sums of `inner` products of this operand's values and the other's
   // come out as by fused multiply-adds, but for rounding.
@@ -58,8 +66,8 @@ class Range {
     const int other_most = other.largest_exponent() - kBias;
     const int least = least_exponent() - kBias;
     const int other_least = other.least_exponent() - kBias;
-    return is_whole() && other.is_whole() && is_finite() &&
-           other.is_finite() && most + other_most + bits < kLargestSum &&
+    return is_whole() && other.is_whole() && is_finite() && other.is_finite() &&
+           most + other_most + bits < kLargestSum &&
            std::min(least, other_least) >= kLeastExponent &&
            least + other_least >= kLeastProduct;
   }

@@ -43,6 +43,8 @@ struct SchemeBase {
   // Sums of a block are added to those of the blocks before it by vectors; by
   // tiles, where there are no small sums to keep apart.
   static constexpr bool kAddsByTiles = false;
+  // Strips of columns that a strip of rows is multiplied by in turn.
+  static constexpr int kGroupedStrips = 2;
   // Whether other work goes on beside the products (cpu/tiles/micro_kernel.h),
   // or between one call and the next. With one part there are too few products
   // for the calls to pay: bfloat16, n = 1024, 0.75 of oneDNN against 0.85.

@@ -1,0 +1,273 @@
+// A block of rows against a range of keys by tile registers: as
+// forward_block.h, in strips of 32 rows, whose scores and probabilities go
+// through memory (26 KiB) on their way between the tiles and the vectors.
+//
+// Intel Xeon (AMX), one core, float32, head size 64, of a strip against 192
+// keys: products 1.2 us each, softmax 1, splitting the probabilities 0.5.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/attention/forward_block.h"
+#include "cpu/attention/online_softmax.h"
+#include "cpu/attention/scratch.h"
+#include "cpu/attention/tile_operands.h"
+#include "cpu/tiles/micro_kernel.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::attention {
+
+template <class Input>
+class TileForwardBlock {
+ public:
+  // Of the vectors that make the softmax.
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Packing = TilePackedKeyValue<Input>;
+  using Scores = typename Packing::Scores;
+  using Values = typename Packing::Values;
+  using Probabilities = typename Packing::Schemes::Probabilities;
+
+  TileForwardBlock(const Problem<Input>& problem,
+                   const VisibleKeys<Input>& visible_keys,
+                   const Packing& packing, int64_t block_rows)
+      : problem_(problem), visible_keys_(visible_keys), packing_(packing) {
+    const int64_t rows = round_up(block_rows, kRows);
+    const Scratch<std::byte> query{
+        tiles::packed_bytes<Scores>(rows, packing.key_units)};
+    const Scratch<float> output_sums{rows * packing.value_stride};
+    const Scratch<float> scores{kRows * kScoreStride};
+    const Scratch<Probability<Arithmetic>> probabilities{kRows * kScoreStride};
+    const Scratch<std::byte> packed{
+        tiles::packed_bytes<Probabilities>(kRows, Packing::kBlockUnits)};
+    const Scratch<float> products{2 * tiles::kSumsCount};
+    const Scratch<float> factors{kScoreStride + Dropout<float>::kSpare};
+    const Scratch<float> maxima{rows};
+    const Scratch<Vector<float>> sums{rows};
+    std::byte* memory =
+        Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
+            query.size() + output_sums.size() + scores.size() +
+            probabilities.size() + packed.size() + products.size() +
+            factors.size() + maxima.size() + sums.size());
+    query_ = query.take(memory);
+    output_sums_ = output_sums.take(memory);
+    scores_ = scores.take(memory);
+    probabilities_ = probabilities.take(memory);
+    packed_ = packed.take(memory);
+    products_ = products.take(memory);
+    factors_ = factors.take(memory);
+    states_.maxima = maxima.take(memory);
+    states_.sums = sums.take(memory);
+    if constexpr (std::is_same_v<Probability<Arithmetic>, float>) {
+      probabilities_ = scores_;
+    }
+  }
+
+  // Runs the task; the rows' states and sums of P V stay here until the
+  // next one. `finite` says it of each block of keys.
+  void run(const ForwardTask& task, std::byte* packed, const bool* finite) {
+    const tiles::Registers registers;
+    const AttentionShape& shape = problem_.shape;
+    const auto query = problem_.query.at(shape, task.batch).from(task.row, 0);
+    tiles::Range range;
+    tiles::pack_strips<Scores, tiles::Side::Left>(
+        rows_of(query), task.rows, shape.head_size, query_, range);
+    if (!is_fit_for_scores<Input>(range)) {
+      packing_.is_refused = true;
+      return;
+    }
+    const int64_t rows = round_up(task.rows, kRows);
+    std::fill_n(output_sums_, rows * packing_.value_stride, 0.0F);
+    states_.reset(rows);
+    mask_offset_ = problem_.mask.offset(shape, task.batch);
+    const typename VisibleKeys<Input>::OfMatrix visible_keys(visible_keys_,
+                                                             task.batch);
+    const bool finite_rows =
+        problem_.hides_keys() &&
+        (!std::is_same_v<Input, BFloat16> ||  // others are refused
+         are_finite(query, task.rows, shape.head_size));
+    for (int64_t column = task.column; column < task.column_end;
+         column += kKeyBlock) {
+      const int64_t count = std::min(kKeyBlock, task.column_end - column);
+      const bool all_finite = finite_rows && finite[column / kKeyBlock];
+      for (int64_t row = 0; row < task.rows; row += kRows) {
+        const int used =
+            static_cast<int>(std::min<int64_t>(kRows, task.rows - row));
+        const KeyRange seen = visible_keys.of_strip(task.row + row, used,
+                                                    column, count, all_finite);
+        if (seen.begin < seen.end) {
+          used > tiles::kTileRows
+              ? run_strip<kRows>(task, packed, row, used, column, seen)
+              : run_strip<tiles::kTileRows>(task, packed, row, used, column,
+                                            seen);
+        }
+      }
+    }
+    unscale(task.rows);
+  }
+
+  SoftmaxState<float> state(int64_t row) const { return states_.at(row); }
+  const float* output_sums(int64_t row) const {
+    return output_sums_ + row * packing_.value_stride;
+  }
+
+ private:
+  static constexpr int kRows = tiles::kStrip;
+  static constexpr int kLanes = simd::kLanes<float>;
+
+  // The keys that are seen of the block from `column`.
+  template <int kUsed>
+  void run_strip(const ForwardTask& task, std::byte* packed, int64_t row,
+                 int used, int64_t column, const KeyRange& seen) {
+    const int64_t first = column + seen.begin;
+    const int64_t count = seen.end - seen.begin;
+    const float scale = write_scores(
+        task, row, used, packing_.keys(packed, first), first, count);
+    make_probabilities<kUsed>(task, row, used, first, count, scale);
+    pack_probabilities(kUsed, count);
+    add_values(row, kUsed, count,
+               packing_.values(packed, column) +
+                   seen.begin / Values::kValues * tiles::kUnitBytes<Values>);
+  }
+
+  // Writes a strip's scores, masked. Returns what they are yet to be multiplied
+  // by: a positive scale is left to the softmax, which has it for nothing.
+  float write_scores(const ForwardTask& task, int64_t row, int used,
+                     const std::byte* keys, int64_t first, int64_t count) {
+    const std::byte* const queries =
+        query_ + row / kRows * packing_.key_strip_size();
+    float* previous = products_;
+    int64_t previous_stride = tiles::kSumsStride;
+    for (int64_t key = 0; key < count; key += tiles::kStrip) {
+      tiles::multiply_micro_tile<Scores>(
+          tiles_of(used), tiles_of(count - key), packing_.key_units,
+          {queries, keys, nullptr, previous, previous_stride, tiles::kNoWork});
+      keys += packing_.key_strip_size();
+      previous = scores_ + key;
+      previous_stride = kScoreStride;
+    }
+    tiles::store_sums(previous, previous_stride);
+    const float scale = static_cast<float>(problem_.shape.scale);
+    const int64_t row_of_all = task.row + row;
+    if (!(scale > 0.0F) ||
+        problem_.masks_strip(row_of_all, used, first, count)) {
+      problem_.mask_strip(scores_, kScoreStride, scale, task.batch,
+                          mask_offset_, row_of_all, used, first, count);
+      return 1.0F;
+    }
+    return scale;
+  }
+
+  template <int kUsed>
+  void make_probabilities(const ForwardTask& task, int64_t row, int used,
+                          int64_t first, int64_t count, float scale) {
+    const int64_t padded = round_up(count, kLanes);
+    const auto factors_of = [&](int i) -> const float* {
+      if (!problem_.dropout) {
+        return nullptr;
+      }
+      problem_.dropout_factors(factors_, task.batch, task.row + row + i, first,
+                               padded);
+      return factors_;
+    };
+    float rescales[kUsed];
+    const bool any_rescale =
+        softmax_strip<Arithmetic, kPreciseProbabilities<Input>, kUsed,
+                      kScoreStride>(scores_, padded, scale, states_.from(row),
+                                    factors_of, probabilities_, rescales);
+    for (int i = 0; any_rescale && i < used; ++i) {
+      if (rescales[i] != 1.0F) {
+        scale_row(output_sums_ + (row + i) * packing_.value_stride,
+                  packing_.value_stride, rescales[i]);
+      }
+    }
+  }
+
+  void pack_probabilities(int rows, int64_t count) {
+    constexpr float kScale = Packing::Schemes::kProbabilityScale;
+    if constexpr (kScale != 1) {
+      for (int i = 0; i < rows; ++i) {
+        float* of_row = scores_ + i * kScoreStride;
+        for (int64_t j = 0; j < count; j += kLanes) {
+          simd::store(of_row + j, simd::load(of_row + j) * kScale);
+        }
+      }
+    }
+    using Element = typename Probabilities::Input;
+    tiles::Range range;
+    tiles::pack_strips<Probabilities, tiles::Side::Left>(
+        {reinterpret_cast<const Element*>(probabilities_), kScoreStride, 1},
+        rows, count, packed_, range);
+  }
+
+  // O += P V. Each addition to the sums of all keys rounds off more than one to
+  // those of a block: one a block.
+  void add_values(int64_t row, int rows, int64_t count,
+                  const std::byte* values) {
+    const int64_t columns = problem_.shape.value_size;
+    const int64_t units = tiles::units_of<Values>(count);
+    float* previous = products_;
+    int turn = 0;
+    for (int64_t column = 0; column < columns; column += tiles::kStrip) {
+      turn = 1 - turn;
+      tiles::multiply_micro_tile<Values>(tiles_of(rows),
+                                         tiles_of(columns - column), units,
+                                         {packed_, values, nullptr, previous,
+                                          tiles::kSumsStride, tiles::kNoWork});
+      values += Packing::kBlockUnits * tiles::kUnitBytes<Values>;
+      if (column > 0) {
+        add_products(row, rows, column - tiles::kStrip, previous);
+      }
+      previous = products_ + turn * tiles::kSumsCount;
+    }
+    tiles::store_sums(previous);
+    add_products(row, rows, (columns - 1) / tiles::kStrip * tiles::kStrip,
+                 previous);
+  }
+
+  void add_products(int64_t row, int rows, int64_t column,
+                    const float* products) {
+    float* to = output_sums_ + row * packing_.value_stride + column;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r, to += packing_.value_stride) {
+      for (int v = 0; v < tiles::kStrip; v += kLanes) {
+        simd::store(to + v,
+                    simd::load(to + v) +
+                        simd::load(products + r * tiles::kSumsStride + v));
+      }
+    }
+  }
+
+  void unscale(int64_t rows) {
+    constexpr float kScale = Packing::Schemes::kProbabilityScale;
+    if constexpr (kScale != 1) {
+      for (int64_t i = 0; i < rows * packing_.value_stride; i += kLanes) {
+        simd::store(output_sums_ + i,
+                    simd::load(output_sums_ + i) * (1 / kScale));
+      }
+    }
+  }
+
+  static int tiles_of(int64_t lines) {
+    return lines > tiles::kTileRows ? 2 : 1;
+  }
+
+  const Problem<Input>& problem_;
+  const VisibleKeys<Input>& visible_keys_;
+  const Packing& packing_;
+  int64_t mask_offset_ = 0;
+  std::byte* query_;                        // packed
+  float* output_sums_;                      // P V, scaled
+  float* scores_;                           // of a strip
+  Probability<Arithmetic>* probabilities_;  // the same, if they are numbers
+  std::byte* packed_;                       // probabilities
+  float* products_;                         // of two micro-tiles
+  float* factors_;                          // of dropout
+  SoftmaxStates<float> states_;
+};
+
+}  // namespace pkg::cpu::attention
+
+#endif
