@@ -33,6 +33,7 @@ class Int4Blocks {
 
   static constexpr bool kMayStay = false;
   static constexpr int kUnitsTogether = 2;
+  static constexpr bool kInPlace = false;
   // Of the sums.
   static constexpr int kScaleBits = 4;
 

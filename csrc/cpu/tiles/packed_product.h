@@ -31,6 +31,8 @@ class PanelBlocks {
 
   static constexpr bool kMayStay = false;
   static constexpr int kUnitsTogether = 1;
+  // Whether they are read where they are.
+  static constexpr bool kInPlace = true;
 
   PanelBlocks(const Source& source, int64_t /*total_lines*/, int64_t inner,
               int64_t lines, int64_t units, bool /*keeps*/)

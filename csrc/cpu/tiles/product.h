@@ -86,6 +86,7 @@ class OperandBlocks {
   // units a block is a multiple.
   static constexpr bool kMayStay = true;
   static constexpr int kUnitsTogether = 1;
+  static constexpr bool kInPlace = false;
 
   // Of blocks of up to `lines` lines and `units` units.
   OperandBlocks(const Source& source, int64_t total_lines, int64_t inner,
@@ -348,7 +349,10 @@ class Product {
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
     // A strip of rows is multiplied by several of columns while it is in L1.
-    constexpr int64_t kGroup = Scheme::kGroupedStrips * int64_t{kStrip};
+    // Not where those of columns were not just packed: bfloat16, 512 rows, 7 %
+    // slower.
+    constexpr int64_t kGroup =
+        (Right::kInPlace ? 1 : Scheme::kGroupedStrips) * int64_t{kStrip};
     for (int64_t group = 0; group < columns; group += kGroup) {
       const int64_t group_end = std::min(columns, group + kGroup);
       for (int64_t row = 0; row < rows; row += kStrip) {
