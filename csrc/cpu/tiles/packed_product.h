@@ -107,7 +107,8 @@ bool multiply_packed(const cpu::Product<Input, Output>& product,
                      int64_t threads, const Epilogue& epilogue,
                      const Otherwise& otherwise) {
   if (product.rows < detail::kLeastPackedRows<Input> ||
-      !detail::is_large_enough(product.rows, product.columns, product.inner)) {
+      !detail::is_large_enough<Input>(product.rows, product.columns,
+                                      product.inner)) {
     return false;
   }
   const auto panels = [&](int64_t column) {

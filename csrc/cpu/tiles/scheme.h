@@ -115,7 +115,7 @@ inline constexpr int64_t kUnitBytes = int64_t{Scheme::kParts} * 2 * kTileBytes;
 // one sign.
 template <class Scheme>
 constexpr int64_t block_units(int64_t inner) {
-  constexpr int64_t kLong = 1024;
+  constexpr int64_t kLong = 2048;
   constexpr int64_t kVeryLong = 4096;
   if (Scheme::kParts < 3 || inner <= kLong) {
     return Scheme::kUnits;
