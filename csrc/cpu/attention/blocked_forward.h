@@ -210,9 +210,7 @@ void attention_forward_blocked(const Problem<Input>& problem,
   if constexpr (kGoesByTiles<Input>) {
     // The backward pass makes scores by vectors, and probabilities of them as
     // exact as that: from a log-sum-exp of the very same scores.
-    if (!outputs.has_backward && goes_by_tiles<Input>() &&
-        problem.shape.rows >= tiles::kTileRows && problem.shape.head_size > 0 &&
-        problem.shape.value_size > 0 &&
+    if (!outputs.has_backward && goes_by_tiles<Input>(problem.shape) &&
         BlockedForward<Input, ByTiles<Input>>(problem, outputs).run()) {
       return;
     }

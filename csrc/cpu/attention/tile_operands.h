@@ -4,7 +4,7 @@
 //
 // float32 goes by three parts and six products, which is more exact than fused
 // multiply-adds are. Probabilities of float16 are split into two bfloat16s, 16
-// bits, of bfloat16 rounded to one, as their dot products have it.
+// bits.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,6 @@
 #include <type_traits>
 
 #include "cpu/attention/blocking.h"
-#include "cpu/attention/finiteness.h"
 #include "cpu/attention/problem.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/tiles/packing.h"
@@ -47,22 +46,25 @@ struct TileSchemes<Half> {
   using Probabilities = tiles::Float32By3;
   static constexpr float kProbabilityScale = 1;
 };
-template <>
-struct TileSchemes<BFloat16> {
-  using Scores = tiles::Bfloat16By1;
-  using Values = tiles::Bfloat16By1;
-  using Probabilities = tiles::Bfloat16By1;
-  static constexpr float kProbabilityScale = 1;
-};
+// bfloat16 is as fast by the strips of forward_block.h, whose micro-kernel has
+// tile registers too, and faster where its softmax stays in registers.
+template <class Input>
+inline constexpr bool kGoesByTiles =
+    std::is_same_v<Input, float> || std::is_same_v<Input, Half>;
 
-// Whether a dtype goes by tiles.
+// Whether it is the faster way: with few rows or keys, or short ones, splitting
+// and packing take longer than what they save. As fast with squares of so many:
+// float32 128 to 256, float16 33 to 64.
 template <class Input>
-inline constexpr bool kGoesByTiles = !std::is_same_v<Input, double>;
-template <class Input>
-bool goes_by_tiles() {
-  // A choice of less exact products is for products of matrices.
-  return !std::is_same_v<Input, float> ||
-         tiles::float32_products() != tiles::Float32Products::None;
+bool goes_by_tiles(const AttentionShape& shape) {
+  constexpr bool kSingle = std::is_same_v<Input, float>;
+  constexpr int64_t kLeastLength = kSingle ? 256 : 64;
+  constexpr int64_t kLeastSize = 32;
+  if (kSingle && tiles::float32_products() == tiles::Float32Products::None) {
+    return false;
+  }
+  return std::min(shape.rows, shape.columns) >= kLeastLength &&
+         std::min(shape.head_size, shape.value_size) >= kLeastSize;
 }
 
 // Of queries and keys: what parts in bfloat16 cannot say changes no score that
@@ -70,15 +72,14 @@ bool goes_by_tiles() {
 template <class Input>
 bool is_fit_for_scores(const tiles::Range& range) {
   constexpr int kMost = 60;
-  return std::is_same_v<Input, BFloat16> || range.lies_below(kMost);
+  return range.lies_below(kMost);
 }
 template <class Input>
 bool is_fit_for_values(const tiles::Range& range) {
   constexpr int kLeast = -100;
   constexpr int kMost = 80;
-  return std::is_same_v<Input, BFloat16> ||
-         (std::is_same_v<Input, Half> ? range.is_finite()
-                                      : range.lies_within(kLeast, kMost));
+  return std::is_same_v<Input, Half> ? range.is_finite()
+                                     : range.lies_within(kLeast, kMost);
 }
 
 template <class T>
@@ -88,20 +89,6 @@ tiles::Lines<T> rows_of(const MatrixView<T>& matrix) {
 template <class T>
 tiles::Lines<T> columns_of(const MatrixView<T>& matrix) {
   return rows_of(matrix.transposed());
-}
-
-// Whether all are finite, of a dtype whose range nobody looks at.
-template <class Input>
-bool are_finite(const MatrixView<Input>& matrix, int64_t rows,
-                int64_t columns) {
-  bool finite = true;
-  for (int64_t row = 0; row < rows && finite; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      const float value = static_cast<float>(*matrix.at(row, column));
-      finite &= value - value == 0.0F;
-    }
-  }
-  return finite;
 }
 
 // Keys and values of one head, as PackedKeyValue (forward_operands.h) has them
@@ -167,11 +154,7 @@ struct TilePackedKeyValue {
         !is_fit_for_values<Input>(value_range)) {
       is_refused = true;
     }
-    if constexpr (std::is_same_v<Input, BFloat16>) {
-      return problem.hides_keys() && are_finite(key, count, shape.head_size) &&
-             are_finite(value, count, shape.value_size);
-    }
-    return true;  // others are refused
+    return true;  // what is not is refused
   }
 };
 
