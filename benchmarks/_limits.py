@@ -28,9 +28,7 @@ WAYS: dict[str, Mapping[str, int]] = {
     **{name: {name: 1} for name in (*ARITHMETIC, MEMORY)},
     # Half precision may be converted.
     "bfloat16": {"bfloat16": 1, "float32": 1},
-    # Or split into parts in bfloat16 (csrc/cpu/tiles/scheme.h).
-    "float32": {"float32": 1, "bfloat16": 6},
-    "float16": {"float32": 1, "bfloat16": 4},
+    "float16": {"float32": 1},
     # Weights of four bits may be multiplied as they are or widened.
     "int8 by int4": {"int4": 1, "int8": 1},
     # An input may be cut into digits of eight bits, three of float32 and two of half precision
@@ -51,8 +49,7 @@ def meaning(limit: str) -> str:
     names = {name: f"multiply-add of {name}" for name in ARITHMETIC}
     names["int4"] = "multiply-add of int8 with int4"
     words = [
-        names[way] + (f" in {each} digits or products of parts" if each > 1 else "")
-        for way, each in WAYS[limit].items()
+        names[way] + (f" in {each} digits" if each > 1 else "") for way, each in WAYS[limit].items()
     ]
     return words[0] if len(words) == 1 else f"the fastest of {', '.join(words)}"
 

@@ -2,9 +2,9 @@
 // forward_block.h, in strips of 32 rows, whose scores and probabilities go
 // through memory (26 KiB) on their way between the tiles and the vectors.
 //
-// Intel Xeon (AMX), one core, float32, 8 heads of 1024 x 1024 x 64: 8 us a strip
-// against 192 keys, 54 % of it the products, of which 2.4 us would be all that
-// the unit takes, 15 % the softmax, 13 % splitting probabilities.
+// Intel Xeon (AMX), one core, float32, 8 heads of 1024 x 1024 x 64: 8 us a
+// strip against 192 keys, 54 % of it the products, of which 2.4 us would be all
+// that the unit takes, 15 % the softmax, 13 % splitting probabilities.
 #pragma once
 
 #include <algorithm>
