@@ -3,12 +3,12 @@
 //
 //   for columns of C by NC, rows by MC:       its sums stay in L2
 //     for the inner dimension by KC:          A and B packed, in L2
-//       for strips of 32 columns:             B's strip is in L1
-//         for strips of 32 rows:              the micro-kernel
+//       for pairs of strips of 32 columns:    B's strips are in L1
+//         for strips of 32 rows, each strip:  the micro-kernel
 //
-// What comes next is packed between one micro-kernel and another, a tile at a
-// time, and so are the sums of the one before added, rounded and stored: the
-// tile unit works on meanwhile, as far as the processor sees ahead.
+// What comes next is packed beside the products, some rows of a tile at a time,
+// and so are the sums of the micro-tile before the last added, rounded and
+// stored (Work in cpu/tiles/micro_kernel.h).
 //
 // Operations: 2 M N K for each product of parts. Sizes are from measurements on
 // an Intel Xeon (docs/tuning/tiles.md).
