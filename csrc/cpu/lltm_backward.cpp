@@ -23,6 +23,7 @@
 #include "cpu/lltm/product.h"
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/tiles/matrix_product.h"
 #include "host/namespace.h"
 #include "lltm.h"
 
@@ -291,8 +292,11 @@ class Backward {
                 std::initializer_list<Part<T>> parts,
                 int64_t accumulation_length) const {
     if (rows > 2 * kMR && inner > 0) {
-      return multiply_in_panels<T>(left, rows, inner, parts,
-                                   accumulation_length, threads_);
+      if (!multiply_by_tiles(left, rows, inner, parts)) {
+        multiply_in_panels<T>(left, rows, inner, parts, accumulation_length,
+                              threads_);
+      }
+      return;
     }
     // cpu/gemm/gemm.h reads the right operand of few rows in place, and makes
     // zeros of sums of nothing.
@@ -300,6 +304,18 @@ class Backward {
       matrix_product(left, part.right, rows, part.columns, inner, part.output,
                      part.output_stride, threads_);
     }
+  }
+
+  // Whether tile registers have made all of them.
+  bool multiply_by_tiles(const MatrixView<T>& left, int64_t rows, int64_t inner,
+                         std::initializer_list<Part<T>> parts) const {
+    return std::all_of(parts.begin(), parts.end(), [&](const Part<T>& part) {
+      return part.columns == 0 ||
+             tiles::multiply(
+                 Product<T, T>{left, part.right, rows, part.columns, inner,
+                               part.output, part.output_stride},
+                 threads_, KeepSums{});
+    });
   }
 
   void multiply_all_steps() {

@@ -7,28 +7,20 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpu/simd/tile_registers.h"
+
 namespace pkg::cpu::tiles {
 namespace {
 
-// As LDTILECFG reads it.
-struct alignas(64) Shapes {
-  uint8_t palette = 1;
-  uint8_t first_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+using cpu::detail::finish_stores;
+using cpu::detail::TileShapes;
 
-constexpr Shapes square_tiles() {
-  Shapes shapes;
+constexpr TileShapes square_tiles() {
+  TileShapes shapes;
   std::fill_n(shapes.row_bytes, 8, uint16_t{64});
   std::fill_n(shapes.rows, 8, uint8_t{kTileRows});
   return shapes;
 }
-
-// To GCC the intrinsics read no memory. All that was written is there after
-// this.
-inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 
 // Registers 0 to 3 are the sums, row by row of tiles; 4 and 5 tiles of the left
 // operand; 6 and 7 of the right one. The intrinsics want a register's number as
@@ -171,9 +163,8 @@ struct Kernel {
 }  // namespace
 
 Registers::Registers() {
-  static constexpr Shapes kShapes = square_tiles();
-  finish_stores();
-  _tile_loadconfig(&kShapes);
+  static constexpr TileShapes kShapes = square_tiles();
+  cpu::detail::load_shapes(kShapes);
 }
 Registers::~Registers() { _tile_release(); }
 
