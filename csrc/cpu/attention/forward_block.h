@@ -52,6 +52,58 @@ struct ForwardTask {
   int64_t column_end;
 };
 
+// Masks the scores of a strip, rows kScoreStride apart, where something hides
+// or changes them. Returns what they are yet to be multiplied by: a positive
+// scale is left to the softmax, which has it for nothing.
+template <class Input>
+simd::Compute<Input> mask_scores(const Problem<Input>& problem, int64_t batch,
+                                 int64_t mask_offset, int64_t row, int used,
+                                 int64_t first, int64_t count,
+                                 simd::Compute<Input> scale,
+                                 simd::Compute<Input>* scores) {
+  using Number = simd::Compute<Input>;
+  if (scale > Number{0} && !problem.masks_strip(row, used, first, count)) {
+    return scale;
+  }
+  problem.mask_strip(scores, kScoreStride, scale, batch, mask_offset, row, used,
+                     first, count);
+  return Number{1};
+}
+
+// Makes probabilities of a strip's masked scores, relative to new maxima;
+// `output_sums`, which were summed relative to the old ones, are rescaled.
+// `factors` is scratch for those of dropout.
+template <class Input, int kRows>
+void update_softmax(
+    const Problem<Input>& problem, int64_t batch, int64_t row, int used,
+    int64_t first, int64_t count, simd::Compute<Input> scale,
+    simd::Compute<Input>* scores,
+    const SoftmaxStates<simd::Compute<Input>>& states,
+    simd::Compute<Input>* factors,
+    Probability<typename ArithmeticOf<Input>::type>* probabilities,
+    simd::Compute<Input>* output_sums, int64_t sums_stride) {
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Number = simd::Compute<Input>;
+  const int64_t padded = round_up(count, simd::kLanes<Number>);
+  const auto factors_of = [&](int i) -> const Number* {
+    if (!problem.dropout) {
+      return nullptr;
+    }
+    problem.dropout_factors(factors, batch, row + i, first, padded);
+    return factors;
+  };
+  Number rescales[kRows];
+  const bool any_rescale =
+      softmax_strip<Arithmetic, kPreciseProbabilities<Input>, kRows,
+                    kScoreStride>(scores, padded, scale, states, factors_of,
+                                  probabilities, rescales);
+  for (int i = 0; any_rescale && i < used; ++i) {
+    if (rescales[i] != Number{1}) {
+      scale_row(output_sums + i * sums_stride, sums_stride, rescales[i]);
+    }
+  }
+}
+
 template <class Input>
 class ForwardBlock {
  public:
@@ -232,54 +284,32 @@ class ForwardBlock {
   void softmax_with_new_maxima(const ForwardTask& task, int64_t row, int used,
                                const RightPanels<KGroup>& keys, int64_t first,
                                int64_t count) {
-    const int64_t padded = round_up(count, simd::kLanes<Number>);
     const Number scale =
         write_scores<kRows>(task, row, used, keys, first, count);
-    const auto factors_of = [&](int i) -> const Number* {
-      if (!problem_.dropout) {
-        return nullptr;
-      }
-      problem_.dropout_factors(factors_, task.batch, task.row + row + i, first,
-                               padded);
-      return factors_;
-    };
-    Number rescales[kRows];
-    const bool any_rescale =
-        softmax_strip<Arithmetic, kPreciseProbabilities<Input>, kRows,
-                      kScoreStride>(scores_, padded, scale, states_.from(row),
-                                    factors_of, probabilities_, rescales);
-    for (int i = 0; any_rescale && i < used; ++i) {
-      if (rescales[i] != Number{1}) {
-        scale_row(output_sums_ + (row + i) * packing_.value_stride,
-                  packing_.value_stride, rescales[i]);
-      }
-    }
+    update_softmax<Input, kRows>(
+        problem_, task.batch, task.row + row, used, first, count, scale,
+        scores_, states_.from(row), factors_, probabilities_,
+        output_sums_ + row * packing_.value_stride, packing_.value_stride);
   }
 
   // Writes a strip's scores, masked. Returns what they are yet to be multiplied
-  // by: a positive scale is left to the softmax, which has it for nothing;
-  // unless sums are made of parts, each of which the backward pass scales.
+  // by; sums that are made of parts are scaled before, since the backward pass
+  // scales each part.
   template <int kRows>
   Number write_scores(const ForwardTask& task, int64_t row, int used,
                       const RightPanels<KGroup>& keys, int64_t first,
                       int64_t count) {
     const int64_t row_of_all = task.row + row;
     const bool in_parts = packing_.key_depth > problem_.accumulation_length;
-    Number scale = static_cast<Number>(problem_.shape.scale);
+    const Number scale = static_cast<Number>(problem_.shape.scale);
     multiply_strip<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
         store_scaled(
             scores_, kScoreStride, in_parts ? scale : Number{1},
             problem_.mask.to_prefetch(mask_offset_, row_of_all, first)),
         problem_.accumulation_length);
-    scale = in_parts ? Number{1} : scale;
-    if (!(scale > Number{0}) ||
-        problem_.masks_strip(row_of_all, used, first, count)) {
-      problem_.mask_strip(scores_, kScoreStride, scale, task.batch,
-                          mask_offset_, row_of_all, used, first, count);
-      scale = Number{1};
-    }
-    return scale;
+    return mask_scores(problem_, task.batch, mask_offset_, row_of_all, used,
+                       first, count, in_parts ? Number{1} : scale, scores_);
   }
 
   const Problem<Input>& problem_;

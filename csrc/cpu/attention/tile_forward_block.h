@@ -116,7 +116,10 @@ class TileForwardBlock {
     const int64_t count = seen.end - seen.begin;
     const float scale = write_scores(
         task, row, used, packing_.keys(packed, first), first, count);
-    make_probabilities<kUsed>(task, row, used, first, count, scale);
+    update_softmax<Input, kUsed>(
+        problem_, task.batch, task.row + row, used, first, count, scale,
+        scores_, states_.from(row), factors_, scores_,
+        output_sums_ + row * packing_.value_stride, packing_.value_stride);
     pack_probabilities(kUsed, count);
     add_values(row, kUsed, count,
                packing_.values(packed, column) +
@@ -124,7 +127,7 @@ class TileForwardBlock {
   }
 
   // Writes a strip's scores, masked. Returns what they are yet to be multiplied
-  // by: a positive scale is left to the softmax, which has it for nothing.
+  // by.
   float write_scores(const ForwardTask& task, int64_t row, int used,
                      const std::byte* keys, int64_t first, int64_t count) {
     const std::byte* const queries =
@@ -140,40 +143,9 @@ class TileForwardBlock {
       previous_stride = kScoreStride;
     }
     tiles::store_sums(previous, previous_stride);
-    const float scale = static_cast<float>(problem_.shape.scale);
-    const int64_t row_of_all = task.row + row;
-    if (!(scale > 0.0F) ||
-        problem_.masks_strip(row_of_all, used, first, count)) {
-      problem_.mask_strip(scores_, kScoreStride, scale, task.batch,
-                          mask_offset_, row_of_all, used, first, count);
-      return 1.0F;
-    }
-    return scale;
-  }
-
-  template <int kUsed>
-  void make_probabilities(const ForwardTask& task, int64_t row, int used,
-                          int64_t first, int64_t count, float scale) {
-    const int64_t padded = round_up(count, kLanes);
-    const auto factors_of = [&](int i) -> const float* {
-      if (!problem_.dropout) {
-        return nullptr;
-      }
-      problem_.dropout_factors(factors_, task.batch, task.row + row + i, first,
-                               padded);
-      return factors_;
-    };
-    float rescales[kUsed];
-    const bool any_rescale =
-        softmax_strip<Arithmetic, kPreciseProbabilities<Input>, kUsed,
-                      kScoreStride>(scores_, padded, scale, states_.from(row),
-                                    factors_of, scores_, rescales);
-    for (int i = 0; any_rescale && i < used; ++i) {
-      if (rescales[i] != 1.0F) {
-        scale_row(output_sums_ + (row + i) * packing_.value_stride,
-                  packing_.value_stride, rescales[i]);
-      }
-    }
+    return mask_scores(problem_, task.batch, mask_offset_, task.row + row, used,
+                       first, count, static_cast<float>(problem_.shape.scale),
+                       scores_);
   }
 
   void pack_probabilities(int rows, int64_t count) {
