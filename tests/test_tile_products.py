@@ -533,3 +533,25 @@ def test_a_refused_product_leaves_the_registers_as_they_were(way: str) -> None:
     for _ in range(3):
         assert pkg.ops.matmul(late, b)[99].isinf().all()
         assert same_bits(pkg.ops.matmul(a, b), expected)
+
+
+# attention
+
+
+@pytest.mark.parametrize("operand", [1, 2])
+@pytest.mark.parametrize(
+    ("bits", "integer", "dtype"),
+    [(0x7FFFFFFF, torch.int32, torch.float32), (0x7FFF, torch.int16, torch.float16)],
+)
+def test_a_hidden_nan_that_rounds_to_zero_stays(
+    bits: int, integer: torch.dtype, dtype: torch.dtype, operand: int
+) -> None:
+    # Keys out of every window are left out only where all that they hold is finite.
+    inputs = [normal(1, 1, 400, 64, seed=seed).to(dtype) for seed in range(3)]
+    inputs[operand][0, 0, 399, 5] = torch.tensor(bits, dtype=integer).view(dtype)
+    window = {"window_left": 50, "window_right": 0}
+    by_tiles = pkg.ops.scaled_dot_product_attention(*inputs, **window)
+    recorded = [each.requires_grad_() for each in inputs]  # goes by vectors
+    by_vectors = pkg.ops.scaled_dot_product_attention(*recorded, **window)
+    assert torch.equal(by_tiles.isnan(), by_vectors.isnan())
+    assert by_tiles.isnan().sum() == (by_tiles.numel() if operand == 1 else 400)

@@ -78,7 +78,7 @@ template <class Input>
 bool is_fit_for_values(const tiles::Range& range) {
   constexpr int kLeast = -100;
   constexpr int kMost = 80;
-  return std::is_same_v<Input, Half> ? range.is_finite()
+  return std::is_same_v<Input, Half> ? range.lies_below(kMost)
                                      : range.lies_within(kLeast, kMost);
 }
 

@@ -42,11 +42,13 @@ class Range {
 
   // Whether all numbers but zero lie between 2^least and 2^most.
   bool lies_within(int least, int most) const {
-    return is_whole() && least_exponent() - kBias >= least &&
-           largest_exponent() - kBias < most;
+    return lies_below(most) && least_exponent() - kBias >= least;
   }
-  // Whether all are finite and below 2^most.
-  bool lies_below(int most) const { return largest_exponent() - kBias < most; }
+  // Whether all are finite, also those of which rounding makes zeros, and below
+  // 2^most.
+  bool lies_below(int most) const {
+    return is_whole() && largest_exponent() - kBias < most;
+  }
 
   // Whether sums of `inner` products of this operand's values and the other's
   // come out as by fused multiply-adds, but for rounding.
