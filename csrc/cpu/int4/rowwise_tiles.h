@@ -10,6 +10,8 @@
 #include "cpu/int4/split_row.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/tiles/int4_blocks.h"
+#include "cpu/tiles/plain_product.h"
+#include "cpu/tiles/rows_in_place.h"
 #include "rowwise_scaled_linear.h"
 
 namespace pkg::cpu {
@@ -99,9 +101,9 @@ inline bool multiply_by_tiles(const RowwiseScaledLinearPlan& plan,
     const int8_t* left =
         detail::reorder_rows_for_tiles(plan, input, row + done, count, padded);
     const detail::StoreScaled store{output, row + done, column};
-    tiles::Product<tiles::Int8By1, int32_t, detail::StoreScaled,
-                   tiles::Int4Blocks>(
-        MatrixView<int8_t>{left, padded, 1},
+    tiles::PlainProduct<tiles::Int8By1, int32_t, detail::StoreScaled,
+                        tiles::Int4Blocks, tiles::RowsInPlace<tiles::Int8By1>>(
+        tiles::strips_of(left, padded, 1),
         {weight.data + column * weight.stride, weight.stride, plan.inner / 2},
         count, columns, padded, static_cast<int32_t*>(nullptr), 0, store)
         .run();

@@ -92,12 +92,18 @@ inline Vector<float> float_of_bfloat16_bits(Bits16 bits) {
 }
 
 // Round to nearest even; NaN keeps its sign and becomes quiet.
+#if defined(__AVX512BF16__)
+// Which VCVTNEPS2BF16 flushes to zero.
+template <class... Values>
+inline bool has_denormals(Values... values) {
+  constexpr int kDenormal = 0x20;
+  return (_mm512_fpclass_ps_mask(std::bit_cast<__m512>(values), kDenormal) |
+          ...) != 0;
+}
+#endif
 inline Bits16 bfloat16_bits_of_float(Vector<float> value) {
 #if defined(__AVX512BF16__)
-  // VCVTNEPS2BF16 does just this, but flushes denormal numbers to zero.
-  constexpr int kDenormal = 0x20;
-  if (_mm512_fpclass_ps_mask(std::bit_cast<__m512>(value), kDenormal) == 0)
-      [[likely]] {
+  if (!has_denormals(value)) [[likely]] {
     return std::bit_cast<Bits16>(
         _mm512_cvtneps_pbh(std::bit_cast<__m512>(value)));
   }
@@ -194,6 +200,24 @@ inline void store(T* to, Vector<Compute<T>> value) {
   } else {
     std::memcpy(to, &value, sizeof(value));
   }
+}
+
+// Two registers, one behind the other.
+template <class T>
+inline void store_pair(T* to, Vector<Compute<T>> first,
+                       Vector<Compute<T>> second) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (!detail::has_denormals(first, second)) [[likely]] {
+      const auto bits = _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second),
+                                            std::bit_cast<__m512>(first));
+      std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
+      return;
+    }
+  }
+#endif
+  store(to, first);
+  store(to + kLanes<Compute<T>>, second);
 }
 
 // The first `count` lanes, 0 <= count <= kLanes; the other lanes are zero.

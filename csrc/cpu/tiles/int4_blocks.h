@@ -62,6 +62,9 @@ class Int4Blocks {
     return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Int8By1>};
   }
   int64_t left() const { return steps_ - done_; }
+  int64_t strips() const {
+    return done_ == steps_ ? INT64_MAX : done_ / units_;
+  }
 
   // Two units of a half of a strip; what lies beyond is zeros.
   void step(Range& /*range*/) {

@@ -7,8 +7,10 @@
 #include <type_traits>
 
 #include "cpu/gemm/gemm.h"
+#include "cpu/tiles/plain_product.h"
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/product.h"
+#include "cpu/tiles/rows_in_place.h"
 
 namespace pkg::cpu::tiles {
 
@@ -75,6 +77,30 @@ bool with_scheme(const Multiply& multiply) {
   }
 }
 
+// One thread's product; whether its operands were in the scheme's range.
+template <class Scheme, class Right, class Output, class Epilogue>
+bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
+                    const typename Right::Source& right, int64_t rows,
+                    int64_t columns, int64_t inner, Output* output,
+                    int64_t output_stride, const Epilogue& epilogue) {
+  const auto run = [&]<class Way>(std::type_identity<Way>) {
+    const Registers registers;
+    return Way(strips_of(left.data, left.row_stride, left.column_stride), right,
+               rows, columns, inner, output, output_stride, epilogue)
+        .run();
+  };
+  using Packed = OperandBlocks<Scheme, Side::Left>;
+  if constexpr (Scheme::kParts > 1) {
+    return run(std::type_identity<Product<Scheme, Output, Epilogue, Right>>{});
+  } else if (RowsInPlace<Scheme>::suits(left, inner)) {
+    return run(std::type_identity<PlainProduct<Scheme, Output, Epilogue, Right,
+                                               RowsInPlace<Scheme>>>{});
+  } else {
+    return run(std::type_identity<
+               PlainProduct<Scheme, Output, Epilogue, Right, Packed>>{});
+  }
+}
+
 // Divides a product among threads. right(column) is the operand of Right's
 // blocks from that column on; otherwise(part, row, column) makes a part whose
 // values are not in the scheme's range.
@@ -87,15 +113,9 @@ void multiply_parts(const cpu::Product<Input, Output>& product, int64_t threads,
                                  int64_t columns) {
     const auto part = product.part(row, rows, column, columns);
     const cpu::detail::EpilogueFrom<Epilogue> place{epilogue, row, column};
-    bool is_right;
-    {
-      const Registers registers;
-      is_right =
-          Product<Scheme, Output, cpu::detail::EpilogueFrom<Epilogue>, Right>(
-              part.left, right(column), rows, columns, product.inner,
-              part.output, part.output_stride, place)
-              .run();
-    }
+    const bool is_right = multiply_alone<Scheme, Right>(
+        part.left, right(column), rows, columns, product.inner, part.output,
+        part.output_stride, place);
     if constexpr (Scheme::kHasRange) {
       if (!is_right) {
         otherwise(part, row, column);

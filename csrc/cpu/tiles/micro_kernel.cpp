@@ -43,7 +43,7 @@ constexpr int64_t kNumberBytes = 4;                    // of a sum
 // The first product of a block: the register's sums of the block before leave.
 #define PKG_MULTIPLY_FIRST(sums, left, right, row, column)         \
   PKG_STORE_PREVIOUS(sums, row, column)                            \
-  if (Scheme::kAddsByTiles && tile.begin != nullptr) {             \
+  if (Scheme::kParts == 1 && tile.begin != nullptr) {              \
     _tile_loadd(sums, tile.begin + (row) * kSumsStride + (column), \
                 kSumsStride * kNumberBytes);                       \
   } else {                                                         \
@@ -122,7 +122,7 @@ struct Kernel {
     } else {
       multiply();
     }
-    if constexpr (Scheme::kWorksBeside) {
+    if constexpr (Scheme::kParts > 1) {
       tile.work.step(tile.work.state);
     }
   }

@@ -71,6 +71,7 @@ class PanelBlocks {
 
   PackedBlock packed() const { return block_; }
   int64_t left() const { return 0; }
+  int64_t strips() const { return INT64_MAX; }
   void step(Range& /*range*/) {}
 
  private:

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <type_traits>
@@ -231,6 +232,34 @@ bool TilePacker<Scheme, side>::step(Range& range) {
   }
   ++piece_;
   return piece_ == pieces(source_);
+}
+
+void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
+                std::byte* packed) {
+  // Where words of the two tiles come from: a column of the first row, of the
+  // second.
+  constexpr auto kColumnsOf = [](int first) {
+    std::array<uint16_t, 32> lanes{};
+    for (int i = 0; i < 32; ++i) {
+      lanes[i] = static_cast<uint16_t>(first + i / 2 + i % 2 * 32);
+    }
+    return lanes;
+  };
+  static constexpr auto kLow = kColumnsOf(0);
+  static constexpr auto kHigh = kColumnsOf(kTileRows);
+  const __m512i low = _mm512_loadu_si512(kLow.data());
+  const __m512i high = _mm512_loadu_si512(kHigh.data());
+// Unrolled by 4 it takes half as long again where values come from L3.
+#pragma GCC unroll 16
+  for (int64_t row = 0; row < units * kTileRows; ++row) {
+    const __m512i even = _mm512_loadu_si512(from);
+    const __m512i odd = _mm512_loadu_si512(from + value_stride);
+    _mm512_storeu_si512(packed, _mm512_permutex2var_epi16(even, low, odd));
+    _mm512_storeu_si512(packed + 64,
+                        _mm512_permutex2var_epi16(even, high, odd));
+    from += 2 * value_stride;
+    packed += kTileRowStep<Side::Right>;
+  }
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)

@@ -109,6 +109,11 @@ class TilePacker {
   alignas(64) Input gathered_[kTileRows * Scheme::kValues];
 };
 
+// Packs whole units of a strip of right columns that lie side by side, as
+// TilePacker does in five instructions instead of three for each row of a tile.
+void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
+                std::byte* packed);
+
 // Packs `inner` values of some lines: strip after strip, each unit after unit;
 // strips are `strip_units` units apart, 0: as many as are packed.
 template <class Scheme, Side side>

@@ -40,15 +40,6 @@ struct SchemeBase {
   using Accumulator = float;
   // Values of the inner dimension in a row of a tile: a unit.
   static constexpr int kValues = 32;
-  // Sums of a block are added to those of the blocks before it by vectors; by
-  // tiles, where there are no small sums to keep apart.
-  static constexpr bool kAddsByTiles = false;
-  // Strips of columns that a strip of rows is multiplied by in turn.
-  static constexpr int kGroupedStrips = 2;
-  // Whether other work goes on beside the products (cpu/tiles/micro_kernel.h),
-  // or between one call and the next. With one part there are too few products
-  // for the calls to pay: bfloat16, n = 1024, 0.73 of oneDNN against 0.81.
-  static constexpr bool kWorksBeside = true;
   // Whether values must be seen to lie in a range, and it is told why in
   // cpu/tiles/range.h.
   static constexpr bool kHasRange = true;
@@ -68,8 +59,7 @@ struct Float32By3 : SchemeBase<float> {
 struct Float32By1 : SchemeBase<float> {
   static constexpr int kParts = 1;
   static constexpr PartProduct kProducts[] = {{0, 0}};
-  static constexpr int kUnits = 8;
-  static constexpr bool kWorksBeside = false;
+  static constexpr int kUnits = 16;
 };
 
 // 11 bits = 8 + 3. Both parts are exact, and so is every product. Without that
@@ -84,10 +74,8 @@ struct Float16By4 : SchemeBase<Half> {
 struct Bfloat16By1 : SchemeBase<BFloat16> {
   static constexpr int kParts = 1;
   static constexpr PartProduct kProducts[] = {{0, 0}};
-  static constexpr int kUnits = 8;
-  static constexpr bool kAddsByTiles = true;
+  static constexpr int kUnits = 16;
   static constexpr bool kHasRange = false;
-  static constexpr bool kWorksBeside = false;
 };
 
 struct Int8By1 : SchemeBase<int8_t> {
@@ -95,10 +83,8 @@ struct Int8By1 : SchemeBase<int8_t> {
   static constexpr int kParts = 1;
   static constexpr PartProduct kProducts[] = {{0, 0}};
   static constexpr int kValues = 64;
-  static constexpr int kUnits = 8;
-  static constexpr bool kAddsByTiles = true;
+  static constexpr int kUnits = 16;
   static constexpr bool kHasRange = false;
-  static constexpr bool kWorksBeside = false;
 };
 
 template <class Scheme>

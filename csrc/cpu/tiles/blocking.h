@@ -1,0 +1,56 @@
+// How a product by tile registers is divided into blocks.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/gemm/grid.h"
+#include "cpu/tiles/micro_kernel.h"
+#include "cpu/tiles/scheme.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::tiles {
+
+// MC, NC and KC, the last in units, and whether all blocks of the inner
+// dimension stay packed: of B while rows go by, of A while columns do.
+struct BlockSizes {
+  int64_t rows;
+  int64_t columns;
+  int64_t units;
+  bool keeps_left;
+  bool keeps_right;
+};
+
+// Right: the class of blocks of B.
+template <class Scheme, class Right>
+BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
+  using cpu::detail::even_block;
+  constexpr bool kPlain = Scheme::kParts == 1;
+  // Packed blocks that stay, beside the sums and what is packed meanwhile.
+  // Plain ones may lie in L3, which takes less time than to pack them again.
+  constexpr int64_t kKeptBytes = int64_t{kPlain ? 4 : 1} << 20;
+  constexpr int64_t kMostBlocks = 32;
+  constexpr int64_t kMostRows = 512;
+  constexpr int64_t kMostRowsBesideKept = kPlain ? 128 : 64;
+  constexpr int64_t kMostColumns = kPlain ? 256 : 512;
+  const int64_t units = units_of<Scheme>(inner);
+  const int64_t kc =
+      even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);
+  const int64_t blocks = (units + kc - 1) / kc;
+  const auto fits = [&](int64_t lines) {
+    return blocks > 1 && blocks <= kMostBlocks &&
+           packed_bytes<Scheme>(lines, units) <= kKeptBytes;
+  };
+  const int64_t nc = even_block(columns, kMostColumns, kStrip);
+  const bool keeps_right =
+      Right::kMayStay && rows > kMostRowsBesideKept && fits(nc);
+  const bool is_there = keeps_right || Right::kInPlace;
+  const int64_t mc =
+      even_block(rows, is_there ? kMostRowsBesideKept : kMostRows, kStrip);
+  const bool keeps_left = columns > nc && rows <= mc && fits(mc);
+  return {mc, nc, kc, keeps_left, keeps_right};
+}
+
+}  // namespace pkg::cpu::tiles
+
+#endif

@@ -1,0 +1,196 @@
+// Blocks of an operand, packed as tiles piece by piece.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/runtime/workspace.h"
+#include "cpu/tiles/micro_kernel.h"
+#include "cpu/tiles/packing.h"
+#include "cpu/tiles/plain_kernel.h"
+#include "cpu/tiles/range.h"
+#include "cpu/tiles/scheme.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::tiles {
+
+// A block: strip after strip, and how a left one's tiles lie; from some strip
+// on packed ones that lie elsewhere.
+struct PackedBlock {
+  const std::byte* data;
+  int64_t strip_bytes;
+  LeftLayout layout{};
+  int64_t strips = INT64_MAX;
+  const std::byte* tail = nullptr;
+
+  const std::byte* strip(int64_t index) const {
+    return index < strips ? data + index * strip_bytes : tail;
+  }
+  LeftLayout layout_of(int64_t index) const {
+    return index < strips ? layout : LeftLayout{};
+  }
+};
+
+// Packs blocks of one operand. All blocks of the inner dimension stay, each in
+// a buffer of its own, or they take turns in two: either way the next block is
+// packed while the one before is in use.
+template <class Scheme, Side side>
+class OperandBlocks {
+ public:
+  using Input = typename Scheme::Input;
+  using Source = Strips<Input>;
+
+  // Whether all blocks of the inner dimension may stay packed, and of how many
+  // units a block is a multiple.
+  static constexpr bool kMayStay = true;
+  static constexpr int kUnitsTogether = 1;
+  static constexpr bool kInPlace = false;
+
+  // Of blocks of up to `lines` lines and `units` units.
+  OperandBlocks(const Source& source, int64_t total_lines, int64_t inner,
+                int64_t lines, int64_t units, bool keeps)
+      : source_(source),
+        total_lines_(total_lines),
+        inner_(inner),
+        most_units_(units),
+        keeps_(keeps),
+        buffer_bytes_(packed_bytes<Scheme>(lines, units)) {
+    constexpr Slot kSlot =
+        side == Side::Left ? Slot::PackedLeft : Slot::PackedRight;
+    const int64_t count =
+        keeps ? (units_of<Scheme>(inner) + units - 1) / units : 2;
+    buffers_ = Workspace::of_this_thread<kSlot>().template request<std::byte>(
+        count * buffer_bytes_);
+  }
+
+  // Begins a block that pack() is then called for; a block that is there
+  // already stays.
+  void begin(int64_t line, int64_t lines, int64_t unit, int64_t units) {
+    const bool same_lines = line == line_;
+    const bool is_there =
+        same_lines && (keeps_ ? unit < next_unit_ : unit == unit_);
+    if (!same_lines) {
+      next_unit_ = 0;
+    }
+    line_ = line;
+    unit_ = unit;
+    units_ = units;
+    if (keeps_) {
+      buffer_ = unit / most_units_;
+    }
+    if (is_there) {
+      return;
+    }
+    if (!keeps_) {
+      buffer_ = 1 - buffer_;
+    }
+    next_unit_ = unit + units;
+    count_ = (lines + kTileRows - 1) / kTileRows * units;
+    done_ = 0;
+    end_ = line + lines;
+    strip_ = line;
+    at_unit_ = 0;
+    tile_ = 0;
+    to_ = buffers_ + buffer_ * buffer_bytes_;
+  }
+
+  PackedBlock packed() const {
+    return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Scheme>};
+  }
+
+  // Pieces that are to be packed.
+  int64_t left() const {
+    return (count_ - done_) * TilePacker<Scheme, side>::pieces(source_.first) -
+           (is_packing_ ? packer_.done() : 0);
+  }
+  // Strips of the block that are wholly packed; those beyond its end too.
+  int64_t strips() const {
+    return done_ == count_ ? INT64_MAX : (strip_ - line_) / kStrip;
+  }
+  // Packs the next piece.
+  void step(Range& range) {
+    if constexpr (side == Side::Right && std::is_same_v<Input, BFloat16>) {
+      if (tile_ == 0 && at_unit_ == 0 && is_whole_strip()) {
+        const Lines<Input>& lines = source_.first;
+        pack_pairs(lines.data + strip_ / kStrip * source_.stride +
+                       unit_ * Scheme::kValues * lines.value_stride,
+                   lines.value_stride, units_, to_);
+        to_ += units_ * kUnitBytes<Scheme>;
+        strip_ += kStrip;
+        done_ += 2 * units_;
+        return;
+      }
+    }
+    if (!is_packing_) {
+      begin_tile();
+      is_packing_ = true;
+    }
+    if (packer_.step(range)) {
+      advance_tile();
+      is_packing_ = false;
+    }
+  }
+
+ private:
+  bool is_whole_strip() const {
+    return source_.first.line_stride == 1 && strip_ + kStrip <= end_ &&
+           (unit_ + units_) * Scheme::kValues <= inner_;
+  }
+
+  // Two tiles of a strip's unit, then the next unit's.
+  void begin_tile() {
+    const int64_t line = strip_ + tile_;
+    const int64_t value = (unit_ + at_unit_) * Scheme::kValues;
+    const Lines<Input>& lines = source_.first;
+    packer_.begin({lines.data + strip_ / kStrip * source_.stride +
+                       tile_ * lines.line_stride + value * lines.value_stride,
+                   lines.line_stride, lines.value_stride},
+                  std::min<int64_t>(kTileRows, total_lines_ - line),
+                  std::min<int64_t>(Scheme::kValues, inner_ - value),
+                  to_ + tile_ / kTileRows * kTileStep<side>);
+  }
+  void advance_tile() {
+    ++done_;
+    tile_ += kTileRows;
+    if (tile_ < kStrip && strip_ + tile_ < end_) {
+      return;
+    }
+    tile_ = 0;
+    to_ += kUnitBytes<Scheme>;
+    if (++at_unit_ == units_) {
+      at_unit_ = 0;
+      strip_ += kStrip;
+    }
+  }
+
+  Source source_;
+  int64_t total_lines_;
+  int64_t inner_;
+  int64_t most_units_;
+  bool keeps_;
+  int64_t buffer_bytes_;
+  std::byte* buffers_;
+  int64_t buffer_ = 0;
+  int64_t line_ = -1;
+  int64_t unit_ = -1;
+  int64_t units_ = 0;
+  int64_t next_unit_ = 0;  // of the first block that is not there
+  // Tiles of the block, and those that are packed; then where the next one is:
+  // its strip's first line and how far it is from there, its unit in the block.
+  int64_t count_ = 0;
+  int64_t done_ = 0;
+  int64_t end_ = 0;
+  int64_t strip_ = 0;
+  int64_t tile_ = 0;
+  int64_t at_unit_ = 0;
+  std::byte* to_ = nullptr;
+  TilePacker<Scheme, side> packer_;
+  bool is_packing_ = false;
+};
+
+}  // namespace pkg::cpu::tiles
+
+#endif

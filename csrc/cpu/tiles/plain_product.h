@@ -1,0 +1,173 @@
+// Matrix products by tile registers of values that are one part each (bfloat16,
+// int8): as cpu/tiles/product.h, where the products take so little time that
+// other work decides.
+//
+//   for columns of C by NC, rows by MC:     its sums stay in L2
+//     for the inner dimension by KC:        rows of A in place where they can
+//     be
+//       for strips of 32 columns:           packed before its first use, in L1
+//         for strips of 32 rows:            the micro-kernel
+//
+// KC is long, so that sums are seldom stored and loaded again: a strip of B
+// takes two thirds of the L1 cache, and tiles of A go past it. Between two
+// calls of the micro-kernel, where its products stand still, is as little as
+// can be; a micro-tile of C is rounded and stored beside the next but one's
+// products.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/gemm/operands.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/tiles/blocking.h"
+#include "cpu/tiles/operand_blocks.h"
+#include "cpu/tiles/plain_kernel.h"
+#include "cpu/tiles/range.h"
+#include "cpu/tiles/scheme.h"
+#include "cpu/tiles/store_rows.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::tiles {
+
+// One thread's product. Left and Right: the blocks of A and B.
+template <class Scheme, class Output, class Epilogue, class Right, class Left>
+class PlainProduct {
+  static_assert(Scheme::kParts == 1);
+
+ public:
+  using Input = typename Scheme::Input;
+  using Accumulator = typename Scheme::Accumulator;
+
+  PlainProduct(const typename Left::Source& left,
+               const typename Right::Source& right, int64_t rows,
+               int64_t columns, int64_t inner, Output* output,
+               int64_t output_stride, const Epilogue& epilogue)
+      : rows_(rows),
+        columns_(columns),
+        inner_(inner),
+        units_(units_of<Scheme>(inner)),
+        sizes_(block_sizes<Scheme, Right>(rows, columns, inner)),
+        store_rows_(output, output_stride, epilogue),
+        left_(left, rows, inner, sizes_.rows, sizes_.units, sizes_.keeps_left),
+        right_(right, columns, inner, sizes_.columns, sizes_.units,
+               sizes_.keeps_right) {
+    if (sizes_.units < units_) {
+      sums_ = Workspace::of_this_thread<Slot::PartialSums>()
+                  .template request<Accumulator>(sizes_.rows * sizes_.columns);
+    }
+  }
+
+  // Whether the operands' values lie in the range that the scheme is right for;
+  // if not the result is not to be used.
+  bool run() {
+    for (int64_t column = 0; column < columns_; column += sizes_.columns) {
+      for (int64_t row = 0; row < rows_; row += sizes_.rows) {
+        for (int64_t unit = 0; unit < units_; unit += sizes_.units) {
+          multiply_block(row, column, unit);
+        }
+      }
+    }
+    finish();
+    store_sums(in_registers_.sums);
+    to_finish_ = in_registers_;
+    finish();
+    return !Scheme::kHasRange ||
+           left_range_.allows_products_with(right_range_, inner_);
+  }
+
+ private:
+  static constexpr int kFinishRows = 4;
+
+  // A micro-tile's sums: where the registers are stored, and where the elements
+  // belong; no rows: they are only stored.
+  struct Sums {
+    Accumulator* sums = nullptr;
+    int64_t row = 0;
+    int64_t column = 0;
+    int rows = 0;
+    int columns = 0;
+  };
+
+  void multiply_block(int64_t row, int64_t column, int64_t unit) {
+    const int64_t rows = std::min(sizes_.rows, rows_ - row);
+    const int64_t columns = std::min(sizes_.columns, columns_ - column);
+    const int64_t units = std::min(sizes_.units, units_ - unit);
+    const bool first = unit == 0;
+    const bool last = unit + units == units_;
+    left_.begin(row, rows, unit, units);
+    while (left_.left() > 0) {
+      left_.step(left_range_);
+    }
+    right_.begin(column, columns, unit, units);
+    const PackedBlock left = left_.packed();
+    const PackedBlock right = right_.packed();
+    for (int64_t j = 0; j < strips_of(columns); ++j) {
+      while (right_.strips() <= j) {
+        right_.step(right_range_);
+      }
+      const int present =
+          static_cast<int>(std::min<int64_t>(kStrip, columns - j * kStrip));
+      Accumulator* sums =
+          sums_ == nullptr ? nullptr : sums_ + j * sizes_.rows * kStrip;
+      for (int64_t i = 0; i < strips_of(rows); ++i) {
+        const int here =
+            static_cast<int>(std::min<int64_t>(kStrip, rows - i * kStrip));
+        const Sums next = last ? Sums{scratch_[turn_], row + i * kStrip,
+                                      column + j * kStrip, here, present}
+                               : Sums{sums, 0, 0, 0, 0};
+        multiply_plain_tile<Scheme>(
+            here > kTileRows ? 2 : 1, present > kTileRows ? 2 : 1, units,
+            {left.strip(i), left.layout_of(i), right.strip(j),
+             first ? nullptr : sums, in_registers_.sums,
+             Work{&PlainProduct::finish_some, this},
+             (to_finish_.rows + kFinishRows - 1) / kFinishRows});
+        finish();
+        to_finish_ = in_registers_;
+        in_registers_ = next;
+        turn_ = last ? 1 - turn_ : turn_;
+        sums = sums == nullptr ? nullptr : sums + kSumsCount;
+      }
+    }
+  }
+
+  // Finishes some rows of the micro-tile that has been stored.
+  static void finish_some(void* state) {
+    auto& product = *static_cast<PlainProduct*>(state);
+    const Sums& tile = product.to_finish_;
+    product.store_rows_.template store<kFinishRows>(
+        tile.sums, nullptr, tile.row, tile.column, product.finished_rows_,
+        tile.rows, tile.columns);
+    product.finished_rows_ += kFinishRows;
+  }
+  // Its other rows.
+  void finish() {
+    while (finished_rows_ < to_finish_.rows) {
+      finish_some(this);
+    }
+    finished_rows_ = 0;
+  }
+
+  int64_t rows_;
+  int64_t columns_;
+  int64_t inner_;
+  int64_t units_;
+  BlockSizes sizes_;
+  StoreRows<Accumulator, Output, Epilogue> store_rows_;
+  Left left_;
+  Right right_;
+  Range left_range_;
+  Range right_range_;
+  Accumulator* sums_ = nullptr;
+  // Micro-tiles whose sums the registers hold, and of which is stored.
+  Sums in_registers_{scratch_[0]};
+  Sums to_finish_{};
+  int64_t finished_rows_ = 0;
+  int64_t turn_ = 0;
+  alignas(64) Accumulator scratch_[2][kSumsCount];
+};
+
+}  // namespace pkg::cpu::tiles
+
+#endif

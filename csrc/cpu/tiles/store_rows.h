@@ -1,0 +1,85 @@
+// The last step of a product by tile registers: rows of a micro-tile's sums,
+// finished and stored.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/gemm/store_sums.h"
+#include "cpu/tiles/scheme.h"
+
+namespace pkg::cpu::tiles {
+
+// An epilogue that has kStores has stored the sums itself.
+template <class Accumulator, class Output, class Epilogue>
+class StoreRows {
+ public:
+  StoreRows(Output* output, int64_t stride, const Epilogue& epilogue)
+      : output_(output), stride_(stride), epilogue_(epilogue) {}
+
+  // The micro-tile's rows from `first` on, up to kRows of them that exist, of
+  // `columns` columns; (row, column) is where its first element belongs.
+  // `added`: sums to be added, or null.
+  template <int kRows>
+  void store(const Accumulator* sums, const Accumulator* added, int64_t row,
+             int64_t column, int64_t first, int rows, int columns) const {
+    const int present =
+        static_cast<int>(std::min<int64_t>(kRows, rows - first));
+    sums += first * kStrip;
+    added = added == nullptr ? nullptr : added + first * kStrip;
+    row += first;
+    if (present == kRows && columns == kStrip) {
+      store_vectors<kRows, 2>(sums, added, row, column, kRows, kLanes);
+    } else if (present > 0 && columns > kLanes) {
+      store_vectors<kRows, 2>(sums, added, row, column, present,
+                              columns - kLanes);
+    } else if (present > 0) {
+      store_vectors<kRows, 1>(sums, added, row, column, present, columns);
+    }
+  }
+
+ private:
+  static constexpr int kLanes = simd::kLanes<Accumulator>;
+
+  template <int kRows, int kVectors>
+  [[gnu::always_inline]] void store_vectors(const Accumulator* sums,
+                                            const Accumulator* added,
+                                            int64_t row, int64_t column,
+                                            int rows, int tail) const {
+    simd::Vector<Accumulator> values[kRows * kVectors];
+    for (int r = 0; r < rows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = r * kStrip + v * kLanes;
+        auto value = simd::load(sums + at);
+        if (added != nullptr) {
+          value += simd::load(added + at);
+        }
+        values[r * kVectors + v] = value;
+      }
+    }
+    epilogue_(row, column, values, rows, kVectors, tail);
+    if constexpr (requires { Epilogue::kStores; }) {
+      return;
+    }
+    Output* to = output_ + row * stride_ + column;
+    for (int r = 0; r < rows; ++r, to += stride_) {
+      if (kVectors == 2 && tail == kLanes) {
+        simd::store_pair(to, values[r * kVectors], values[r * kVectors + 1]);
+        continue;
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        if (v < kVectors - 1 || tail == kLanes) {
+          simd::store(to + v * kLanes, values[r * kVectors + v]);
+        } else {
+          simd::store_partial(to + v * kLanes, values[r * kVectors + v], tail);
+        }
+      }
+    }
+  }
+
+  Output* output_;
+  int64_t stride_;
+  const Epilogue& epilogue_;
+};
+
+}  // namespace pkg::cpu::tiles
