@@ -426,6 +426,16 @@ def misaligned_and_transposed(t: Tensor) -> Tensor:
     return misaligned(t.mT.contiguous()).mT
 
 
+def lines_within_a_matrix(t: Tensor) -> Tensor:
+    """Rows at cache lines, with NaNs behind each and behind the last."""
+    around_it = torch.full(
+        (t.shape[0] + 16, t.shape[1] + 64), math.nan if t.is_floating_point() else 99
+    )
+    around_it = around_it.to(t.dtype)
+    around_it[: t.shape[0], : t.shape[1]] = t
+    return around_it[: t.shape[0], : t.shape[1]]
+
+
 LAYOUTS = (torch.clone, transposed, scattered, misaligned, misaligned_and_transposed)
 
 
@@ -438,6 +448,21 @@ def test_every_stride(
         a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
         product = multiply(layouts[0](a), layouts[1](b), result)
         assert torch.equal(product, check(a, b, result))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inner", [64, 512, 576, 1088, 2560])
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_rows_that_are_tiles_as_they_lie(
+    dtype: torch.dtype, result: torch.dtype, inner: int, threads: int
+) -> None:
+    """Rows of whole tiles at cache lines are read in place, others are packed."""
+    torch.set_num_threads(threads)
+    for rows, columns in ((32, 64), (47, 290), (129, 33), (600, 70)):
+        a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
+        in_place = multiply(lines_within_a_matrix(a), b, result)
+        check(lines_within_a_matrix(a), b, result)
+        assert torch.equal(in_place, multiply(misaligned(a), b, result))
 
 
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
