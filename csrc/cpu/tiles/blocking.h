@@ -31,8 +31,8 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kKeptBytes = int64_t{kPlain ? 4 : 1} << 20;
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMostRows = 512;
-  constexpr int64_t kMostRowsBesideKept = kPlain ? 128 : 64;
-  constexpr int64_t kMostColumns = kPlain ? 256 : 512;
+  constexpr int64_t kMostRowsBesideKept = 128;
+  constexpr int64_t kMostColumns = 256;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc =
       even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);

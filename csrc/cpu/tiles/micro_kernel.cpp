@@ -30,6 +30,12 @@ constexpr int64_t kRightRowBytes = 2 * kTileRowBytes;  // side by side
 constexpr int64_t kNumberBytes = 4;                    // of a sum
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
+#define PKG_LOAD(side, tile, from, row_bytes)  \
+  if constexpr (streamed == Streamed::side) {  \
+    _tile_stream_loadd(tile, from, row_bytes); \
+  } else {                                     \
+    _tile_loadd(tile, from, row_bytes);        \
+  }
 #define PKG_MULTIPLY(sums, left, right)            \
   if constexpr (std::is_same_v<Scheme, Int8By1>) { \
     _tile_dpbssd(sums, left, right);               \
@@ -52,20 +58,20 @@ constexpr int64_t kNumberBytes = 4;                    // of a sum
   PKG_MULTIPLY(sums, left, right)
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-template <class Scheme, int kRowTiles, int kColumnTiles>
+template <class Scheme, Streamed streamed, int kRowTiles, int kColumnTiles>
 struct Kernel {
   using Tile = MicroTile<typename Scheme::Accumulator>;
 
   [[gnu::always_inline]] static void load_left(const std::byte* from) {
-    _tile_loadd(4, from, kTileRowBytes);
+    PKG_LOAD(Left, 4, from, kTileRowBytes)
     if constexpr (kRowTiles == 2) {
-      _tile_loadd(5, from + kTileBytes, kTileRowBytes);
+      PKG_LOAD(Left, 5, from + kTileBytes, kTileRowBytes)
     }
   }
   [[gnu::always_inline]] static void load_right(const std::byte* from) {
-    _tile_loadd(6, from, kRightRowBytes);
+    PKG_LOAD(Right, 6, from, kRightRowBytes)
     if constexpr (kColumnTiles == 2) {
-      _tile_loadd(7, from + kTileRowBytes, kRightRowBytes);
+      PKG_LOAD(Right, 7, from + kTileRowBytes, kRightRowBytes)
     }
   }
 
@@ -168,15 +174,15 @@ Registers::Registers() {
 }
 Registers::~Registers() { _tile_release(); }
 
-template <class Scheme>
+template <class Scheme, Streamed streamed>
 void multiply_micro_tile(int row_tiles, int column_tiles, int64_t units,
                          const MicroTile<typename Scheme::Accumulator>& tile) {
   if (row_tiles == 2) {
-    return column_tiles == 2 ? Kernel<Scheme, 2, 2>::run(units, tile)
-                             : Kernel<Scheme, 2, 1>::run(units, tile);
+    return column_tiles == 2 ? Kernel<Scheme, streamed, 2, 2>::run(units, tile)
+                             : Kernel<Scheme, streamed, 2, 1>::run(units, tile);
   }
-  return column_tiles == 2 ? Kernel<Scheme, 1, 2>::run(units, tile)
-                           : Kernel<Scheme, 1, 1>::run(units, tile);
+  return column_tiles == 2 ? Kernel<Scheme, streamed, 1, 2>::run(units, tile)
+                           : Kernel<Scheme, streamed, 1, 1>::run(units, tile);
 }
 
 void store_sums(void* sums, int64_t stride) {
@@ -190,15 +196,17 @@ void store_sums(void* sums, int64_t stride) {
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
-#define PKG_MICRO_TILE(Scheme)               \
-  template void multiply_micro_tile<Scheme>( \
+#define PKG_MICRO_TILE(Scheme, streamed)                         \
+  template void multiply_micro_tile<Scheme, Streamed::streamed>( \
       int, int, int64_t, const MicroTile<Scheme::Accumulator>&)
-PKG_MICRO_TILE(Float32By6);
-PKG_MICRO_TILE(Float32By3);
-PKG_MICRO_TILE(Float32By1);
-PKG_MICRO_TILE(Float16By4);
-PKG_MICRO_TILE(Bfloat16By1);
-PKG_MICRO_TILE(Int8By1);
+PKG_MICRO_TILE(Float32By6, Neither);
+PKG_MICRO_TILE(Float32By6, Left);
+PKG_MICRO_TILE(Float32By3, Neither);
+PKG_MICRO_TILE(Float32By3, Left);
+PKG_MICRO_TILE(Float32By1, Neither);
+PKG_MICRO_TILE(Float16By4, Neither);
+PKG_MICRO_TILE(Float16By4, Left);
+PKG_MICRO_TILE(Bfloat16By1, Neither);
 
 }  // namespace pkg::cpu::tiles
 

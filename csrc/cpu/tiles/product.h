@@ -3,8 +3,8 @@
 //
 //   for columns of C by NC, rows by MC:       its sums stay in L2
 //     for the inner dimension by KC:          A and B packed, in L2
-//       for pairs of strips of 32 columns:    B's strips are in L1
-//         for strips of 32 rows, each strip:  the micro-kernel
+//       for strips of 32 columns:             B's strip is in L1
+//         for strips of 32 rows:              the micro-kernel
 //
 // What comes next is packed beside the products, some rows of a tile at a time,
 // and so are the sums of the micro-tile before the last added, rounded and
@@ -167,18 +167,13 @@ class Product {
     const int64_t units = units_of_block(block);
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
-    // A strip of rows is multiplied by two of columns while it is in L1.
-    constexpr int64_t kGroup = int64_t{2} * kStrip;
-    for (int64_t group = 0; group < columns; group += kGroup) {
-      const int64_t group_end = std::min(columns, group + kGroup);
+    for (int64_t column = 0; column < columns; column += kStrip) {
       for (int64_t row = 0; row < rows; row += kStrip) {
-        for (int64_t column = group; column < group_end; column += kStrip) {
-          multiply_strips(block, row, column, units,
-                          left.data + row / kStrip * left.strip_bytes,
-                          right.data + column / kStrip * right.strip_bytes,
-                          micro_tiles);
-          --micro_tiles;
-        }
+        multiply_strips(block, row, column, units,
+                        left.data + row / kStrip * left.strip_bytes,
+                        right.data + column / kStrip * right.strip_bytes,
+                        micro_tiles);
+        --micro_tiles;
       }
     }
     while (pieces_left() > 0) {
@@ -192,7 +187,7 @@ class Product {
                        const std::byte* right, int64_t micro_tiles) {
     const Pending next = place(block, row, column);
     plan_steps(steps_of<Scheme>(units), micro_tiles);
-    multiply_micro_tile<Scheme>(
+    multiply_micro_tile<Scheme, Streamed::Left>(
         next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
         {left, right, nullptr,
          pending_.stored != nullptr ? pending_.stored : scratch_[0],

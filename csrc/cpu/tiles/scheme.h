@@ -49,7 +49,7 @@ struct Float32By6 : SchemeBase<float> {
   static constexpr int kParts = 3;
   static constexpr PartProduct kProducts[] = {{0, 2}, {0, 1}, {1, 1},
                                               {1, 0}, {2, 0}, {0, 0}};
-  static constexpr int kUnits = 2;
+  static constexpr int kUnits = 3;
 };
 struct Float32By3 : SchemeBase<float> {
   static constexpr int kParts = 2;
@@ -68,7 +68,7 @@ struct Float32By1 : SchemeBase<float> {
 struct Float16By4 : SchemeBase<Half> {
   static constexpr int kParts = 2;
   static constexpr PartProduct kProducts[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
-  static constexpr int kUnits = 4;
+  static constexpr int kUnits = 6;
 };
 
 struct Bfloat16By1 : SchemeBase<BFloat16> {
