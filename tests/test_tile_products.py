@@ -7,16 +7,19 @@ the one of a sum that is rounded after each of its terms, whatever the processor
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import references
 import torch
 from samples import FLOATING, around, normal, of_dtype
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pkg
 from pkg import _float32_matmul
@@ -61,12 +64,19 @@ def multiply(a: Tensor, b: Tensor, result: torch.dtype | None = None) -> Tensor:
     return pkg.ops.matmul(a, b, out_dtype=None if result == a.dtype else result)
 
 
-def by_fused_multiply_adds(a: Tensor, b: Tensor) -> Tensor:
+@contextlib.contextmanager
+def fused_multiply_adds() -> Iterator[None]:
+    """Of float32; float16 goes its way."""
     pkg.set_float32_matmul("fma")
     try:
-        return pkg.ops.matmul(a, b)
+        yield
     finally:
         pkg.set_float32_matmul("highest")
+
+
+def by_fused_multiply_adds(a: Tensor, b: Tensor) -> Tensor:
+    with fused_multiply_adds():
+        return pkg.ops.matmul(a, b)
 
 
 def bound(a: Tensor, b: Tensor, result: torch.dtype) -> Tensor:
@@ -576,7 +586,227 @@ def test_a_hidden_nan_that_rounds_to_zero_stays(
     inputs[operand][0, 0, 399, 5] = torch.tensor(bits, dtype=integer).view(dtype)
     window = {"window_left": 50, "window_right": 0}
     by_tiles = pkg.ops.scaled_dot_product_attention(*inputs, **window)
-    recorded = [each.requires_grad_() for each in inputs]  # goes by vectors
-    by_vectors = pkg.ops.scaled_dot_product_attention(*recorded, **window)
+    with fused_multiply_adds():
+        by_vectors = pkg.ops.scaled_dot_product_attention(*inputs, **window)
     assert torch.equal(by_tiles.isnan(), by_vectors.isnan())
     assert by_tiles.isnan().sum() == (by_tiles.numel() if operand == 1 else 400)
+
+
+ATTENTION = [torch.float32, torch.float16]
+
+
+def attention_inputs(
+    rows: int,
+    keys: int,
+    size: int,
+    heads: tuple[int, int] = (2, 2),
+    value_size: int | None = None,
+    mean: float = 0.0,
+) -> list[Tensor]:
+    """Query, key, value and the gradient of the output."""
+    value_size = value_size or size
+    return [
+        normal(1, heads[0], rows, size, seed=10),
+        normal(1, heads[1], keys, size, seed=11) + mean,
+        normal(1, heads[1], keys, value_size, seed=12) + mean,
+        normal(1, heads[0], rows, value_size, seed=13),
+    ]
+
+
+def gradients(
+    attention: Callable[..., Tensor], inputs: list[Tensor], **options: Any
+) -> tuple[Tensor, ...]:
+    """The output and the gradients, that of a mask too."""
+    leaves = [each.detach().requires_grad_() for each in inputs[:3]]
+    wanted = list(leaves)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options["attn_mask"] = mask.detach().requires_grad_()
+        wanted.append(options["attn_mask"])
+    output = attention(*leaves, **options)
+    return output.detach(), *torch.autograd.grad(output, wanted, inputs[3])
+
+
+def attention_by_definition(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    scores = references.attention_scores(query, key, options.pop("attn_mask", None), **options)
+    # A query without keys has no output.
+    return torch.softmax(scores, -1).nan_to_num() @ value
+
+
+def check_gradients(inputs: list[Tensor], dtype: torch.dtype, **options: Any) -> None:
+    """At most twice the error of the definition in the same type, by the norm of all elements."""
+    inputs = [each.to(dtype) for each in inputs]
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options["attn_mask"] = mask.to(dtype)
+    wide = {
+        name: each.double() if isinstance(each, Tensor) and each.is_floating_point() else each
+        for name, each in options.items()
+    }
+    ours = gradients(pkg.ops.scaled_dot_product_attention, inputs, **options)
+    plain = gradients(attention_by_definition, inputs, **options)
+    exact = gradients(attention_by_definition, [each.double() for each in inputs], **wide)
+    for result, expected, limit in zip(ours, exact, plain, strict=True):
+        error = (result.double() - expected).norm()
+        assert error <= 2 * (limit.double() - expected).norm()
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"window_left": 40, "window_right": 9},
+        {"softcap": 20.0},
+        {"attn_mask": normal(300, 420, seed=14).abs() < 0.5},
+        {"attn_mask": normal(2, 300, 420, seed=14)},
+        {"attn_mask": normal(420, seed=14)},
+    ],
+    ids=["none", "causal", "window", "cap", "boolean", "added", "added to keys"],
+)
+def test_attention_gradients(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    check_gradients(attention_inputs(300, 420, 64), dtype, **options)
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"rows": 257, "keys": 257, "size": 33, "value_size": 47},
+        {"rows": 273, "keys": 304, "size": 128},
+        {"rows": 300, "keys": 256, "size": 256, "value_size": 32},
+        {"rows": 320, "keys": 401, "size": 48, "mean": 4.0},
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_gradients_of_sizes(
+    dtype: torch.dtype, sizes: dict[str, Any], threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    check_gradients(attention_inputs(**sizes), dtype)
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+def test_attention_gradients_of_shared_heads(dtype: torch.dtype) -> None:
+    inputs = attention_inputs(290, 300, 64, heads=(4, 2))
+    inputs = [each.to(dtype) for each in inputs]
+    ours = gradients(pkg.ops.scaled_dot_product_attention, inputs, enable_gqa=True)
+
+    def repeated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attention_by_definition(
+            query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        )
+
+    plain = gradients(repeated, inputs)
+    exact = gradients(repeated, [each.double() for each in inputs])
+    for result, expected, limit in zip(ours, exact, plain, strict=True):
+        error = (result.double() - expected).norm()
+        assert error <= 2 * (limit.double() - expected).norm()
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+@pytest.mark.parametrize("size", [64, 50])
+def test_no_gradient_of_scores_where_one_key_is_seen(dtype: torch.dtype, size: int) -> None:
+    # Its probability is 1 whatever the score, to the last bit where the scale is a power of two:
+    # the backward pass makes the score of the forward pass, and D as dO V^T is made.
+    inputs = [each.to(dtype) for each in attention_inputs(320, 320, size)]
+    window = {"window_left": 0, "window_right": 0, "scale": 0.125}
+    output, query, key, value = gradients(pkg.ops.scaled_dot_product_attention, inputs, **window)
+    assert torch.equal(output, inputs[2])
+    assert torch.equal(value, inputs[3])
+    assert query.count_nonzero() == key.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("operand", range(4))
+@pytest.mark.parametrize(
+    "special", [math.inf, math.nan, 3e6, 1e-33, 1e-42, LARGEST, from_bits(0x7FFFFFFF)]
+)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}], ids=["all", "causal"])
+def test_gradients_of_what_tiles_are_not_right_for(
+    operand: int, special: float, options: dict[str, bool]
+) -> None:
+    """They are made of a forward pass by vectors, whether that went by tiles or not."""
+    inputs = attention_inputs(300, 300, 64)
+    inputs[operand][0, 1, 270, 5] = special
+    by_tiles = gradients(pkg.ops.scaled_dot_product_attention, inputs, **options)
+    with fused_multiply_adds():
+        by_vectors = gradients(pkg.ops.scaled_dot_product_attention, inputs, **options)
+    for ours, expected in zip(by_tiles[1:], by_vectors[1:], strict=True):
+        assert torch.equal(ours.isnan(), expected.isnan())
+        assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("operand", range(4))
+@pytest.mark.parametrize("special", [math.inf, math.nan])
+def test_float16_gradients_of_infinities_and_nan(operand: int, special: float) -> None:
+    inputs = attention_inputs(200, 200, 64)
+    inputs[operand][0, 1, 150, 5] = special
+    halves = [each.half() for each in inputs]
+    ours = gradients(pkg.ops.scaled_dot_product_attention, halves, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = gradients(torch.nn.functional.scaled_dot_product_attention, halves, is_causal=True)
+    # The other head has none.
+    for result, expected in zip(ours, plain, strict=True):
+        assert result[:, 0].isfinite().all()
+        assert expected[:, 0].isfinite().all()
+        assert result[:, 1].isfinite().all() == expected[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+def test_attention_gradients_do_not_depend_on_the_run(dtype: torch.dtype) -> None:
+    torch.set_num_threads(2)
+    inputs = [each.to(dtype) for each in attention_inputs(400, 500, 64, heads=(3, 3))]
+    first = gradients(pkg.ops.scaled_dot_product_attention, inputs)
+    for _ in range(3):
+        again = gradients(pkg.ops.scaled_dot_product_attention, inputs)
+        assert all(same_bits(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ATTENTION)
+def test_gradients_of_packed_sequences(dtype: torch.dtype) -> None:
+    lengths = [300, 17, 401]
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    tokens = [normal(sum(lengths), 2, 64, seed=seed).to(dtype) for seed in range(4)]
+
+    def packed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return pkg.ops.scaled_dot_product_attention_varlen(
+            query, key, value, starts, starts, 401, 401, causal=True
+        )
+
+    def one_by_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        parts = (each.split(lengths) for each in (query, key, value))
+        outputs = (
+            attention_by_definition(*(each.transpose(0, 1) for each in part), is_causal=True)
+            for part in zip(*parts, strict=True)
+        )
+        return torch.cat([each.transpose(0, 1) for each in outputs])
+
+    ours = gradients(packed, tokens)
+    plain = gradients(one_by_one, tokens)
+    exact = gradients(one_by_one, [each.double() for each in tokens])
+    for result, expected, limit in zip(ours, exact, plain, strict=True):
+        error = (result.double() - expected).norm()
+        assert error <= 2 * (limit.double() - expected).norm()
+
+
+@pytest.mark.parametrize(
+    ("bits", "integer", "dtype"),
+    [(0x7FFFFFFF, torch.int32, torch.float32), (0x7FFF, torch.int16, torch.float16)],
+)
+def test_gradients_of_a_nan_in_the_mask(
+    bits: int, integer: torch.dtype, dtype: torch.dtype
+) -> None:
+    # Rounding it to bfloat16 gives zero.
+    inputs = [each.to(dtype) for each in attention_inputs(300, 300, 64)]
+    mask = torch.zeros(300, 300, dtype=dtype)
+    mask[70, 9] = torch.tensor(bits, dtype=integer).view(dtype)
+    output, query, key, value, _ = gradients(
+        pkg.ops.scaled_dot_product_attention, inputs, attn_mask=mask
+    )
+    assert key.isnan().all()
+    assert value.isnan().all()
+    for result in (output, query):
+        rows = result.isnan()
+        assert rows[:, :, 70].all()
+        assert rows.sum() == 2 * 64

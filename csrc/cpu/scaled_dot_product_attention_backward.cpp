@@ -13,8 +13,6 @@
 #include "cpu/attention/grad_mask.h"
 #include "cpu/attention/passes.h"
 #include "cpu/attention/problem.h"
-#include "cpu/attention/recomputed_forward.h"
-#include "cpu/attention/row_statistics.h"
 #include "cpu/attention/rows.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/element_types.h"
@@ -131,8 +129,6 @@ void backward_of(const BackwardArguments& arguments, const Gradients& gradients,
       {static_cast<const Number*>(arguments.log_sum_exp.const_data_ptr()),
        log_sum_exp_operand(arguments.log_sum_exp)},
       statistics.data()};
-  const RecomputedForward<Input> repeated(problem);
-  compute_row_statistics(problem);
 
   OperandGradient<Input> query(shape, gradients.query, 1);
   OperandGradient<Input> key(shape, gradients.key, shape.group);

@@ -66,7 +66,7 @@ void attention_forward(const Problem<Input>& problem,
 }
 
 #define PKG_ATTENTION_FORWARD(Input)                     \
-  PKG_ATTENTION_FORWARD_BLOCKED(Input);                  \
+  PKG_ATTENTION_FORWARD_BLOCKED(, Input);                \
   template void attention_forward(const Problem<Input>&, \
                                   const ForwardOutputs<Input>&)
 PKG_ATTENTION_FORWARD(double);

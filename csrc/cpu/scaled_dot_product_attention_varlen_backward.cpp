@@ -12,8 +12,6 @@
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_problem.h"
 #include "cpu/attention/problem.h"
-#include "cpu/attention/recomputed_forward.h"
-#include "cpu/attention/row_statistics.h"
 #include "cpu/attention/varlen_problem.h"
 #include "cpu/attention/varlen_schedule.h"
 #include "cpu/attention/varlen_uncovered.h"
@@ -89,8 +87,6 @@ void run_backward(const BackwardInputs& inputs, const PackedSchedule& schedule,
             : Matrices<Input>{},
         packed_log_sum_exp<Number>(inputs.log_sum_exp, rows.begin, head),
         statistics.data() + rows.begin * shape.heads + head * rows.count};
-    const RecomputedForward<Input> repeated(problem);
-    compute_row_statistics(problem);
     attention_gradients(problem,
                         packed_target<Input>(gradients.query, rows, head, 1),
                         packed_target<Input>(gradients.key, columns,

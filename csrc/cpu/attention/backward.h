@@ -70,6 +70,11 @@
 // dS (156 KiB), a block of keys, its sums and a block of rows, each packed two
 // ways, take half of a 1 MiB L2 cache at a head size of 64.
 //
+// float32 and float16 go by tile registers where these are the faster way, and
+// then the forward pass does too: tile_backward_operands.h has the products, in
+// blocks of 64 rows, tile_key_block_gradients.h the loops and
+// tile_score_gradients.h what is between the products.
+//
 // Operations: 2 L S (3 E + 2 Ev) in five products and L S exponentials for each
 // head, half if causal. Bytes, at the least: 2 (L + S)(E + Ev) elements,
 // operands and gradients once. Each block of keys has the packed rows,
@@ -87,7 +92,11 @@
 #include "cpu/attention/grad_mask.h"
 #include "cpu/attention/grad_query.h"
 #include "cpu/attention/key_block_gradients.h"
+#include "cpu/attention/recomputed_forward.h"
 #include "cpu/attention/row_statistics.h"
+#include "cpu/attention/tile_backward_operands.h"
+#include "cpu/attention/tile_key_block_gradients.h"
+#include "cpu/attention/tile_operands.h"
 #include "cpu/attention/visible_keys.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/parallel.h"
@@ -99,23 +108,20 @@ namespace pkg::cpu::attention {
 
 // How the work is cut: a task is a slice of key heads (one head, unless
 // GradMaskSums wants more), or a split of their keys where there are too few
-// heads for the threads. Heads are packed as many at a time as fit
-// kPackedBytes.
-template <class Input>
+// heads for the threads. Heads are packed a few at a time.
 struct BackwardPlan {
-  static constexpr int64_t kPackedBytes = int64_t{16} << 20;
-  using KGroup = typename PackedHead<Input>::KGroup;
-
   int64_t heads_at_once;
   int64_t splits;
   int64_t key_blocks;
 
-  BackwardPlan(const AttentionShape& shape, const PackedHead<Input>& packing,
-               int64_t key_heads, int64_t threads,
+  // `head_bytes`: of a query head that is packed. Of all that are packed at a
+  // time not many more than `packed_bytes`.
+  template <class Input>
+  BackwardPlan(const AttentionShape& shape, int64_t head_bytes,
+               int64_t packed_bytes, int64_t key_heads, int64_t threads,
                const GradMaskSums<Input>* grad_mask_sums) {
-    const int64_t bytes = std::max<int64_t>(
-        shape.group * packing.size * int64_t{sizeof(KGroup)}, 1);
-    heads_at_once = std::clamp<int64_t>(kPackedBytes / bytes, 1,
+    const int64_t bytes = std::max<int64_t>(shape.group * head_bytes, 1);
+    heads_at_once = std::clamp<int64_t>(packed_bytes / bytes, 1,
                                         std::max<int64_t>(key_heads, 1));
     const int64_t slices = grad_mask_sums == nullptr
                                ? heads_at_once
@@ -136,7 +142,33 @@ struct BackwardPlan {
   }
 };
 
+// What makes the products, and what it wants packed, of so many bytes at a
+// time.
 template <class Input>
+struct BackwardByVectors {
+  using Packing = PackedHead<Input>;
+  using Element = typename Packing::KGroup;
+  using Block = KeyBlockGradients<Input>;
+  static constexpr int64_t kRows = kRowBlock;
+  static int64_t packed_bytes(int64_t /*threads*/) { return int64_t{16} << 20; }
+  static bool is_refused(const Packing& /*packing*/) { return false; }
+};
+#if defined(PKG_HAS_TILES)
+template <class Input>
+struct BackwardByTiles {
+  using Packing = TilePackedHead<Input>;
+  using Element = std::byte;
+  using Block = TileKeyBlockGradients<Input>;
+  static constexpr int64_t kRows = Packing::kRows;
+  // About what the L2 caches hold: docs/tuning/tiles.md.
+  static int64_t packed_bytes(int64_t threads) {
+    return threads * (int64_t{2} << 20);
+  }
+  static bool is_refused(const Packing& packing) { return packing.is_refused; }
+};
+#endif
+
+template <class Input, class Way>
 class BackwardPass {
  public:
   BackwardPass(const BackwardProblem<Input>& problem,
@@ -145,16 +177,19 @@ class BackwardPass {
         grad_mask_sums_(grad_mask_sums),
         visible_keys_(problem.forward),
         packing_(problem.shape()),
-        plan_(problem.shape(), packing_, problem.forward.key_heads(),
-              problem.forward.threads, grad_mask_sums),
-        sums_(problem.shape(), packing_),
-        row_blocks_((problem.shape().rows + kRowBlock - 1) / kRowBlock) {
+        plan_(problem.shape(), packing_.size * int64_t{sizeof(Element)},
+              Way::packed_bytes(problem.forward.threads),
+              problem.forward.key_heads(), problem.forward.threads,
+              grad_mask_sums),
+        sums_(problem.shape(), packing_.key_stride),
+        row_blocks_((problem.shape().rows + Way::kRows - 1) / Way::kRows) {
     if (grad_mask_sums != nullptr) {
       grad_mask_sums->allocate(plan_.splits);
     }
     const int64_t heads = plan_.heads_at_once * shape().group;
-    packed_ = Workspace::of_this_thread<Slot::AttentionHeads>().request<KGroup>(
-        heads * packing_.size);
+    packed_ =
+        Workspace::of_this_thread<Slot::AttentionHeads>().request<Element>(
+            heads * packing_.size);
     grad_query_sums_ =
         Workspace::of_this_thread<Slot::AttentionParts>().request<Number>(
             heads * plan_.splits * sums_.size);
@@ -162,25 +197,33 @@ class BackwardPass {
         heads * row_blocks_);
   }
 
-  void run(const GradientTarget<Input>& grad_query,
+  // Whether it was done: the way is right for the operands. Else the gradients
+  // are yet to be written.
+  bool run(const GradientTarget<Input>& grad_query,
            const GradientTarget<Input>& grad_key,
            const GradientTarget<Input>& grad_value) {
     const int64_t key_heads = problem_.forward.key_heads();
     for (int64_t first = 0; first < key_heads; first += plan_.heads_at_once) {
       const int64_t heads = std::min(plan_.heads_at_once, key_heads - first);
       pack_rows(first, heads);
-      run_key_blocks(first, heads, grad_key, grad_value);
+      if (!Way::is_refused(packing_)) {
+        run_key_blocks(first, heads, grad_key, grad_value);
+      }
+      if (Way::is_refused(packing_)) {
+        return false;
+      }
       store_grad_query(problem_, sums_, first * shape().group,
                        heads * shape().group, plan_.splits, grad_query_sums_,
                        grad_query);
     }
     Workspace::of_this_thread<Slot::AttentionHeads>().release_excess();
     Workspace::of_this_thread<Slot::AttentionParts>().release_excess();
+    return true;
   }
 
  private:
   using Number = simd::Compute<Input>;
-  using KGroup = typename PackedHead<Input>::KGroup;
+  using Element = typename Way::Element;
 
   const AttentionShape& shape() const { return problem_.shape(); }
 
@@ -192,7 +235,7 @@ class BackwardPass {
           const int64_t head = task / row_blocks_;
           const int64_t block = task % row_blocks_;
           finite_[task] = packing_.pack(
-              problem_, first * group + head, block * kRowBlock,
+              problem_, first * group + head, block * Way::kRows,
               packed_ + head * packing_.size + block * packing_.block_size);
         });
   }
@@ -206,8 +249,8 @@ class BackwardPass {
         slices * plan_.splits, problem_.forward.threads, [&](int64_t task) {
           const int64_t slice = task / plan_.splits;
           const int64_t split = task % plan_.splits;
-          KeyBlockGradients<Input> block(problem_, visible_keys_, packing_,
-                                         grad_mask_sums_, slice, split);
+          typename Way::Block block(problem_, visible_keys_, packing_,
+                                    grad_mask_sums_, slice, split);
           for (int64_t head = slice * heads / slices;
                head < (slice + 1) * heads / slices; ++head) {
             run_split(block, first, head, split, grad_key, grad_value);
@@ -217,7 +260,7 @@ class BackwardPass {
 
   // The blocks of keys of one split of a head, which is the one `head` after
   // the `first` of those that are packed.
-  void run_split(KeyBlockGradients<Input>& block, int64_t first, int64_t head,
+  void run_split(typename Way::Block& block, int64_t first, int64_t head,
                  int64_t split, const GradientTarget<Input>& grad_key,
                  const GradientTarget<Input>& grad_value) {
     const int64_t group = shape().group;
@@ -240,33 +283,47 @@ class BackwardPass {
   const BackwardProblem<Input>& problem_;
   GradMaskSums<Input>* grad_mask_sums_;
   VisibleKeys<Input> visible_keys_;
-  PackedHead<Input> packing_;
-  BackwardPlan<Input> plan_;
+  typename Way::Packing packing_;
+  BackwardPlan plan_;
   GradQuerySums<Input> sums_;
   int64_t row_blocks_;
-  KGroup* packed_;           // Q and dO
+  Element* packed_;          // Q and dO
   Number* grad_query_sums_;  // dQ of each split
   bool* finite_;             // of each block of rows that is packed
 };
 
+// The way that suits the problem, which the forward pass has gone too; other
+// operands, and what the forward pass left of them, are multiplied by vectors.
 // `grad_mask_sums`, where the mask has a gradient, gathers it.
 template <class Input>
-void attention_gradients(const BackwardProblem<Input>& problem,
+void attention_gradients(BackwardProblem<Input>& problem,
                          const GradientTarget<Input>& grad_query,
                          const GradientTarget<Input>& grad_key,
                          const GradientTarget<Input>& grad_value,
                          GradMaskSums<Input>* grad_mask_sums = nullptr) {
-  BackwardPass<Input>(problem, grad_mask_sums)
+  bool by_tiles = false;
+#if defined(PKG_HAS_TILES)
+  if constexpr (kGoesByTiles<Input>) {
+    by_tiles = goes_by_tiles<Input>(problem.shape(), true);
+    if (by_tiles &&
+        BackwardPass<Input, BackwardByTiles<Input>>(problem, grad_mask_sums)
+            .run(grad_query, grad_key, grad_value)) {
+      return;
+    }
+  }
+#endif
+  const RecomputedForward<Input> recomputed(problem, by_tiles);
+  compute_row_statistics(problem);
+  BackwardPass<Input, BackwardByVectors<Input>>(problem, grad_mask_sums)
       .run(grad_query, grad_key, grad_value);
 }
 
 // Compiled in scaled_dot_product_attention_backward.cpp, once for all
 // operators.
-#define PKG_ATTENTION_BACKWARD(kind, Input)                                 \
-  kind template void compute_row_statistics(const BackwardProblem<Input>&); \
-  kind template void attention_gradients(                                   \
-      const BackwardProblem<Input>&, const GradientTarget<Input>&,          \
-      const GradientTarget<Input>&, const GradientTarget<Input>&,           \
+#define PKG_ATTENTION_BACKWARD(kind, Input)                       \
+  kind template void attention_gradients(                         \
+      BackwardProblem<Input>&, const GradientTarget<Input>&,      \
+      const GradientTarget<Input>&, const GradientTarget<Input>&, \
       GradMaskSums<Input>*)
 PKG_ATTENTION_BACKWARD(extern, double);
 PKG_ATTENTION_BACKWARD(extern, float);

@@ -24,12 +24,11 @@ namespace pkg::cpu::attention {
 // How the work is cut. A block of kBlockRows rows keeps its queries, values and
 // a block of keys in half of a 1 MiB L2 cache at a head size of 64 to 128; with
 // few rows in all, blocks shrink until each thread has some, and then the keys
-// are split. Packed keys and values of as many heads as fit kPackedBytes are
-// held at a time: a share of an L3 cache.
+// are split. Packed keys and values of as many heads as fit packed_bytes() are
+// held at a time: a share of an L3 cache, or by tiles of the L2 caches.
 struct ForwardPlan {
   static constexpr int64_t kBlockRows = 16 * kStripRows;
   static constexpr int64_t kLeastRows = 4 * kStripRows;
-  static constexpr int64_t kPackedBytes = int64_t{16} << 20;
 
   int64_t block_rows;
   int64_t row_blocks;
@@ -62,13 +61,15 @@ struct ForwardPlan {
   }
 };
 
-// What makes the products, and what it wants packed.
+// What makes the products, and what it wants packed, of so many bytes at a
+// time.
 template <class Input>
 struct ByVectors {
   using Packing = PackedKeyValue<Input>;
   using Element = typename Packing::KGroup;
   using Block = ForwardBlock<Input>;
   static constexpr int64_t kRows = kStripRows;
+  static int64_t packed_bytes(int64_t /*threads*/) { return int64_t{16} << 20; }
   static bool is_refused(const Packing& /*packing*/) { return false; }
 };
 #if defined(PKG_HAS_TILES)
@@ -78,6 +79,9 @@ struct ByTiles {
   using Element = std::byte;
   using Block = TileForwardBlock<Input>;
   static constexpr int64_t kRows = tiles::kStrip;
+  static int64_t packed_bytes(int64_t threads) {
+    return threads * (int64_t{2} << 20);
+  }
   static bool is_refused(const Packing& packing) { return packing.is_refused; }
 };
 #endif
@@ -93,7 +97,7 @@ class BlockedForward {
         packing_(problem.shape),
         key_blocks_((problem.shape.columns + kKeyBlock - 1) / kKeyBlock),
         heads_at_once_(std::clamp<int64_t>(
-            ForwardPlan::kPackedBytes /
+            Way::packed_bytes(problem.threads) /
                 std::max<int64_t>(packing_.size * int64_t{sizeof(Element)}, 1),
             1, std::max<int64_t>(problem.key_heads(), 1))),
         plan_(problem.shape, heads_at_once_ * problem.shape.group,
@@ -204,19 +208,23 @@ class BlockedForward {
 };
 
 template <class Input>
+void attention_forward_by_vectors(const Problem<Input>& problem,
+                                  const ForwardOutputs<Input>& outputs) {
+  BlockedForward<Input, ByVectors<Input>>(problem, outputs).run();
+}
+
+template <class Input>
 void attention_forward_blocked(const Problem<Input>& problem,
                                const ForwardOutputs<Input>& outputs) {
 #if defined(PKG_HAS_TILES)
   if constexpr (kGoesByTiles<Input>) {
-    // The backward pass makes scores by vectors, and probabilities of them as
-    // exact as that: from a log-sum-exp of the very same scores.
-    if (!outputs.has_backward && goes_by_tiles<Input>(problem.shape) &&
+    if (goes_by_tiles<Input>(problem.shape, outputs.has_backward) &&
         BlockedForward<Input, ByTiles<Input>>(problem, outputs).run()) {
       return;
     }
   }
 #endif
-  BlockedForward<Input, ByVectors<Input>>(problem, outputs).run();
+  attention_forward_by_vectors(problem, outputs);
 }
 
 }  // namespace pkg::cpu::attention

@@ -15,12 +15,14 @@ template <class Input>
 void attention_forward(const Problem<Input>& problem,
                        const ForwardOutputs<Input>& outputs);
 
-#define PKG_ATTENTION_FORWARD_BLOCKED(Input)                     \
-  template void attention_forward_blocked(const Problem<Input>&, \
-                                          const ForwardOutputs<Input>&)
-extern PKG_ATTENTION_FORWARD_BLOCKED(double);
-extern PKG_ATTENTION_FORWARD_BLOCKED(float);
-extern PKG_ATTENTION_FORWARD_BLOCKED(Half);
-extern PKG_ATTENTION_FORWARD_BLOCKED(BFloat16);
+#define PKG_ATTENTION_FORWARD_BLOCKED(kind, Input)                            \
+  kind template void attention_forward_blocked(const Problem<Input>&,         \
+                                               const ForwardOutputs<Input>&); \
+  kind template void attention_forward_by_vectors(                            \
+      const Problem<Input>&, const ForwardOutputs<Input>&)
+PKG_ATTENTION_FORWARD_BLOCKED(extern, double);
+PKG_ATTENTION_FORWARD_BLOCKED(extern, float);
+PKG_ATTENTION_FORWARD_BLOCKED(extern, Half);
+PKG_ATTENTION_FORWARD_BLOCKED(extern, BFloat16);
 
 }  // namespace pkg::cpu::attention

@@ -10,6 +10,7 @@
 #include "cpu/attention/backward_problem.h"
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/compensation.h"
+#include "cpu/attention/key_range.h"
 #include "cpu/attention/probabilities.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/parallel.h"
@@ -29,8 +30,8 @@ struct GradQuerySums {
   int64_t sums_end;  // the first number that is not of dQ
   int64_t size;      // numbers of all
 
-  GradQuerySums(const AttentionShape& shape, const PackedHead<Input>& packing)
-      : stride(packing.key_stride),
+  GradQuerySums(const AttentionShape& shape, int64_t key_stride)
+      : stride(key_stride),
         rows(padded_rows(shape.rows)),
         sums_end(rows * stride) {
     if constexpr (kRoundsProbabilities<Arithmetic>) {
@@ -57,6 +58,46 @@ struct GradQuerySums {
             after + rows * simd::kLanes<Number> + row * stride};
   }
 };
+
+// Adds the rows of a strip to what is summed for their compensation, of whole
+// blocks of `count` keys in rows of kScoreStride.
+template <class Pieces, class Input, class Number>
+void add_to_row_compensation(const GradQuerySums<Input>& layout, int64_t row,
+                             int64_t rows, const Number* probabilities,
+                             const Number* grad_scores, int64_t count,
+                             const Number* key_means, Number* sums) {
+  for (int64_t i = 0; i < rows; ++i) {
+    layout.row_compensation(sums, row + i)
+        .template add<Pieces>(probabilities + i * kScoreStride,
+                              grad_scores + i * kScoreStride, count, key_means,
+                              layout.stride);
+  }
+}
+
+// The same of capped scores. Behind the cap the gradients sum to 0; before it
+// an error of theirs is that much of each probability times the cap's slope.
+// The keys `seen` are those that have slopes, from the first of these on.
+template <class Pieces, class Input, class Number>
+void add_capped_to_row_compensation(const GradQuerySums<Input>& layout,
+                                    int64_t row, int64_t rows,
+                                    const Number* probabilities,
+                                    const Number* grad_scores, int64_t count,
+                                    const KeyRange& seen,
+                                    const Number* cap_slopes,
+                                    const Number* key_means, Number* sums) {
+  alignas(64) Number weights[kScoreStride] = {};
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t at = i * kScoreStride;
+    for (int64_t j = seen.begin; j < seen.end; j += simd::kLanes<Number>) {
+      simd::store(weights + j,
+                  simd::load(probabilities + at + j) *
+                      simd::load(cap_slopes + at + j - seen.begin));
+    }
+    layout.row_compensation(sums, row + i)
+        .template add<Pieces>(weights, grad_scores + at, count, key_means,
+                              layout.stride);
+  }
+}
 
 // Adds the other splits' sums of a row to the first one's, and what is summed
 // for its compensation, in the order of the keys; then compensates. `sums` are

@@ -51,7 +51,7 @@ class KeyBlockGradients {
         slice_(slice),
         split_(split),
         keys_(problem.shape()),
-        sums_(problem.shape(), packing),
+        sums_(problem.shape(), packing.key_stride),
         memory_(
             Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
                 ScoreBlock<Arithmetic>::bytes() + key_operands().size() +
@@ -225,8 +225,9 @@ class KeyBlockGradients {
     add_to_mask(place.batch, place.row, place.used, strip, seen);
     fill_strip<kRows>(strip, seen);
     if (caps()) {
-      add_capped_to_compensation(place, strip, first, grad_query_sums);
-      apply_cap_slopes(place, block_.strip_grad_scores(strip) + first);
+      add_capped_to_compensation(place, strip, seen, grad_query_sums);
+      apply_cap_slopes(cap_slopes_, place.used, place.count,
+                       block_.strip_grad_scores(strip) + first);
     }
     block_.finish_strip(strip, kRows, padded_count());
     if (!caps()) {
@@ -241,36 +242,16 @@ class KeyBlockGradients {
         add_to(sums_.row(grad_query_sums, place.row), sums_.stride));
   }
 
-  // The gradients of the scores before their cap, of those behind it.
-  void apply_cap_slopes(const StripPlace& place, Number* grad_scores) const {
-    for (int64_t i = 0; i < place.used; ++i) {
-      for (int64_t j = 0; j < place.count; j += simd::kLanes<Number>) {
-        const int64_t at = i * kScoreStride + j;
-        simd::store(grad_scores + at, simd::load(grad_scores + at) *
-                                          simd::load(cap_slopes_ + at));
-      }
-    }
-  }
-
-  // Behind the cap the gradients sum to 0; before it an error of theirs is that
-  // much of each probability times the cap's slope. Where gradients are rounded
-  // to be multiplied, that is the larger error, and this is left out.
+  // Where gradients are rounded to be multiplied, that is the larger error, and
+  // this is left out.
   void add_capped_to_compensation(const StripPlace& place, int64_t strip,
-                                  int64_t first, Number* grad_query_sums) {
+                                  const KeyRange& seen,
+                                  Number* grad_query_sums) {
     if constexpr (!kRoundsProbabilities<Arithmetic>) {
-      alignas(64) Number weights[kScoreStride] = {};
-      for (int i = 0; i < place.used; ++i) {
-        const int64_t row = i * kScoreStride;
-        const Number* probabilities = block_.strip_probabilities(strip) + row;
-        for (int64_t j = 0; j < place.count; j += simd::kLanes<Number>) {
-          simd::store(weights + first + j,
-                      simd::load(probabilities + first + j) *
-                          simd::load(cap_slopes_ + row + j));
-        }
-        sums_.row_compensation(grad_query_sums, place.row + i)
-            .add(weights, block_.strip_grad_scores(strip) + row, padded_count(),
-                 key_means_, sums_.stride);
-      }
+      add_capped_to_row_compensation<KeyPieces<Arithmetic>>(
+          sums_, place.row, place.used, block_.strip_probabilities(strip),
+          block_.strip_grad_scores(strip), padded_count(), seen, cap_slopes_,
+          key_means_, grad_query_sums);
     }
   }
 
@@ -285,12 +266,10 @@ class KeyBlockGradients {
                  round_up(place.count, simd::kLanes<Number>));
       }
     } else {
-      for (int i = 0; i < place.used; ++i) {
-        sums_.row_compensation(grad_query_sums, place.row + i)
-            .add(block_.strip_probabilities(strip) + i * kScoreStride,
-                 block_.strip_grad_scores(strip) + i * kScoreStride,
-                 padded_count(), key_means_, sums_.stride);
-      }
+      add_to_row_compensation<KeyPieces<Arithmetic>>(
+          sums_, place.row, place.used, block_.strip_probabilities(strip),
+          block_.strip_grad_scores(strip), padded_count(), key_means_,
+          grad_query_sums);
     }
   }
 

@@ -1,4 +1,5 @@
-// The forward pass again, for the gradients of one that went the decoding way.
+// The forward pass again, for the gradients of one that went another way than
+// the backward pass goes: by decoding, or by tiles.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +19,28 @@
 namespace pkg::cpu::attention {
 
 // What the forward pass left, recomputed of scores that are accumulated as in
-// the backward pass; decoding did it in another order, and with large scores
-// their difference would be the largest error of the gradients. The rows are
-// few, so that it costs little, and PyTorch accumulates their scores in short
-// parts: so does this.
+// the backward pass; decoding, or tiles, did it in another order, and with
+// large scores their difference would be the largest error of the gradients.
 template <class Input>
 class RecomputedForward {
  public:
   using Number = simd::Compute<Input>;
 
-  // Replaces what `problem` has, where there is need.
-  explicit RecomputedForward(BackwardProblem<Input>& problem) {
+  // Replaces what `problem` has, where there is need. `by_tiles`: the forward
+  // pass may have gone by tiles, which the backward pass does not.
+  RecomputedForward(BackwardProblem<Input>& problem, bool by_tiles) {
     if constexpr (std::is_same_v<Input, Number>) {
       const AttentionShape& shape = problem.shape();
-      if (shape.batch() * shape.rows > 0 && decodes(problem.forward)) {
+      if (shape.batch() * shape.rows == 0) {
+        return;
+      }
+      // The rows are few, so that it costs little, and PyTorch accumulates
+      // their scores in short parts: so does this.
+      if (decodes(problem.forward)) {
+        problem.forward.accumulation_length = kShortAccumulationLength;
+        run(problem);
+        problem.log_sum_exp_residual = log_sum_exp_residual_.data();
+      } else if (by_tiles) {
         run(problem);
       }
     }
@@ -46,17 +55,15 @@ class RecomputedForward {
     log_sum_exp_.resize(static_cast<size_t>(rows));
     log_sum_exp_residual_.resize(static_cast<size_t>(rows));
     output_.resize(static_cast<size_t>(rows * shape.value_size));
-    problem.forward.accumulation_length = kShortAccumulationLength;
     problem.output = {output_.data(), contiguous_operand(shape, 1, shape.rows,
                                                          shape.value_size)};
     problem.log_sum_exp = {log_sum_exp_.data(),
                            contiguous_operand(shape, 1, shape.rows, 1)};
-    attention_forward_blocked(
+    attention_forward_by_vectors(
         problem.forward,
         ForwardOutputs<Input>{output_.data(), nullptr, problem.output.layout,
                               log_sum_exp_.data(), shape.rows,
                               log_sum_exp_residual_.data()});
-    problem.log_sum_exp_residual = log_sum_exp_residual_.data();
   }
 
   std::vector<Input> output_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/attention/blocking.h"
@@ -17,10 +18,10 @@ namespace pkg::cpu::attention {
 // means of every third key the middle one, if the three are about the same, and
 // else nothing. So keys without a mean have none by chance either, and one key
 // of another order of magnitude, whose probability may be 0, does not make one.
-template <class Arithmetic>
+template <class Arithmetic, int64_t kPieceKeys = 48>
 struct KeyPieces {
   using Number = typename Arithmetic::Accumulator;
-  static constexpr int64_t kKeys = 48;
+  static constexpr int64_t kKeys = kPieceKeys;
   static constexpr int64_t kCount = kKeyBlock / kKeys;
   static_assert(kKeyBlock % kKeys == 0 && kKeys % simd::kLanes<Number> == 0);
   static constexpr int64_t kColumns = kNR<Arithmetic>;
@@ -69,12 +70,12 @@ struct KeyPieces {
 template <class Arithmetic>
 struct RowCompensation {
   using Number = typename Arithmetic::Accumulator;
-  using Pieces = KeyPieces<Arithmetic>;
   static constexpr int kLanes = simd::kLanes<Number>;
   Number* sums;  // of the score gradients: a SIMD accumulator
   Number* mean;  // of the keys, weighted by their probabilities
 
   // `count` keys of a whole block, a whole number of registers.
+  template <class Pieces>
   void add(const Number* probabilities, const Number* gradients, int64_t count,
            const Number* means, int64_t stride) const {
     Number of_pieces[Pieces::kCount];
@@ -89,11 +90,20 @@ struct RowCompensation {
       of_pieces[piece] = simd::reduce_add(probability);
     }
     simd::store(sums, sum);
+    add_means(of_pieces, means, stride);
+  }
+
+  // Adds what the keys of some pieces have in common, times the probabilities
+  // of these.
+  template <size_t kPieces>
+  void add_means(const Number (&probabilities)[kPieces], const Number* means,
+                 int64_t stride) const {
     for (int64_t e = 0; e < stride; e += kLanes) {
       Vector<Number> total = simd::load(mean + e);
 #pragma GCC unroll 4
-      for (int64_t piece = 0; piece < Pieces::kCount; ++piece) {
-        total += simd::load(means + piece * stride + e) * of_pieces[piece];
+      for (size_t piece = 0; piece < kPieces; ++piece) {
+        total += simd::load(means + static_cast<int64_t>(piece) * stride + e) *
+                 probabilities[piece];
       }
       simd::store(mean + e, total);
     }

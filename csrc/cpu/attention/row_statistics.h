@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -106,33 +107,60 @@ class TransposedOutputs {
   Number* residuals_;
 };
 
+// Stores what is computed of up to a strip's rows. Returns whether all of it
+// are numbers.
 template <class Input>
-void compute_row_statistics(const BackwardProblem<Input>& problem) {
+bool store_statistics(const BackwardProblem<Input>& problem, int64_t batch,
+                      int64_t row, int rows,
+                      const simd::Compute<Input>* deltas) {
+  using Number = simd::Compute<Input>;
+  const AttentionShape& shape = problem.shape();
+  const auto log_sum_exp = problem.log_sum_exp.at(shape, batch).from(row, 0);
+  bool are_numbers = true;
+  for (int i = 0; i < rows; ++i) {
+    const int64_t flat = batch * shape.rows + row + i;
+    const Number origin = probability_origin(*log_sum_exp.at(i, 0));
+    problem.statistics[flat] = {origin, deltas[i],
+                                problem.log_sum_exp_residual == nullptr
+                                    ? Number{0}
+                                    : problem.log_sum_exp_residual[flat]};
+    are_numbers &= !std::isnan(origin) && !std::isnan(deltas[i]);
+  }
+  return are_numbers;
+}
+
+// Computes and stores those of some rows of a matrix. Returns whether all of it
+// are numbers.
+template <class Input>
+bool compute_statistics(const BackwardProblem<Input>& problem, int64_t batch,
+                        int64_t row, int64_t rows) {
   using Number = simd::Compute<Input>;
   constexpr int kLanes = simd::kLanes<Number>;
+  TransposedOutputs<Input> outputs(problem.shape().value_size);
+  bool are_numbers = true;
+  for (const int64_t end = row + rows; row < end; row += kLanes) {
+    const int used = static_cast<int>(std::min<int64_t>(kLanes, end - row));
+    outputs.pack(problem, batch, row, used);
+    const auto delta = outputs.delta(problem.forward.accumulation_length);
+    alignas(64) Number deltas[kLanes];
+    simd::store(deltas, delta.sum + delta.excess);
+    are_numbers &= store_statistics(problem, batch, row, used, deltas);
+  }
+  return are_numbers;
+}
+
+template <class Input>
+void compute_row_statistics(const BackwardProblem<Input>& problem) {
+  constexpr int kLanes = simd::kLanes<simd::Compute<Input>>;
   const AttentionShape& shape = problem.shape();
   const int64_t groups = (shape.rows + kLanes - 1) / kLanes;
   const int64_t grain = std::max<int64_t>(
       1, 16384 / (kLanes * std::max<int64_t>(shape.value_size, 1)));
   parallel_for(shape.batch() * groups, grain, [&](int64_t begin, int64_t end) {
-    TransposedOutputs<Input> outputs(shape.value_size);
     for (int64_t group = begin; group < end; ++group) {
-      const int64_t batch = group / groups;
       const int64_t row = group % groups * kLanes;
-      const int rows =
-          static_cast<int>(std::min<int64_t>(kLanes, shape.rows - row));
-      outputs.pack(problem, batch, row, rows);
-      const auto delta = outputs.delta(problem.forward.accumulation_length);
-      const auto log_sum_exp =
-          problem.log_sum_exp.at(shape, batch).from(row, 0);
-      for (int i = 0; i < rows; ++i) {
-        const int64_t flat = batch * shape.rows + row + i;
-        problem.statistics[flat] = {probability_origin(*log_sum_exp.at(i, 0)),
-                                    delta.sum[i] + delta.excess[i],
-                                    problem.log_sum_exp_residual == nullptr
-                                        ? Number{0}
-                                        : problem.log_sum_exp_residual[flat]};
-      }
+      compute_statistics(problem, group / groups, row,
+                         std::min<int64_t>(kLanes, shape.rows - row));
     }
   });
 }

@@ -53,16 +53,18 @@ struct StripOperands {
   int64_t value_depth;  // and of an output gradient and of a value
 };
 
-// exp(score - origin), registers side by side. The difference of two numbers of
-// some size is small, and rounding it to their precision would be the largest
-// error of the gradients: its rounding residual (Knuth's exact sum of two
-// numbers) is put back. Half precision does not notice.
+// exp(score - origin), registers side by side, each with an origin. The
+// difference of two numbers of some size is small, and rounding it to their
+// precision would be the largest error of the gradients: its rounding residual
+// (Knuth's exact sum of two numbers) is put back. Half precision does not
+// notice.
 template <bool kPrecise, class Number, size_t kCount>
 [[gnu::always_inline]] inline void recompute_probabilities(
-    Vector<Number> (&scores)[kCount], Number origin, Number origin_residual) {
+    Vector<Number> (&scores)[kCount], const Vector<Number> (&origins)[kCount],
+    const Vector<Number> (&origin_residuals)[kCount]) {
   Vector<Number> probabilities[kCount];
   for (size_t i = 0; i < kCount; ++i) {
-    probabilities[i] = scores[i] - origin;
+    probabilities[i] = scores[i] - origins[i];
   }
   if constexpr (!kPrecise) {
     simd::exp_of_nonpositive<kPrecise>(probabilities);
@@ -72,7 +74,7 @@ template <bool kPrecise, class Number, size_t kCount>
   for (size_t i = 0; i < kCount; ++i) {
     const Vector<Number> taken = scores[i] - probabilities[i];
     const Vector<Number> residual = (scores[i] - (probabilities[i] + taken)) +
-                                    (taken - origin - origin_residual);
+                                    (taken - origins[i] - origin_residuals[i]);
     // Of infinite scores it is NaN.
     scores[i] = residual == residual ? residual : Vector<Number>{};
   }
@@ -97,8 +99,13 @@ template <bool kPrecise, class Number>
     for (int i = 0; i < registers(); ++i) {
       probability[i] = simd::load(probabilities + from + i * kLanes);
     }
-    recompute_probabilities<kPrecise>(probability, statistics.origin,
-                                      statistics.origin_residual);
+    V origins[registers()];
+    V origin_residuals[registers()];
+    std::fill_n(origins, registers(), V{} + statistics.origin);
+    std::fill_n(origin_residuals, registers(),
+                V{} + statistics.origin_residual);
+    recompute_probabilities<kPrecise, Number>(probability, origins,
+                                              origin_residuals);
     for (int i = 0; i < registers(); ++i) {
       const int64_t at = from + i * kLanes;
       V gradient = simd::load(grad_scores + at);
@@ -120,6 +127,29 @@ template <bool kPrecise, class Number>
   }
   for (; i < count; i += kLanes) {
     differentiate(i, std::integral_constant<int, 1>{});
+  }
+}
+
+// differentiate_row of each row of a strip, scaled and masked. Both matrices
+// have rows of kScoreStride.
+template <class Input>
+void differentiate_strip(const BackwardProblem<Input>& problem,
+                         const StripPlace& place,
+                         simd::Compute<Input>* probabilities,
+                         simd::Compute<Input>* grad_scores) {
+  using Number = simd::Compute<Input>;
+  const Problem<Input>& forward = problem.forward;
+  const int64_t padded = round_up(place.count, simd::kLanes<Number>);
+  alignas(64) Number factors[kScoreStride + Dropout<Number>::kSpare];
+  for (int i = 0; i < place.used; ++i) {
+    const int64_t row = place.row + i;
+    if (forward.dropout) {
+      forward.dropout_factors(factors, place.batch, row, place.column, padded);
+    }
+    differentiate_row<kPreciseProbabilities<Input>>(
+        probabilities + i * kScoreStride, grad_scores + i * kScoreStride,
+        padded, problem.statistics[place.batch * problem.shape().rows + row],
+        forward.dropout ? factors : nullptr);
   }
 }
 
@@ -170,24 +200,26 @@ void compute_score_gradients(
     simd::Compute<Input>* probabilities, simd::Compute<Input>* grad_scores,
     simd::Compute<Input>* cap_slopes, const PrefetchRows& to_prefetch) {
   using Number = simd::Compute<Input>;
-  const Problem<Input>& forward = problem.forward;
   strip_products<Input, kRows>(problem, place, operands, probabilities,
                                grad_scores, cap_slopes, to_prefetch);
+  differentiate_strip(problem, place, probabilities, grad_scores);
   const int64_t padded = round_up(place.count, simd::kLanes<Number>);
-  alignas(64) Number factors[kScoreStride + Dropout<Number>::kSpare];
-  for (int i = 0; i < place.used; ++i) {
-    const int64_t row = place.row + i;
-    if (forward.dropout) {
-      forward.dropout_factors(factors, place.batch, row, place.column, padded);
-    }
-    differentiate_row<kPreciseProbabilities<Input>>(
-        probabilities + i * kScoreStride, grad_scores + i * kScoreStride,
-        padded, problem.statistics[place.batch * problem.shape().rows + row],
-        forward.dropout ? factors : nullptr);
-  }
   for (int i = place.used; i < kRows; ++i) {
     std::fill_n(probabilities + i * kScoreStride, padded, Number{0});
     std::fill_n(grad_scores + i * kScoreStride, padded, Number{0});
+  }
+}
+
+// Makes the gradients of the scores before their cap of those behind it.
+template <class Number>
+void apply_cap_slopes(const Number* cap_slopes, int64_t rows, int64_t count,
+                      Number* grad_scores) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < count; j += simd::kLanes<Number>) {
+      const int64_t at = i * kScoreStride + j;
+      simd::store(grad_scores + at,
+                  simd::load(grad_scores + at) * simd::load(cap_slopes + at));
+    }
   }
 }
 

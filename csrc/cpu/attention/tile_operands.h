@@ -52,15 +52,23 @@ template <class Input>
 inline constexpr bool kGoesByTiles =
     std::is_same_v<Input, float> || std::is_same_v<Input, Half>;
 
+// The largest head or value size of which the backward pass goes by tiles.
+inline constexpr int64_t kMostTrainedSize = 256;
+
 // Whether it is the faster way: with few rows or keys, or short ones, splitting
 // and packing take longer than what they save. As fast with squares of so many:
-// float32 128 to 256, float16 33 to 64.
+// float32 128 to 256, float16 33 to 64. Where a backward pass may follow it
+// says so of both, whose scores have to be the same.
 template <class Input>
-bool goes_by_tiles(const AttentionShape& shape) {
+bool goes_by_tiles(const AttentionShape& shape, bool has_backward) {
   constexpr bool kSingle = std::is_same_v<Input, float>;
   constexpr int64_t kLeastLength = kSingle ? 256 : 64;
   constexpr int64_t kLeastSize = 32;
   if (kSingle && tiles::float32_products() == tiles::Float32Products::None) {
+    return false;
+  }
+  if (has_backward &&
+      std::max(shape.head_size, shape.value_size) > kMostTrainedSize) {
     return false;
   }
   return std::min(shape.rows, shape.columns) >= kLeastLength &&

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cpu/simd/transpose.h"
+#include "cpu/tiles/split.h"
 
 namespace pkg::cpu::tiles {
 namespace {
@@ -47,49 +48,29 @@ Words nan_or_denormal(simd::Vector<float> low, simd::Vector<float> high) {
       _mm512_movm_epi32(static_cast<__mmask16>(lanes(low) | lanes(high))));
 }
 
-// Whether the part's rounding is that of its value. What the first leaves is
-// shorter by eight bits: of a float32's 24 bits the second of three takes eight
-// as they stand, and the last of three, as of a float16's 11 the last of two,
-// the rest.
-template <class Scheme>
-constexpr bool is_rounded(int part) {
-  const bool exact =
-      Scheme::kParts == 3 || std::is_same_v<typename Scheme::Input, Half>;
-  return part == 0 || !exact;
-}
-
 // One row of words of each part: values `low` in the low halves of the words,
-// `high` in the high ones. Rounding is half away from zero.
+// `high` in the high ones.
 template <class Scheme>
 [[gnu::always_inline]] inline void split(simd::Vector<float> low,
                                          simd::Vector<float> high,
                                          Words* (&rows)[Scheme::kParts],
                                          int row, Range& range) {
-  constexpr uint32_t kHalf = 0x8000U;
-  constexpr uint32_t kKept = 0xFFFF0000U;
-  constexpr bool kRoundsLast = is_rounded<Scheme>(Scheme::kParts - 1);
-  if constexpr (kRoundsLast) {
+  constexpr int kLast = Scheme::kParts - 1;
+  if constexpr (is_rounded<Scheme>(kLast)) {
     range.add_lost(nan_or_denormal(low, high));
   }
+  const SplitValues<Scheme> of_low(low);
+  const SplitValues<Scheme> of_high(high);
 #pragma GCC unroll 3
   for (int part = 0; part < Scheme::kParts; ++part) {
-    Words low_bits = std::bit_cast<Words>(low);
-    Words high_bits = std::bit_cast<Words>(high);
-    if (is_rounded<Scheme>(part)) {
-      low_bits += kHalf;
-      high_bits += kHalf;
-    }
-    const Words words = (low_bits >> 16) | (high_bits & kKept);
+    const Words words = words_of(of_low.parts[part], of_high.parts[part]);
     rows[part][row] = words;
     if (part == 0) {
       range.add(words);
     }
-    if (part + 1 < Scheme::kParts) {
-      low -= std::bit_cast<simd::Vector<float>>(low_bits & kKept);
-      high -= std::bit_cast<simd::Vector<float>>(high_bits & kKept);
-    } else if constexpr (!kRoundsLast) {
-      range.add_rest(low, high);
-    }
+  }
+  if constexpr (!is_rounded<Scheme>(kLast)) {
+    range.add_rest(of_low.parts[kLast], of_high.parts[kLast]);
   }
 }
 

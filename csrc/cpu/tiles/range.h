@@ -25,12 +25,11 @@ class Range {
     const Parts less_one = magnitudes - 1;
     least_ = least_ < less_one ? least_ : less_one;
   }
-  // What the parts do not say, of two rows of values. What is left after all
-  // parts of a number that is not denormal has no bits in its lower half.
-  [[gnu::always_inline]] void add_rest(simd::Vector<float> low,
-                                       simd::Vector<float> high) {
-    rest_ |= std::bit_cast<simd::Vector<uint32_t>>(low) |
-             std::bit_cast<simd::Vector<uint32_t>>(high);
+  // What the parts do not say: the last parts of two rows of values as they are
+  // left, which have no bits in the lower half but of a denormal number.
+  [[gnu::always_inline]] void add_rest(simd::Vector<uint32_t> low,
+                                       simd::Vector<uint32_t> high) {
+    rest_ |= low | high;
   }
   // Ones where a value is lost whatever the range.
   [[gnu::always_inline]] void add_lost(simd::Vector<uint32_t> lost) {
@@ -40,9 +39,11 @@ class Range {
   // Of float16 only infinities and NaN matter: the rest lies well within.
   bool is_finite() const { return largest_exponent() < kInfinite; }
 
+  // The exponent of the least number but zero.
+  int least() const { return least_exponent() - kBias; }
   // Whether all numbers but zero lie between 2^least and 2^most.
   bool lies_within(int least, int most) const {
-    return lies_below(most) && least_exponent() - kBias >= least;
+    return lies_below(most) && this->least() >= least;
   }
   // Whether all are finite, also those of which rounding makes zeros, and below
   // 2^most.
