@@ -44,10 +44,10 @@ def int4_linear(
     2**-14.98 (bfloat16, float16) or 2**-22.98 (float32) of the largest magnitude among the 128
     columns that it is one of, and the result by so much times the sum of the weights' magnitudes
     there. What is small beside a large neighbour may so be left out altogether. A few rows are as
-    many as are faster that way: up to 12 of float32 and 32 of half precision; with the libraries
-    ``avx512_bf16`` and ``amx`` up to 24 of float32, 128 of float16 and 12 of bfloat16. A matrix
-    with more rows is multiplied in floating point, and so is one that has a NaN, an infinity, or
-    128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
+    many as are faster that way: up to 12 of float32 and 32 of half precision; with the library
+    ``avx512_bf16`` up to 24 of float32, 128 of float16 and 12 of bfloat16; with ``amx`` up to 4.
+    A matrix with more rows is multiplied in floating point, and so is one that has a NaN, an
+    infinity, or 128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
 
     Gradients flow to ``input`` and ``bias``, to any order. The scales are constants.
     Autocast changes nothing: the dtype is that of ``input``.

@@ -218,6 +218,38 @@ class TestInt4Linear(OperatorTests):
                 assert torch.equal(results[-1], results[-3])
                 assert torch.equal(results[-2], results[-3])
 
+    @pytest.mark.parametrize("dtype", FLOATING, ids=str)
+    @pytest.mark.parametrize("rows", [5, 17, 48, 530])
+    def test_several_blocks_of_many_rows(self, dtype: torch.dtype, rows: int) -> None:
+        """Of rows, of columns where there are many, and of the inner dimension; any strides."""
+        for outputs, inner, group_size, tiles in ((1000, 96, 32, 2), (72, 1088, 64, 4)):
+            input = normal(rows, inner).to(dtype)
+            scattered = torch.full((2 * rows, 2 * inner), torch.nan).to(dtype)[::2, ::2]
+            of_weight = packed, pairs, *_ = weight(outputs, inner, group_size, tiles)
+            matrix = references.dequantized(packed, pairs.double(), group_size, tiles)
+            exact = input.double() @ matrix.mT
+            result = pkg.ops.int4_linear(input, *of_weight)
+            bound = error_bound(input, matrix, terms(pairs, group_size), None, exact)
+            assert ((result.double() - exact).abs() <= bound).all()
+            for other in (input.mT.contiguous().mT, scattered.copy_(input)):
+                assert torch.equal(pkg.ops.int4_linear(other, *of_weight), result)
+
+    @pytest.mark.parametrize("dtype", FLOATING, ids=str)
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38, 1e-38])
+    def test_a_special_value_at_the_end_of_many_rows(
+        self, dtype: torch.dtype, value: float
+    ) -> None:
+        """It shows when most of the result is there."""
+        input = normal(600, 1088).to(dtype)
+        of_weight = packed, pairs, *_ = weight(72, 1088, 64, 4)
+        matrix = references.dequantized(packed, pairs.double(), 64, 4)
+        input[-1, -1] = value
+        exact = input.double() @ matrix.mT
+        result = pkg.ops.int4_linear(input, *of_weight)
+        assert torch.equal(result.isfinite(), exact.to(dtype).isfinite())
+        bound = error_bound(input[:-1], matrix, terms(pairs, 64), None, exact[:-1])
+        assert ((result.double() - exact)[:-1].abs() <= bound).all()
+
     def test_every_size_of_a_block(self) -> None:
         for outputs in around(2, 3, 6):
             sample = call((7, 64), 8 * outputs).converted(torch.float32)

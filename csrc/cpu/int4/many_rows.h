@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/gemm.h"
+#include "cpu/int4/group_tiles.h"
 #include "cpu/int4/products.h"
 #include "tensor_core_tiled_layout.h"
 
@@ -446,6 +447,13 @@ template <class T>
 void multiply_many_rows(const MatrixView<T>& input, int64_t rows,
                         const TiledWeight& weight, const simd::Compute<T>* bias,
                         T* output, int64_t threads) {
+#if defined(PKG_HAS_TILES)
+  if constexpr (!std::is_same_v<T, double>) {
+    if (multiply_by_group_tiles(input, rows, weight, bias, output, threads)) {
+      return;
+    }
+  }
+#endif
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (detail::is_tame(input, rows, weight.layout.columns)) {

@@ -1,5 +1,6 @@
 // The two ways of int4_linear: a few rows by integer dot products, which is
-// bound by reading the weight, and many rows by the core of matrix products.
+// bound by reading the weight, and many rows by the core of matrix products or
+// by tile registers.
 #pragma once
 
 #include <cstdint>
