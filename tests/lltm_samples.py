@@ -46,20 +46,27 @@ def sizes_around_tiles(steps: int | None = None) -> list[Sample]:
     return samples
 
 
-def with_special_values(steps: int | None = None) -> list[Sample]:
+def many_rows() -> list[Sample]:
+    """Products by tile registers, in one block of rows and in two, and special values in them."""
+    shapes = ((130, 33, 65), (300, 70, 100), (257, 0, 48))
+    samples = [call(shape, values_only=True, gradcheck=False) for shape in shapes]
+    return samples + with_special_values(shape=(130, 20, 33))
+
+
+def with_special_values(steps: int | None = None, shape: Shape = (9, 20, 33)) -> list[Sample]:
     """One in an input, a state, a cell or the bias."""
     samples = []
     for value in (torch.nan, torch.inf, -torch.inf, 0.0, 1e-40, 1e-300, 30.0, -30.0):
         # Large ones shut gates and fill cells; in a product they would only cost digits.
         for position in (2, 4) if abs(value) == 30 else (0, 3, 4):
-            arguments = tensors((9, 20, 33), steps)
+            arguments = tensors(shape, steps)
             arguments[position].view(-1)[27] = value
             # A state that is infinite, or a gate, has derivatives of zero times infinity.
             finite = abs(value) < torch.inf
             samples.append(
                 Sample(
                     arguments,
-                    name=f"{value} in {position}",
+                    name=f"{value} in {position} of {shape}",
                     values_only=True,
                     differentiable=finite,
                     gradcheck=False,

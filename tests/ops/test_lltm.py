@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from types import MappingProxyType
 
 import pytest
@@ -12,6 +13,7 @@ from lltm_samples import (
     TILES,
     Shape,
     call,
+    many_rows,
     sizes_around_tiles,
     tensors,
     with_special_values,
@@ -37,6 +39,7 @@ class TestLltm(OperatorTests):
             *(call(shape, family="sizes") for shape in ((3, 4, 5), (7, 6, 2), (20, 17, 33))),
             *sizes_around_tiles(),
             *with_special_values(),
+            *many_rows(),
         ]
 
     def errors(self) -> list[ErrorSample]:
@@ -57,8 +60,8 @@ class TestLltm(OperatorTests):
     def test_gates_are_never_rounded(self, device: torch.device) -> None:
         # In half precision the gates and what becomes of them are float32: what is left of their
         # errors is far below the half of a unit that the last rounding costs.
-        for dtype in (torch.bfloat16, torch.float16):
-            arguments = [t.to(device, dtype) for t in tensors((40, 64, 50))]
+        for dtype, rows in product((torch.bfloat16, torch.float16), (40, 140)):
+            arguments = [t.to(device, dtype) for t in tensors((rows, 64, 50))]
             wide = [t.double() for t in arguments]
             exact = references.lltm(*wide)
             magnitude = torch.cat([wide[3], wide[0]], 1).abs() @ wide[1].abs().mT + wide[2].abs()

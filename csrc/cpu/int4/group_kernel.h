@@ -7,9 +7,8 @@
 // ones where all of a step's vectors stand before them.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,6 +16,8 @@
 #include "cpu/tiles/packing.h"
 
 #if defined(PKG_HAS_TILES)
+
+#include <immintrin.h>
 
 namespace pkg::cpu {
 

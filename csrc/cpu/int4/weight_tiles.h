@@ -12,8 +12,6 @@
 // own order. Exchanging bytes before the transposition makes one of the other.
 #pragma once
 
-#include <immintrin.h>
-
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +23,8 @@
 #include "cpu/tiles/packing.h"
 
 #if defined(PKG_HAS_TILES)
+
+#include <immintrin.h>
 
 namespace pkg::cpu {
 

@@ -113,6 +113,13 @@ void multiply_parts(const cpu::Product<Input, Output>& product, int64_t threads,
 
 }  // namespace detail
 
+// Whether multiply is the way for operands of such sizes.
+template <class Input>
+bool multiplies(int64_t rows, int64_t columns, int64_t inner) {
+  return detail::is_large_enough<Input>(rows, columns, inner) &&
+         detail::with_scheme<Input>([](auto) {});
+}
+
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // these operands, and nothing was done.
 template <class Input, class Output, class Epilogue>
@@ -137,6 +144,11 @@ bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
 }
 
 #else
+
+template <class Input>
+bool multiplies(int64_t /*rows*/, int64_t /*columns*/, int64_t /*inner*/) {
+  return false;
+}
 
 template <class Input, class Output, class Epilogue>
 bool multiply(const cpu::Product<Input, Output>& /*product*/,
