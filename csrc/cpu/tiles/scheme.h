@@ -95,10 +95,10 @@ inline constexpr int kProductCount =
 template <class Scheme>
 inline constexpr int64_t kUnitBytes = int64_t{Scheme::kParts} * 2 * kTileBytes;
 
-// Units of a block (KC) of so long an inner dimension. Of a long one float32's
-// are longer, though they do not lie in the L1 cache then: each addition of a
-// block's sums to those before rounds, and it does so alike where terms have
-// one sign.
+// Units of a block (KC) of so long an inner dimension: what two thirds of the
+// L1 cache hold of a strip. Of a long one float32's are longer, though they do
+// not lie there then: each addition of a block's sums to those before rounds,
+// and it does so alike where terms have one sign.
 template <class Scheme>
 constexpr int64_t block_units(int64_t inner) {
   constexpr int64_t kLong = 2048;
@@ -106,7 +106,7 @@ constexpr int64_t block_units(int64_t inner) {
   if (Scheme::kParts < 3 || inner <= kLong) {
     return Scheme::kUnits;
   }
-  return inner <= kVeryLong ? 2 * Scheme::kUnits : 4 * Scheme::kUnits;
+  return (inner <= kVeryLong ? 2 : 3) * int64_t{Scheme::kUnits};
 }
 
 template <class Scheme>
