@@ -135,9 +135,9 @@ class TileForwardBlock {
     float* previous = products_;
     int64_t previous_stride = tiles::kSumsStride;
     for (int64_t key = 0; key < count; key += tiles::kStrip) {
-      tiles::multiply_micro_tile<Scores>(
+      tiles::multiply_micro_tile<Scores, tiles::Streamed::Right>(
           tiles_of(used), tiles_of(count - key), packing_.key_units,
-          {queries, keys, nullptr, previous, previous_stride, tiles::kNoWork});
+          {queries, keys, previous, previous_stride, tiles::kNoWork});
       keys += packing_.key_strip_size();
       previous = scores_ + key;
       previous_stride = kScoreStride;
@@ -173,10 +173,9 @@ class TileForwardBlock {
     int turn = 0;
     for (int64_t column = 0; column < columns; column += tiles::kStrip) {
       turn = 1 - turn;
-      tiles::multiply_micro_tile<Probabilities>(
+      tiles::multiply_micro_tile<Probabilities, tiles::Streamed::Right>(
           tiles_of(rows), tiles_of(columns - column), units,
-          {packed_, values, nullptr, previous, tiles::kSumsStride,
-           tiles::kNoWork});
+          {packed_, values, previous, tiles::kSumsStride, tiles::kNoWork});
       values += Packing::kBlockUnits * tiles::kUnitBytes<Values>;
       if (column > 0) {
         add_products(row, rows, column - tiles::kStrip, previous);

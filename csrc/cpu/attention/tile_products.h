@@ -90,7 +90,6 @@ class TileProducts {
                                        tiles_of(size.columns), operands.units,
                                        {operands.left,
                                         operands.right,
-                                        nullptr,
                                         last_.stored,
                                         last_.stored_stride,
                                         {&TileProducts::step, this}});

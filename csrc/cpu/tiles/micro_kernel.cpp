@@ -5,7 +5,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cpu/simd/tile_registers.h"
 
@@ -36,26 +35,15 @@ constexpr int64_t kNumberBytes = 4;                    // of a sum
   } else {                                     \
     _tile_loadd(tile, from, row_bytes);        \
   }
-#define PKG_MULTIPLY(sums, left, right)            \
-  if constexpr (std::is_same_v<Scheme, Int8By1>) { \
-    _tile_dpbssd(sums, left, right);               \
-  } else {                                         \
-    _tile_dpbf16ps(sums, left, right);             \
-  }
 // A register's sums, those from (row, column) on, leave it.
 #define PKG_STORE_PREVIOUS(sums, row, column)                                 \
   _tile_stored(sums, tile.previous + (row) * tile.previous_stride + (column), \
                tile.previous_stride * kNumberBytes);
 // The first product of a block: the register's sums of the block before leave.
-#define PKG_MULTIPLY_FIRST(sums, left, right, row, column)         \
-  PKG_STORE_PREVIOUS(sums, row, column)                            \
-  if (Scheme::kParts == 1 && tile.begin != nullptr) {              \
-    _tile_loadd(sums, tile.begin + (row) * kSumsStride + (column), \
-                kSumsStride * kNumberBytes);                       \
-  } else {                                                         \
-    _tile_zero(sums);                                              \
-  }                                                                \
-  PKG_MULTIPLY(sums, left, right)
+#define PKG_MULTIPLY_FIRST(sums, left, right, row, column) \
+  PKG_STORE_PREVIOUS(sums, row, column)                    \
+  _tile_zero(sums);                                        \
+  _tile_dpbf16ps(sums, left, right);
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
 template <class Scheme, Streamed streamed, int kRowTiles, int kColumnTiles>
@@ -76,15 +64,15 @@ struct Kernel {
   }
 
   [[gnu::always_inline]] static void multiply() {
-    PKG_MULTIPLY(0, 4, 6)
+    _tile_dpbf16ps(0, 4, 6);
     if constexpr (kColumnTiles == 2) {
-      PKG_MULTIPLY(1, 4, 7)
+      _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kRowTiles == 2) {
-      PKG_MULTIPLY(2, 5, 6)
+      _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
-      PKG_MULTIPLY(3, 5, 7)
+      _tile_dpbf16ps(3, 5, 7);
     }
   }
   [[gnu::always_inline]] static void multiply_first(const Tile& tile) {
@@ -128,9 +116,7 @@ struct Kernel {
     } else {
       multiply();
     }
-    if constexpr (Scheme::kParts > 1) {
-      tile.work.step(tile.work.state);
-    }
+    tile.work.step(tile.work.state);
   }
 
   // All but the last, which is of the largest parts.
@@ -150,12 +136,10 @@ struct Kernel {
     finish_stores();
     const std::byte* left = tile.left;
     const std::byte* right = tile.right;
-    if constexpr (kLast > 0) {
-      multiply_small_parts(left, right, true, tile);
-      for (int64_t unit = 1; unit < units; ++unit) {
-        multiply_small_parts(left + unit * kStep, right + unit * kStep, false,
-                             tile);
-      }
+    multiply_small_parts(left, right, true, tile);
+    for (int64_t unit = 1; unit < units; ++unit) {
+      multiply_small_parts(left + unit * kStep, right + unit * kStep, false,
+                           tile);
     }
     multiply_parts<kLast>(left, right, true, tile);
 #pragma GCC unroll 2
@@ -186,8 +170,8 @@ void multiply_micro_tile(int row_tiles, int column_tiles, int64_t units,
 }
 
 void store_sums(void* sums, int64_t stride) {
-  const MicroTile<float> tile{
-      nullptr, nullptr, nullptr, static_cast<float*>(sums), stride, kNoWork};
+  const MicroTile<float> tile{nullptr, nullptr, static_cast<float*>(sums),
+                              stride, kNoWork};
   PKG_STORE_PREVIOUS(0, 0, 0)
   PKG_STORE_PREVIOUS(1, 0, kTileRows)
   PKG_STORE_PREVIOUS(2, kTileRows, 0)
@@ -201,12 +185,13 @@ void store_sums(void* sums, int64_t stride) {
       int, int, int64_t, const MicroTile<Scheme::Accumulator>&)
 PKG_MICRO_TILE(Float32By6, Neither);
 PKG_MICRO_TILE(Float32By6, Left);
+PKG_MICRO_TILE(Float32By6, Right);
 PKG_MICRO_TILE(Float32By3, Neither);
 PKG_MICRO_TILE(Float32By3, Left);
-PKG_MICRO_TILE(Float32By1, Neither);
+PKG_MICRO_TILE(Float32By3, Right);
 PKG_MICRO_TILE(Float16By4, Neither);
 PKG_MICRO_TILE(Float16By4, Left);
-PKG_MICRO_TILE(Bfloat16By1, Neither);
+PKG_MICRO_TILE(Float16By4, Right);
 
 }  // namespace pkg::cpu::tiles
 

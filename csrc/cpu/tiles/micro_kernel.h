@@ -41,9 +41,6 @@ template <class Accumulator>
 struct MicroTile {
   const std::byte* left;
   const std::byte* right;
-  // Sums of the blocks before, to begin with; null: zeros. Only of a scheme
-  // that adds by tiles.
-  const Accumulator* begin;
   // Where the sums that the registers hold from the call before go, and how
   // far its rows are from one another.
   Accumulator* previous;

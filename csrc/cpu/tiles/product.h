@@ -189,7 +189,7 @@ class Product {
     plan_steps(steps_of<Scheme>(units), micro_tiles);
     multiply_micro_tile<Scheme, Streamed::Left>(
         next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
-        {left, right, nullptr,
+        {left, right,
          pending_.stored != nullptr ? pending_.stored : scratch_[0],
          kSumsStride, Work{&Product::step, this}});
     stored_ = pending_;
