@@ -150,7 +150,7 @@ struct BackwardByVectors {
   using Element = typename Packing::KGroup;
   using Block = KeyBlockGradients<Input>;
   static constexpr int64_t kRows = kRowBlock;
-  static int64_t packed_bytes(int64_t /*threads*/) { return int64_t{16} << 20; }
+  static int64_t packed_bytes(int64_t /*threads*/) { return kPackedBytes; }
   static bool is_refused(const Packing& /*packing*/) { return false; }
 };
 #if defined(PKG_HAS_TILES)
@@ -160,9 +160,8 @@ struct BackwardByTiles {
   using Element = std::byte;
   using Block = TileKeyBlockGradients<Input>;
   static constexpr int64_t kRows = Packing::kRows;
-  // About what the L2 caches hold: docs/tuning/tiles.md.
   static int64_t packed_bytes(int64_t threads) {
-    return threads * (int64_t{2} << 20);
+    return tile_packed_bytes(threads);
   }
   static bool is_refused(const Packing& packing) { return packing.is_refused; }
 };

@@ -69,7 +69,7 @@ struct ByVectors {
   using Element = typename Packing::KGroup;
   using Block = ForwardBlock<Input>;
   static constexpr int64_t kRows = kStripRows;
-  static int64_t packed_bytes(int64_t /*threads*/) { return int64_t{16} << 20; }
+  static int64_t packed_bytes(int64_t /*threads*/) { return kPackedBytes; }
   static bool is_refused(const Packing& /*packing*/) { return false; }
 };
 #if defined(PKG_HAS_TILES)
@@ -80,7 +80,7 @@ struct ByTiles {
   using Block = TileForwardBlock<Input>;
   static constexpr int64_t kRows = tiles::kStrip;
   static int64_t packed_bytes(int64_t threads) {
-    return threads * (int64_t{2} << 20);
+    return tile_packed_bytes(threads);
   }
   static bool is_refused(const Packing& packing) { return packing.is_refused; }
 };

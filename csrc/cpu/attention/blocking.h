@@ -55,6 +55,9 @@ inline constexpr int64_t kAccumulationLength = kKeyBlock;
 inline constexpr int64_t kAccumulationLength = kKeyBlock / 6;
 #endif
 
+// Bytes of packed heads that are held at a time: a share of an L3 cache.
+inline constexpr int64_t kPackedBytes = int64_t{16} << 20;
+
 constexpr int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }

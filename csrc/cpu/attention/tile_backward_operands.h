@@ -42,10 +42,8 @@ namespace pkg::cpu::attention {
 // sizes), and no part is lost of a value or of dS.
 template <class Input>
 bool is_fit_for_gradients(const tiles::Range& range) {
-  constexpr int kLeast = -100;
   constexpr int kMost = 20;
-  return std::is_same_v<Input, Half> ? range.lies_below(kMost)
-                                     : range.lies_within(kLeast, kMost);
+  return keeps_all_parts<Input>(range, kMost);
 }
 
 // What of one query head meets each of its keys, packed once for all blocks of
@@ -194,13 +192,11 @@ struct TilePackedHead {
                            int64_t columns, const std::byte* grad_outputs,
                            std::byte* packed, TileProducts& products,
                            float* sums, float* deltas) {
-    constexpr int kLeast = -100;
     constexpr int kMost = 60;
     tiles::Range range;
     tiles::pack_strips<Operands, tiles::Side::Right>(rows_of(output), rows,
                                                      columns, packed, range);
-    if (!(std::is_same_v<Input, Half> ? range.lies_below(kMost)
-                                      : range.lies_within(kLeast, kMost))) {
+    if (!keeps_all_parts<Input>(range, kMost)) {
       return false;
     }
     const tiles::Registers registers;

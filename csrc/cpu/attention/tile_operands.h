@@ -75,6 +75,21 @@ bool goes_by_tiles(const AttentionShape& shape, bool has_backward) {
          std::min(shape.head_size, shape.value_size) >= kLeastSize;
 }
 
+// Bytes of packed heads that are held at a time: about what the L2 caches of so
+// many threads hold (docs/tuning/tiles.md).
+inline int64_t tile_packed_bytes(int64_t threads) {
+  return threads * (int64_t{2} << 20);
+}
+
+// Whether parts say all of an operand's values, which are below 2^most. Of
+// float16 they do if these are finite.
+template <class Input>
+bool keeps_all_parts(const tiles::Range& range, int most) {
+  constexpr int kLeast = -100;
+  return std::is_same_v<Input, Half> ? range.lies_below(most)
+                                     : range.lies_within(kLeast, most);
+}
+
 // Of queries and keys: what parts in bfloat16 cannot say changes no score that
 // matters, as long as all are finite. Of values: their least bits count.
 template <class Input>
@@ -84,10 +99,8 @@ bool is_fit_for_scores(const tiles::Range& range) {
 }
 template <class Input>
 bool is_fit_for_values(const tiles::Range& range) {
-  constexpr int kLeast = -100;
   constexpr int kMost = 80;
-  return std::is_same_v<Input, Half> ? range.lies_below(kMost)
-                                     : range.lies_within(kLeast, kMost);
+  return keeps_all_parts<Input>(range, kMost);
 }
 
 template <class T>

@@ -41,10 +41,9 @@ class Int4Blocks {
              int64_t lines, int64_t units, bool /*keeps*/)
       : source_(source),
         total_lines_(total_lines),
-        buffer_bytes_(packed_bytes<Int8By1>(lines, units)),
-        buffers_(
+        buffer_(
             Workspace::of_this_thread<Slot::PackedRight>().request<std::byte>(
-                2 * buffer_bytes_)) {}
+                packed_bytes<Int8By1>(lines, units))) {}
 
   void begin(int64_t line, int64_t lines, int64_t unit, int64_t units) {
     if (line == line_ && unit == unit_) {
@@ -53,14 +52,11 @@ class Int4Blocks {
     line_ = line;
     unit_ = unit;
     units_ = units;
-    buffer_ = 1 - buffer_;
     steps_ = strips_of(lines) * units;
     done_ = 0;
   }
 
-  PackedBlock packed() const {
-    return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Int8By1>};
-  }
+  PackedBlock packed() const { return {buffer_, units_ * kUnitBytes<Int8By1>}; }
   int64_t left() const { return steps_ - done_; }
   int64_t strips() const {
     return done_ == steps_ ? INT64_MAX : done_ / units_;
@@ -73,7 +69,7 @@ class Int4Blocks {
     const int64_t pair = at / 2;
     const int64_t half = at % 2;
     const int64_t column = line_ + strip * kStrip + half * kTileRows;
-    std::byte* to = buffers_ + buffer_ * buffer_bytes_ +
+    std::byte* to = buffer_ +
                     (strip * units_ + 2 * pair) * kUnitBytes<Int8By1> +
                     half * kTileStep<Side::Right>;
     const int64_t byte = (unit_ / 2 + pair) * int64_t{sizeof(Words)};
@@ -112,9 +108,7 @@ class Int4Blocks {
 
   Source source_;
   int64_t total_lines_;
-  int64_t buffer_bytes_;
-  std::byte* buffers_;
-  int64_t buffer_ = 0;
+  std::byte* buffer_;
   int64_t line_ = -1;
   int64_t unit_ = -1;
   int64_t units_ = 1;

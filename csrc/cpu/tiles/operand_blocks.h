@@ -17,21 +17,16 @@
 
 namespace pkg::cpu::tiles {
 
-// A block: strip after strip, and how a left one's tiles lie; from some strip
-// on packed ones that lie elsewhere.
+// A packed block: strip after strip.
 struct PackedBlock {
   const std::byte* data;
   int64_t strip_bytes;
-  LeftLayout layout{};
-  int64_t strips = INT64_MAX;
-  const std::byte* tail = nullptr;
 
   const std::byte* strip(int64_t index) const {
-    return index < strips ? data + index * strip_bytes : tail;
+    return data + index * strip_bytes;
   }
-  LeftLayout layout_of(int64_t index) const {
-    return index < strips ? layout : LeftLayout{};
-  }
+  // How its tiles lie, if it is of a left operand of one part.
+  static LeftLayout layout_of(int64_t /*index*/) { return {}; }
 };
 
 // Packs blocks of one operand. All blocks of the inner dimension stay, each in

@@ -36,11 +36,11 @@ class PanelBlocks {
 
   PanelBlocks(const Source& source, int64_t /*total_lines*/, int64_t inner,
               int64_t lines, int64_t units, bool /*keeps*/)
-      : source_(source), buffer_bytes_(packed_bytes<Scheme>(lines, units)) {
+      : source_(source) {
     if (inner % Scheme::kValues != 0) {
-      buffers_ =
+      buffer_ =
           Workspace::of_this_thread<Slot::PackedRight>().request<std::byte>(
-              2 * buffer_bytes_);
+              packed_bytes<Scheme>(lines, units));
     }
   }
 
@@ -58,8 +58,7 @@ class PanelBlocks {
       block_ = {from, source_.panel_bytes};
       return;
     }
-    buffer_ = 1 - buffer_;
-    std::byte* to = buffers_ + buffer_ * buffer_bytes_;
+    std::byte* to = buffer_;
     block_ = {to, bytes};
     const int64_t present = source_.panel_bytes - first;
     for (int64_t strip = 0; strip < strips_of(lines); ++strip, to += bytes) {
@@ -76,9 +75,7 @@ class PanelBlocks {
 
  private:
   Source source_;
-  int64_t buffer_bytes_;
-  std::byte* buffers_ = nullptr;
-  int64_t buffer_ = 0;
+  std::byte* buffer_ = nullptr;
   int64_t line_ = -1;
   int64_t unit_ = -1;
   PackedBlock block_{};

@@ -4,7 +4,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <type_traits>
 
 #include "cpu/simd/tile_registers.h"

@@ -3,8 +3,7 @@
 // other work decides.
 //
 //   for columns of C by NC, rows by MC:     its sums stay in L2
-//     for the inner dimension by KC:        rows of A in place where they can
-//     be
+//     for the inner dimension by KC:        rows of A, in place if possible
 //       for strips of 32 columns:           packed before its first use, in L1
 //         for strips of 32 rows:            the micro-kernel
 //
@@ -101,7 +100,7 @@ class PlainProduct {
       left_.step(left_range_);
     }
     right_.begin(column, columns, unit, units);
-    const PackedBlock left = left_.packed();
+    const auto left = left_.packed();
     const PackedBlock right = right_.packed();
     for (int64_t j = 0; j < strips_of(columns); ++j) {
       while (right_.strips() <= j) {

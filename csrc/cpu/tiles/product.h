@@ -44,9 +44,8 @@ struct Pending {
   int columns = 0;
 };
 
-// One thread's product. Right: the blocks of B, packed here or otherwise.
-template <class Scheme, class Output, class Epilogue,
-          class Right = OperandBlocks<Scheme, Side::Right>>
+// One thread's product.
+template <class Scheme, class Output, class Epilogue>
 class Product {
   static_assert(Scheme::kParts > 1);
 
@@ -54,9 +53,9 @@ class Product {
   using Input = typename Scheme::Input;
   using Accumulator = typename Scheme::Accumulator;
 
-  Product(const Strips<Input>& left, const typename Right::Source& right,
-          int64_t rows, int64_t columns, int64_t inner, Output* output,
-          int64_t output_stride, const Epilogue& epilogue)
+  Product(const Strips<Input>& left, const Strips<Input>& right, int64_t rows,
+          int64_t columns, int64_t inner, Output* output, int64_t output_stride,
+          const Epilogue& epilogue)
       : rows_(rows),
         columns_(columns),
         inner_(inner),
@@ -100,6 +99,7 @@ class Product {
   }
 
  private:
+  using Right = OperandBlocks<Scheme, Side::Right>;
   static constexpr int kLanes = simd::kLanes<Accumulator>;
   static constexpr int kFinishRows = 4;
   static constexpr int64_t kFinishPieces = kStrip / kFinishRows;
@@ -169,10 +169,8 @@ class Product {
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
     for (int64_t column = 0; column < columns; column += kStrip) {
       for (int64_t row = 0; row < rows; row += kStrip) {
-        multiply_strips(block, row, column, units,
-                        left.data + row / kStrip * left.strip_bytes,
-                        right.data + column / kStrip * right.strip_bytes,
-                        micro_tiles);
+        multiply_strips(block, row, column, units, left.strip(row / kStrip),
+                        right.strip(column / kStrip), micro_tiles);
         --micro_tiles;
       }
     }

@@ -3,11 +3,11 @@
 // do not fill a strip, are.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/gemm/operands.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/tiles/operand_blocks.h"
 
@@ -25,21 +25,34 @@ class RowsInPlace {
   // others take twice the time to load (bfloat16, 512 rows of 512, products at
   // 0.97 TFLOP/s instead of 1.9).
   static bool suits(const MatrixView<Input>& left, int64_t inner) {
-    constexpr int64_t kLine = 64;
     return kAreTiles && left.column_stride == 1 &&
            inner % Scheme::kValues == 0 &&
-           left.row_stride * int64_t{sizeof(Input)} % kLine == 0 &&
-           reinterpret_cast<uintptr_t>(left.data) % kLine == 0;
+           left.row_stride * int64_t{sizeof(Input)} % kCacheLine == 0 &&
+           reinterpret_cast<uintptr_t>(left.data) % kCacheLine == 0;
   }
+
+  // Rows in place, and the strip that is packed behind them.
+  struct Block {
+    const std::byte* data;
+    LeftLayout layout;
+    int64_t strips;  // in place
+    const std::byte* tail;
+
+    const std::byte* strip(int64_t index) const {
+      return index < strips ? data + index * 2 * layout.tile : tail;
+    }
+    LeftLayout layout_of(int64_t index) const {
+      return index < strips ? layout : LeftLayout{};
+    }
+  };
 
   RowsInPlace(const Source& source, int64_t total_lines, int64_t /*inner*/,
               int64_t /*lines*/, int64_t units, bool /*keeps*/)
       : lines_(source.first),
-        row_bytes_(lines_.line_stride * int64_t{sizeof(Input)}),
-        tail_bytes_(packed_bytes<Scheme>(kStrip, units)) {
+        row_bytes_(lines_.line_stride * int64_t{sizeof(Input)}) {
     if (total_lines % kStrip != 0) {
       tail_ = Workspace::of_this_thread<Slot::PackedLeft>().request<std::byte>(
-          2 * tail_bytes_);
+          packed_bytes<Scheme>(kStrip, units));
     }
   }
 
@@ -52,20 +65,18 @@ class RowsInPlace {
     const int64_t present = lines % kStrip;
     whole_lines_ = lines - present;
     if (present != 0) {
-      tail_turn_ = 1 - tail_turn_;
       Range range;
       pack_strips<Scheme, Side::Left>(
           {row(whole_lines_), lines_.line_stride, 1}, present,
-          units * Scheme::kValues, tail_ + tail_turn_ * tail_bytes_, range);
+          units * Scheme::kValues, tail_, range);
     }
   }
 
-  PackedBlock packed() const {
+  Block packed() const {
     return {reinterpret_cast<const std::byte*>(row(0)),
-            kStrip * row_bytes_,
             {row_bytes_, kTileRows * row_bytes_, kTileRowBytes},
             whole_lines_ / kStrip,
-            tail_ + tail_turn_ * tail_bytes_};
+            tail_};
   }
 
   // Nothing is left to be packed.
@@ -73,7 +84,7 @@ class RowsInPlace {
   void step(Range& /*range*/) {}
 
  private:
-  static constexpr int64_t kTileRowBytes = 64;
+  static constexpr int64_t kTileRowBytes = kTileRowStep<Side::Left>;
   static constexpr bool kAreTiles =
       Scheme::kParts == 1 && sizeof(Input) * Scheme::kValues == kTileRowBytes;
 
@@ -84,9 +95,7 @@ class RowsInPlace {
 
   Lines<Input> lines_;
   int64_t row_bytes_;
-  int64_t tail_bytes_;
   std::byte* tail_ = nullptr;
-  int64_t tail_turn_ = 0;
   int64_t line_ = -1;
   int64_t unit_ = -1;
   int64_t whole_lines_ = 0;
