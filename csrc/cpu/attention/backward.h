@@ -302,7 +302,7 @@ void attention_gradients(BackwardProblem<Input>& problem,
                          GradMaskSums<Input>* grad_mask_sums = nullptr) {
   bool by_tiles = false;
 #if defined(PKG_HAS_TILES)
-  if constexpr (kGoesByTiles<Input>) {
+  if constexpr (kTrainsByTiles<Input>) {
     by_tiles = goes_by_tiles<Input>(problem.shape(), true);
     if (by_tiles &&
         BackwardPass<Input, BackwardByTiles<Input>>(problem, grad_mask_sums)

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -21,6 +20,7 @@
 #include "cpu/attention/finiteness.h"
 #include "cpu/attention/forward_operands.h"
 #include "cpu/attention/key_range.h"
+#include "cpu/attention/known_maxima.h"
 #include "cpu/attention/mask.h"
 #include "cpu/attention/online_softmax.h"
 #include "cpu/attention/packing.h"
@@ -73,7 +73,7 @@ simd::Compute<Input> mask_scores(const Problem<Input>& problem, int64_t batch,
 // Makes probabilities of a strip's masked scores, relative to new maxima;
 // `output_sums`, which were summed relative to the old ones, are rescaled.
 // `factors` is scratch for those of dropout.
-template <class Input, int kRows>
+template <class Input, int kRows, int64_t kProbabilityStride = kScoreStride>
 void update_softmax(
     const Problem<Input>& problem, int64_t batch, int64_t row, int used,
     int64_t first, int64_t count, simd::Compute<Input> scale,
@@ -95,8 +95,8 @@ void update_softmax(
   Number rescales[kRows];
   const bool any_rescale =
       softmax_strip<Arithmetic, kPreciseProbabilities<Input>, kRows,
-                    kScoreStride>(scores, padded, scale, states, factors_of,
-                                  probabilities, rescales);
+                    kScoreStride, kProbabilityStride>(
+          scores, padded, scale, states, factors_of, probabilities, rescales);
   for (int i = 0; any_rescale && i < used; ++i) {
     if (rescales[i] != Number{1}) {
       scale_row(output_sums + i * sums_stride, sums_stride, rescales[i]);
@@ -219,34 +219,15 @@ class ForwardBlock {
   bool softmax_with_known_maxima(int64_t row_of_all, int64_t row, int used,
                                  const RightPanels<KGroup>& keys, int64_t first,
                                  int64_t count, bool all_finite) {
-    if (problem_.dropout || problem_.modifiers ||
-        !(problem_.shape.scale > 0.0) ||
-        packing_.key_depth > problem_.accumulation_length ||
-        problem_.hides_keys_of(row_of_all, used, first, count) ||
-        !states_.from(row).are_known(kRows)) {
-      return false;
-    }
-    const ScoreMask<Number>& mask = problem_.mask;
-    const auto softmax = [&](const auto& mask_rows) {
-      return softmax_in_registers<kRows>(
-          row, keys, count, mask_rows,
-          mask.to_prefetch(mask_offset_, row_of_all, first));
-    };
-    if (!mask) {
-      return softmax(NoMaskRows{});
-    }
-    if (used < kRows) {
-      return false;  // the mask ends
-    }
-    const int64_t stride = mask.layout().row_stride;
-    // A NaN among hidden scores has to stay.
-    if (const auto* hides =
-            mask.template rows_of<bool>(mask_offset_, row_of_all, first)) {
-      return all_finite && softmax(MaskRows<bool>{hides, stride});
-    }
-    const auto* adds =
-        mask.template rows_of<Input>(mask_offset_, row_of_all, first);
-    return adds != nullptr && softmax(MaskRows<Input>{adds, stride});
+    return packing_.key_depth <= problem_.accumulation_length &&
+           with_known_maxima(
+               problem_, states_.from(row),
+               {row_of_all, used, kRows, first, count}, mask_offset_,
+               all_finite,
+               [&](const auto& mask_rows, const PrefetchRows& to_prefetch) {
+                 return softmax_in_registers<kRows>(row, keys, count, mask_rows,
+                                                    to_prefetch);
+               });
   }
 
   // The same with a mask of one kind. Returns false, and has changed neither
@@ -264,18 +245,7 @@ class ForwardBlock {
                     Number, Mask>{probabilities_,
                                   static_cast<Number>(problem_.shape.scale),
                                   states.maxima, sums, mask, to_prefetch});
-    Vector<uint32_t> beyond{};
-    for (const auto& sum : sums) {
-      beyond |= std::bit_cast<Vector<uint32_t>>(
-          ~(simd::abs(sum) <= static_cast<Number>(kLargestProbability)));
-    }
-    if (simd::any_bit(beyond)) {
-      return false;
-    }
-    for (int i = 0; i < kRows; ++i) {
-      states.sums[i] += sums[i];
-    }
-    return true;
+    return add_sums(sums, states);
   }
 
   // The same relative to new maxima; what was summed relative to the old ones

@@ -28,6 +28,20 @@ inline Vector<Number> largest_of_row(const Number* scores, int64_t count) {
   return largest;
 }
 
+// Of up to a register of rows.
+template <int64_t kStride, class Number>
+inline Vector<Number> largest_of_rows(const Number* scores, int rows,
+                                      int64_t count) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  Vector<Number> largest[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    largest[i] = i < rows ? largest_of_row(scores + i * kStride, count)
+                          : Vector<Number>{};
+  }
+  return simd::combine_each(largest, larger<Vector<Number>>);
+}
+
 // Registers of scores whose exponentials are taken side by side.
 inline constexpr int kExpRegisters = 3;
 
@@ -68,15 +82,30 @@ template <class Arithmetic, bool kPrecise, class Number>
 
 }  // namespace detail
 
-// Makes probabilities of the scores of a strip of rows, kStride elements apart,
-// of `count` keys, a whole number of registers, times a positive scale, and
-// updates the rows' states.
+// The largest of each row's scores, times a positive scale.
+template <int kRows, int64_t kStride, class Number>
+void store_maxima(const Number* scores, int64_t count, Number scale,
+                  Number* maxima) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  for (int first = 0; first < kRows; first += kLanes) {
+    const int rows = std::min(kLanes, kRows - first);
+    simd::store_partial(maxima + first,
+                        detail::largest_of_rows<kStride>(
+                            scores + first * kStride, rows, count) *
+                            scale,
+                        rows);
+  }
+}
+
+// Makes probabilities, kProbabilityStride elements from row to row, of the
+// scores of a strip of rows, kStride elements apart, of `count` keys, a whole
+// number of registers, times a positive scale, and updates the rows' states.
 // rescales[row] becomes exp(m_old - m), the factor for all that was accumulated
 // before; returns whether any of them is not 1. factors_of(row) gives a row's
 // factors of dropout, or nothing. A NaN among the scores may be lost to the
 // maximum, never to the sum.
 template <class Arithmetic, bool kPrecise, int kRows, int64_t kStride,
-          class Number, class FactorsOf>
+          int64_t kProbabilityStride, class Number, class FactorsOf>
 bool softmax_strip(Number* scores, int64_t count, Number scale,
                    const SoftmaxStates<Number>& states,
                    const FactorsOf& factors_of,
@@ -86,16 +115,11 @@ bool softmax_strip(Number* scores, int64_t count, Number scale,
   Number origins[kRows];
   for (int first = 0; first < kRows; first += kLanes) {
     const int rows = std::min(kLanes, kRows - first);
-    Vector<Number> largest[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      largest[i] = i < rows ? detail::largest_of_row(
-                                  scores + (first + i) * kStride, count)
-                            : Vector<Number>{};
-    }
     const auto before = simd::load_partial(states.maxima + first, rows);
-    const auto maximum = larger(
-        simd::combine_each(largest, larger<Vector<Number>>) * scale, before);
+    const auto maximum = larger(detail::largest_of_rows<kStride>(
+                                    scores + first * kStride, rows, count) *
+                                    scale,
+                                before);
     const auto origin = origin_of(maximum);
     Vector<Number> rescale[1] = {before - origin};
     simd::exp_of_nonpositive(rescale);
@@ -114,7 +138,7 @@ bool softmax_strip(Number* scores, int64_t count, Number scale,
     // Summed apart: each addition to the sum of all keys rounds off more.
     const auto sum = detail::exponentials_of_row<Arithmetic, kPrecise>(
         scores + i * kStride, count, scale, origins[i], factors_of(i),
-        Vector<Number>{}, probabilities + i * kStride);
+        Vector<Number>{}, probabilities + i * kProbabilityStride);
     states.sums[i] = states.sums[i] * rescales[i] + sum;
     any_rescale |= rescales[i] != Number{1};
   }

@@ -28,6 +28,16 @@ struct ProbabilityFormat {
     simd::store(to, probabilities);
     return sum + probabilities;
   }
+  // Of a row's registers, one or two of which follow one another.
+  template <int kVectors>
+  static Vector<Element> store_row(Element* to,
+                                   const Vector<Element>* probabilities,
+                                   Vector<Element> sum) {
+    for (int v = 0; v < kVectors; ++v) {
+      sum = store(to + v * simd::kLanes<Element>, probabilities[v], sum);
+    }
+    return sum;
+  }
 };
 #if defined(__AVX512BF16__)
 template <>
@@ -41,6 +51,22 @@ struct ProbabilityFormat<Bfloat16Dot> {
     constexpr uint32_t kOne = 0x3F80;  // and 0 in the other half
     return Bfloat16Dot::multiply_add(simd::detail::widen(bits),
                                      simd::broadcast(kOne), sum);
+  }
+  template <int kVectors>
+  static Vector<float> store_row(uint16_t* to,
+                                 const Vector<float>* probabilities,
+                                 Vector<float> sum) {
+    if constexpr (kVectors == 2) {
+      const auto bits = std::bit_cast<Vector<uint32_t>>(
+          _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(probabilities[1]),
+                              std::bit_cast<__m512>(probabilities[0])));
+      std::memcpy(to, &bits, sizeof(bits));
+      constexpr uint32_t kOnes = 0x3F803F80;
+      return Bfloat16Dot::multiply_add(bits, simd::broadcast(kOnes), sum);
+    } else {
+      static_assert(kVectors == 1);
+      return store(to, probabilities[0], sum);
+    }
   }
 };
 #endif

@@ -49,6 +49,10 @@ struct SoftmaxStates {
   bool are_known(int rows) const {
     return std::all_of(maxima, maxima + rows, &compares_with_products<Number>);
   }
+  bool is_any_known(int rows) const {
+    return std::any_of(maxima, maxima + rows,
+                       [](Number m) { return m != -kInfinity<Number>; });
+  }
   SoftmaxState<Number> at(int64_t row) const {
     return {maxima[row], simd::reduce_add(sums[row])};
   }

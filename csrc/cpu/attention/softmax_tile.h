@@ -84,16 +84,21 @@ struct SoftmaxTile {
                                                : simd::ExpRange::kFinite>(
           probability);
 #pragma GCC unroll 4
-      for (int i = 0; i < kPair * kVectors; ++i) {
-        const int64_t r = row + first + i / kVectors;
-        const int64_t c = column_of(i);
+      for (int i = 0; kHides && i < kPair * kVectors; ++i) {
         if constexpr (kHides) {
-          probability[i] = detail::load_booleans<Number>(mask.at(r, c)) != 0
+          const auto* const hides =
+              mask.at(row + first + i / kVectors, column_of(i));
+          probability[i] = detail::load_booleans<Number>(hides) != 0
                                ? probability[i]
                                : Vector<Number>{};
         }
-        sums[r] = ProbabilityFormat<Arithmetic>::store(
-            probabilities + r * kStride + c, probability[i], sums[r]);
+      }
+#pragma GCC unroll 2
+      for (int i = 0; i < kPair; ++i) {
+        const int64_t r = row + first + i;
+        sums[r] = ProbabilityFormat<Arithmetic>::template store_row<kVectors>(
+            probabilities + r * kStride + column, probability + i * kVectors,
+            sums[r]);
       }
     }
   }

@@ -12,10 +12,14 @@
 #include <cstdint>
 
 #include "cpu/attention/forward_block.h"
+#include "cpu/attention/known_maxima.h"
 #include "cpu/attention/online_softmax.h"
 #include "cpu/attention/scratch.h"
+#include "cpu/attention/softmax_tile.h"
 #include "cpu/attention/tile_operands.h"
+#include "cpu/attention/tile_probabilities.h"
 #include "cpu/tiles/micro_kernel.h"
+#include "cpu/tiles/plain_kernel.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -29,7 +33,7 @@ class TileForwardBlock {
   using Packing = TilePackedKeyValue<Input>;
   using Scores = typename Packing::Scores;
   using Values = typename Packing::Values;
-  using Probabilities = typename Packing::Schemes::Probabilities;
+  using Probabilities = typename TileProbabilitiesOf<Input>::type;
 
   TileForwardBlock(const Problem<Input>& problem,
                    const VisibleKeys<Input>& visible_keys,
@@ -40,20 +44,20 @@ class TileForwardBlock {
         tiles::packed_bytes<Scores>(rows, packing.key_units)};
     const Scratch<float> output_sums{rows * packing.value_stride};
     const Scratch<float> scores{kRows * kScoreStride};
-    const Scratch<std::byte> packed{
-        tiles::packed_bytes<Probabilities>(kRows, Packing::kBlockUnits)};
+    const Scratch<std::byte> probabilities = Probabilities::scratch();
     const Scratch<float> products{2 * tiles::kSumsCount};
     const Scratch<float> factors{kScoreStride + Dropout<float>::kSpare};
     const Scratch<float> maxima{rows};
     const Scratch<Vector<float>> sums{rows};
     std::byte* memory =
         Workspace::of_this_thread<Slot::AttentionTask>().request<std::byte>(
-            query.size() + output_sums.size() + scores.size() + packed.size() +
-            products.size() + factors.size() + maxima.size() + sums.size());
+            query.size() + output_sums.size() + scores.size() +
+            probabilities.size() + products.size() + factors.size() +
+            maxima.size() + sums.size());
     query_ = query.take(memory);
     output_sums_ = output_sums.take(memory);
     scores_ = scores.take(memory);
-    packed_ = packed.take(memory);
+    probabilities_ = Probabilities(probabilities.take(memory), scores_);
     products_ = products.take(memory);
     factors_ = factors.take(memory);
     states_.maxima = maxima.take(memory);
@@ -69,7 +73,7 @@ class TileForwardBlock {
     tiles::Range range;
     tiles::pack_strips<Scores, tiles::Side::Left>(
         rows_of(query), task.rows, shape.head_size, query_, range);
-    if (!is_fit_for_scores<Input>(range)) {
+    if (!is_fit_for_scores<Input>(range, problem_.hides_keys())) {
       packing_.is_refused = true;
       return;
     }
@@ -114,30 +118,121 @@ class TileForwardBlock {
                  int used, int64_t column, const KeyRange& seen) {
     const int64_t first = column + seen.begin;
     const int64_t count = seen.end - seen.begin;
-    const float scale = write_scores(
-        task, row, used, packing_.keys(packed, first), first, count);
-    update_softmax<Input, kUsed>(
-        problem_, task.batch, task.row + row, used, first, count, scale,
-        scores_, states_.from(row), factors_, scores_,
-        output_sums_ + row * packing_.value_stride, packing_.value_stride);
-    pack_probabilities(kUsed, count);
+    const std::byte* const keys = packing_.keys(packed, first);
+    if (!softmax_with_known_maxima<kUsed>(task, row, used, keys, first,
+                                          count)) {
+      const float scale = write_scores(task, row, used, keys, first, count);
+      update_softmax<Input, kUsed, Probabilities::kStride>(
+          problem_, task.batch, task.row + row, used, first, count, scale,
+          scores_, states_.from(row), factors_, probabilities_.elements(),
+          output_sums_ + row * packing_.value_stride, packing_.value_stride);
+    }
+    probabilities_.pack(kUsed, count);
     add_values(row, kUsed, count,
                packing_.values(packed, column) +
                    seen.begin / Values::kValues * tiles::kUnitBytes<Values>);
+  }
+
+  // As ForwardBlock does where probabilities are rounded; others are not made
+  // micro-tile by micro-tile.
+  template <int kUsed>
+  bool softmax_with_known_maxima(const ForwardTask& task, int64_t row, int used,
+                                 const std::byte* keys, int64_t first,
+                                 int64_t count) {
+    if constexpr (kIsOnePart<Input>) {
+      if (!states_.from(row).is_any_known(kUsed) &&
+          !problem_.masks_strip(task.row + row, used, first, count)) {
+        guess_maxima<kUsed>(row, keys, std::min<int64_t>(count, tiles::kStrip));
+      }
+      return with_known_maxima(
+          problem_, states_.from(row),
+          {task.row + row, used, kUsed, first, count}, mask_offset_, true,
+          [&](const auto& mask_rows, const PrefetchRows& to_prefetch) {
+            return softmax_of_micro_tiles<kUsed>(row, keys, count, mask_rows,
+                                                 to_prefetch);
+          });
+    }
+    return false;
+  }
+
+  // Maxima of rows that have seen no keys: those of a few keys, which are
+  // seldom much below those of all.
+  template <int kUsed>
+  void guess_maxima(int64_t row, const std::byte* keys, int64_t count) {
+    multiply<Scores>(tiles_of(kUsed), tiles_of(count), packing_.key_units,
+                     {queries(row), {}, keys, products_, tiles::kSumsStride});
+    tiles::store_sums(scores_);
+    store_maxima<kUsed, tiles::kSumsStride>(
+        scores_, count, static_cast<float>(problem_.shape.scale),
+        states_.from(row).maxima);
+  }
+
+  // The same with a mask of one kind, beside the next micro-tile's products.
+  // Returns whether sums of probabilities are numbers and not too large.
+  template <int kUsed, class Mask>
+  bool softmax_of_micro_tiles(int64_t row, const std::byte* keys, int64_t count,
+                              const Mask& mask,
+                              const PrefetchRows& to_prefetch) {
+    const auto states = states_.from(row);
+    Vector<float> sums[kUsed] = {};
+    const MicroTileSoftmax<Mask> softmax{
+        probabilities_.elements(),
+        static_cast<float>(problem_.shape.scale),
+        states.maxima,
+        sums,
+        mask,
+        to_prefetch};
+    float* previous = scores_;
+    for (int64_t key = 0; key < count; key += tiles::kStrip) {
+      softmax.template prefetch<kUsed, 2>(0, key);
+      multiply<Scores>(tiles_of(kUsed), tiles_of(count - key),
+                       packing_.key_units,
+                       {queries(row), {}, keys, previous, tiles::kSumsStride});
+      keys += packing_.key_strip_size();
+      if (key > 0) {
+        soften<kUsed, 2>(previous, key - tiles::kStrip, softmax);
+      }
+      previous = scores_ + key / tiles::kStrip % 2 * tiles::kSumsCount;
+    }
+    tiles::store_sums(previous);
+    const int64_t last = (count - 1) / tiles::kStrip * tiles::kStrip;
+    count - last > kLanes ? soften<kUsed, 2>(previous, last, softmax)
+                          : soften<kUsed, 1>(previous, last, softmax);
+    return add_sums(sums, states);
+  }
+
+  template <class Mask>
+  using MicroTileSoftmax = SoftmaxTile<Arithmetic, kPreciseProbabilities<Input>,
+                                       Probabilities::kStride, float, Mask>;
+
+  // Of a micro-tile's scores, kVectors registers of each row, those of the keys
+  // from `key` on.
+  template <int kUsed, int kVectors, class Mask>
+  static void soften(const float* scores, int64_t key,
+                     const MicroTileSoftmax<Mask>& softmax) {
+    constexpr int kRowsAtOnce = 2;
+    for (int r = 0; r < kUsed; r += kRowsAtOnce) {
+      Vector<float> registers[kRowsAtOnce][kVectors];
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        for (int v = 0; v < kVectors; ++v) {
+          registers[i][v] =
+              simd::load(scores + (r + i) * tiles::kSumsStride + v * kLanes);
+        }
+      }
+      softmax(r, key, registers, 0);
+    }
   }
 
   // Writes a strip's scores, masked. Returns what they are yet to be multiplied
   // by.
   float write_scores(const ForwardTask& task, int64_t row, int used,
                      const std::byte* keys, int64_t first, int64_t count) {
-    const std::byte* const queries =
-        query_ + row / kRows * packing_.key_strip_size();
     float* previous = products_;
     int64_t previous_stride = tiles::kSumsStride;
     for (int64_t key = 0; key < count; key += tiles::kStrip) {
-      tiles::multiply_micro_tile<Scores, tiles::Streamed::Right>(
-          tiles_of(used), tiles_of(count - key), packing_.key_units,
-          {queries, keys, previous, previous_stride, tiles::kNoWork});
+      multiply<Scores>(tiles_of(used), tiles_of(count - key),
+                       packing_.key_units,
+                       {queries(row), {}, keys, previous, previous_stride});
       keys += packing_.key_strip_size();
       previous = scores_ + key;
       previous_stride = kScoreStride;
@@ -146,21 +241,6 @@ class TileForwardBlock {
     return mask_scores(problem_, task.batch, mask_offset_, task.row + row, used,
                        first, count, static_cast<float>(problem_.shape.scale),
                        scores_);
-  }
-
-  void pack_probabilities(int rows, int64_t count) {
-    constexpr float kScale = Packing::Schemes::kProbabilityScale;
-    if constexpr (kScale != 1) {
-      for (int i = 0; i < rows; ++i) {
-        float* of_row = scores_ + i * kScoreStride;
-        for (int64_t j = 0; j < count; j += kLanes) {
-          simd::store(of_row + j, simd::load(of_row + j) * kScale);
-        }
-      }
-    }
-    tiles::Range range;
-    tiles::pack_strips<Probabilities, tiles::Side::Left>(
-        {scores_, kScoreStride, 1}, rows, count, packed_, range);
   }
 
   // O += P V. Each addition to the sums of all keys rounds off more than one to
@@ -173,9 +253,10 @@ class TileForwardBlock {
     int turn = 0;
     for (int64_t column = 0; column < columns; column += tiles::kStrip) {
       turn = 1 - turn;
-      tiles::multiply_micro_tile<Probabilities, tiles::Streamed::Right>(
+      multiply<typename Probabilities::Scheme>(
           tiles_of(rows), tiles_of(columns - column), units,
-          {packed_, values, previous, tiles::kSumsStride, tiles::kNoWork});
+          {probabilities_.packed(), Probabilities::kLayout, values, previous,
+           tiles::kSumsStride});
       values += Packing::kBlockUnits * tiles::kUnitBytes<Values>;
       if (column > 0) {
         add_products(row, rows, column - tiles::kStrip, previous);
@@ -210,6 +291,35 @@ class TileForwardBlock {
     }
   }
 
+  const std::byte* queries(int64_t row) const {
+    return query_ + row / kRows * packing_.key_strip_size();
+  }
+
+  // Products of a strip's rows and a strip of keys' or values' columns; what
+  // the registers hold from the call before is stored.
+  struct Operands {
+    const std::byte* left;
+    tiles::LeftLayout left_layout;
+    const std::byte* right;
+    float* previous;
+    int64_t previous_stride;
+  };
+  template <class Scheme>
+  static void multiply(int row_tiles, int column_tiles, int64_t units,
+                       const Operands& operands) {
+    if constexpr (Scheme::kParts == 1) {
+      tiles::multiply_plain_tile<tiles::Bfloat16By1, tiles::Streamed::Right>(
+          row_tiles, column_tiles, units,
+          {operands.left, operands.left_layout, operands.right, nullptr,
+           operands.previous, operands.previous_stride, tiles::kNoWork, 0});
+    } else {
+      tiles::multiply_micro_tile<Scheme, tiles::Streamed::Right>(
+          row_tiles, column_tiles, units,
+          {operands.left, operands.right, operands.previous,
+           operands.previous_stride, tiles::kNoWork});
+    }
+  }
+
   static int tiles_of(int64_t lines) {
     return lines > tiles::kTileRows ? 2 : 1;
   }
@@ -220,10 +330,10 @@ class TileForwardBlock {
   int64_t mask_offset_ = 0;
   std::byte* query_;    // packed
   float* output_sums_;  // P V, scaled
-  float* scores_;       // of a strip, then its probabilities
-  std::byte* packed_;   // probabilities
-  float* products_;     // of two micro-tiles
-  float* factors_;      // of dropout
+  float* scores_;       // of a strip
+  Probabilities probabilities_{nullptr, nullptr};
+  float* products_;  // of two micro-tiles
+  float* factors_;   // of dropout
   SoftmaxStates<float> states_;
 };
 

@@ -46,11 +46,25 @@ struct TileSchemes<Half> {
   using Probabilities = tiles::Float32By3;
   static constexpr float kProbabilityScale = 1;
 };
-// bfloat16 is as fast by the strips of forward_block.h, whose micro-kernel has
-// tile registers too, and faster where its softmax stays in registers.
+template <>
+struct TileSchemes<simd::BFloat16> {
+  using Scores = tiles::RangedBfloat16By1;
+  using Values = tiles::RangedBfloat16By1;
+  using Probabilities = tiles::Bfloat16By1;
+  static constexpr float kProbabilityScale = 1;
+};
+
+template <class Input>
+inline constexpr bool kIsOnePart = TileSchemes<Input>::Scores::kParts == 1;
+
+// Of bfloat16 the forward pass alone: the backward one goes by the strips of
+// key_block_gradients.h, whose micro-kernel has tile registers too.
+template <class Input>
+inline constexpr bool kTrainsByTiles =
+    std::is_same_v<Input, float> || std::is_same_v<Input, Half>;
 template <class Input>
 inline constexpr bool kGoesByTiles =
-    std::is_same_v<Input, float> || std::is_same_v<Input, Half>;
+    kTrainsByTiles<Input> || std::is_same_v<Input, simd::BFloat16>;
 
 // The largest head or value size of which the backward pass goes by tiles.
 inline constexpr int64_t kMostTrainedSize = 256;
@@ -92,13 +106,21 @@ bool keeps_all_parts(const tiles::Range& range, int most) {
 
 // Of queries and keys: what parts in bfloat16 cannot say changes no score that
 // matters, as long as all are finite. Of values: their least bits count.
+// One part says all of bfloat16: it has to be finite where keys are hidden,
+// since 0 times infinity is NaN.
 template <class Input>
-bool is_fit_for_scores(const tiles::Range& range) {
+bool is_fit_for_scores(const tiles::Range& range, bool hides_keys) {
+  if constexpr (kIsOnePart<Input>) {
+    return !hides_keys || range.is_finite();
+  }
   constexpr int kMost = 60;
   return range.lies_below(kMost);
 }
 template <class Input>
-bool is_fit_for_values(const tiles::Range& range) {
+bool is_fit_for_values(const tiles::Range& range, bool hides_keys) {
+  if constexpr (kIsOnePart<Input>) {
+    return !hides_keys || range.is_finite();
+  }
   constexpr int kMost = 80;
   return keeps_all_parts<Input>(range, kMost);
 }
@@ -171,8 +193,9 @@ struct TilePackedKeyValue {
     tiles::pack_strips<Values, tiles::Side::Right>(
         columns_of(value), shape.value_size, count, values(packed, column),
         value_range, kBlockUnits);
-    if (!is_fit_for_scores<Input>(key_range) ||
-        !is_fit_for_values<Input>(value_range)) {
+    const bool hides_keys = problem.hides_keys();
+    if (!is_fit_for_scores<Input>(key_range, hides_keys) ||
+        !is_fit_for_values<Input>(value_range, hides_keys)) {
       is_refused = true;
     }
     return true;  // what is not is refused

@@ -236,6 +236,49 @@ template <bool kPrecise, ExpRange kRange, size_t kCount>
   });
 }
 #endif
+#if defined(__AMX_TILE__)
+// The same where not kPrecise, with what Intel's processors do in one step
+// each: the fraction of x / ln(2), and a factor of two to the power of its
+// floor. Two to the power of the fraction is a minimax polynomial: relative
+// error 2^-18.5. 3.96 cycles a register where the table takes 4.95, with their
+// loads, rounding to bfloat16 and stores.
+template <ExpRange kRange, size_t kCount>
+[[gnu::always_inline]] inline void exp_by_fraction(Vector<float> (&x)[kCount]) {
+  using V = Vector<float>;
+  constexpr float kCoefficients[] = {0x1.b7f734p-7F, 0x1.abf868p-5F,
+                                     0x1.ee2452p-3F, 0x1.62d6c6p-1F, 1.0F};
+  V p[kCount];
+  const auto each = [](const auto& body) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kCount; ++i) {
+      body(i);
+    }
+  };
+  each([&](size_t i) { x[i] = x[i] * 1.44269504F; });
+  V fraction[kCount];
+  each([&](size_t i) {
+    constexpr int kOfFloor = _MM_FROUND_TO_NEG_INF;
+    fraction[i] = std::bit_cast<V>(
+        _mm512_maskz_reduce_ps(0xFFFF, std::bit_cast<__m512>(x[i]), kOfFloor));
+    p[i] = fraction[i] * kCoefficients[0] + kCoefficients[1];
+  });
+#pragma GCC unroll 3
+  for (int term = 2; term < 5; ++term) {
+    each([&](size_t i) { p[i] = p[i] * fraction[i] + kCoefficients[term]; });
+  }
+  each([&](size_t i) {
+    constexpr float kLeast = ExpConstants<float>::kNegligible * 1.44269504F;
+    const __m512 power = std::bit_cast<__m512>(x[i]);
+    // True for NaN, which stays.
+    const __mmask16 counts =
+        kRange == ExpRange::kFinite
+            ? __mmask16{0xFFFF}
+            : _mm512_cmp_ps_mask(power, _mm512_set1_ps(kLeast), _CMP_NLT_UQ);
+    x[i] = std::bit_cast<V>(
+        _mm512_maskz_scalef_ps(counts, std::bit_cast<__m512>(p[i]), power));
+  });
+}
+#endif
 
 }  // namespace detail
 
@@ -251,6 +294,11 @@ template <bool kPrecise = true, ExpRange kRange = ExpRange::kNonpositive,
           class V, size_t kCount>
 [[gnu::always_inline]] inline void exp_of_nonpositive(V (&x)[kCount]) {
   using T = detail::ElementOf<V>;
+#if defined(__AMX_TILE__)
+  if constexpr (std::is_same_v<T, float> && !kPrecise) {
+    return detail::exp_by_fraction<kRange>(x);
+  }
+#endif
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, float>) {
     return detail::exp_by_table<kPrecise, kRange>(x);

@@ -78,6 +78,14 @@ template <class Scheme>
 inline constexpr bool kSplits = std::is_same_v<typename Scheme::Input, float> ||
                                 std::is_same_v<typename Scheme::Input, Half>;
 
+// Values that are one part.
+template <class Scheme>
+[[gnu::always_inline]] inline void add_whole(Words words, Range& range) {
+  if constexpr (Scheme::kHasRange) {
+    range.add(words);
+  }
+}
+
 // A line's unit whose values are contiguous; bits of `present` say which exist.
 template <class Scheme>
 [[gnu::always_inline]] inline void read_along(const typename Scheme::Input* at,
@@ -91,6 +99,7 @@ template <class Scheme>
   } else if constexpr (sizeof(*at) == 2) {
     rows[0][row] = std::bit_cast<Words>(
         _mm512_maskz_loadu_epi16(static_cast<__mmask32>(present), at));
+    add_whole<Scheme>(rows[0][row], range);
   } else {
     rows[0][row] = std::bit_cast<Words>(_mm512_maskz_loadu_epi8(present, at));
   }
@@ -128,6 +137,7 @@ template <class Scheme>
       }
     }
     rows[0][to] = words;
+    add_whole<Scheme>(words, range);
   }
 }
 
@@ -252,6 +262,7 @@ PKG_PACK_TILES(Float32By3);
 PKG_PACK_TILES(Float32By1);
 PKG_PACK_TILES(Float16By4);
 PKG_PACK_TILES(Bfloat16By1);
+PKG_PACK_TILES(RangedBfloat16By1);
 PKG_PACK_TILES(Int8By1);
 
 }  // namespace pkg::cpu::tiles

@@ -11,7 +11,7 @@
 namespace pkg::cpu::tiles {
 namespace {
 
-constexpr int64_t kSumsRowBytes = kSumsStride * 4;
+constexpr int64_t kSumBytes = 4;
 constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
 
 // Registers as in cpu/tiles/micro_kernel.cpp: 0 to 3 the sums, 4 and 5 tiles of
@@ -23,56 +23,63 @@ constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
   } else {                                         \
     _tile_dpbf16ps(sums, left, right);             \
   }
-// A register's sums, those from `at` on, leave it, and those of the block
-// before take their place.
-#define PKG_RENEW(sums, at)                                \
-  _tile_stored(sums, tile.previous + (at), kSumsRowBytes); \
-  if (tile.begin != nullptr) {                             \
-    _tile_loadd(sums, tile.begin + (at), kSumsRowBytes);   \
-  } else {                                                 \
-    _tile_zero(sums);                                      \
+#define PKG_LOAD(side, tile, from, row_bytes)  \
+  if constexpr (streamed == Streamed::side) {  \
+    _tile_stream_loadd(tile, from, row_bytes); \
+  } else {                                     \
+    _tile_loadd(tile, from, row_bytes);        \
+  }
+// A register's sums, those from (row, column) on, leave it, and those of the
+// block before take their place.
+#define PKG_RENEW(sums, row, column)                                          \
+  _tile_stored(sums, tile.previous + (row) * tile.previous_stride + (column), \
+               tile.previous_stride * kSumBytes);                             \
+  if (tile.begin != nullptr) {                                                \
+    _tile_loadd(sums, tile.begin + (row) * kSumsStride + (column),            \
+                kSumsStride * kSumBytes);                                     \
+  } else {                                                                    \
+    _tile_zero(sums);                                                         \
   }
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-template <class Scheme, int kRowTiles, int kColumnTiles>
+template <class Scheme, Streamed streamed, int kRowTiles, int kColumnTiles>
 struct Kernel {
   using Tile = PlainTile<typename Scheme::Accumulator>;
 
-  // Tiles of the left operand are loaded past the L1 cache, which the right
-  // one's strip nearly fills: n = 512 1.26 TFLOP/s instead of 1.16. Loads are
+  // In products of matrices tiles of the left operand are loaded past the L1
+  // cache, which the right one's strip nearly fills: n = 512 1.26 TFLOP/s
+  // instead of 1.16. Loads are
   // not all before the products, so that they seldom wait for one another: 4 %.
   template <bool kFirst>
   [[gnu::always_inline]] static void multiply_unit(const std::byte* left,
                                                    const std::byte* right,
                                                    const Tile& tile) {
-    constexpr int kSecondColumns = kTileRows;
-    constexpr int kSecondRows = kTileRows * kSumsStride;
-    _tile_stream_loadd(4, left, tile.left_layout.row);
-    _tile_loadd(6, right, kRightRowBytes);
+    PKG_LOAD(Left, 4, left, tile.left_layout.row)
+    PKG_LOAD(Right, 6, right, kRightRowBytes)
     if constexpr (kColumnTiles == 2) {
-      _tile_loadd(7, right + kRightRowBytes / 2, kRightRowBytes);
+      PKG_LOAD(Right, 7, right + kRightRowBytes / 2, kRightRowBytes)
     }
     if constexpr (kFirst) {
-      PKG_RENEW(0, 0)
+      PKG_RENEW(0, 0, 0)
     }
     PKG_MULTIPLY(0, 4, 6)
     if constexpr (kFirst) {
-      PKG_RENEW(1, kSecondColumns)
+      PKG_RENEW(1, 0, kTileRows)
     }
     if constexpr (kColumnTiles == 2) {
       PKG_MULTIPLY(1, 4, 7)
     }
     if constexpr (kRowTiles == 2) {
-      _tile_stream_loadd(5, left + tile.left_layout.tile, tile.left_layout.row);
+      PKG_LOAD(Left, 5, left + tile.left_layout.tile, tile.left_layout.row)
     }
     if constexpr (kFirst) {
-      PKG_RENEW(2, kSecondRows)
+      PKG_RENEW(2, kTileRows, 0)
     }
     if constexpr (kRowTiles == 2) {
       PKG_MULTIPLY(2, 5, 6)
     }
     if constexpr (kFirst) {
-      PKG_RENEW(3, kSecondRows + kSecondColumns)
+      PKG_RENEW(3, kTileRows, kTileRows)
     }
     if constexpr (kRowTiles == 2 && kColumnTiles == 2) {
       PKG_MULTIPLY(3, 5, 7)
@@ -97,24 +104,25 @@ struct Kernel {
 
 }  // namespace
 
-template <class Scheme>
+template <class Scheme, Streamed streamed>
 void multiply_plain_tile(int row_tiles, int column_tiles, int64_t units,
                          const PlainTile<typename Scheme::Accumulator>& tile) {
   if (row_tiles == 2) {
-    return column_tiles == 2 ? Kernel<Scheme, 2, 2>::run(units, tile)
-                             : Kernel<Scheme, 2, 1>::run(units, tile);
+    return column_tiles == 2 ? Kernel<Scheme, streamed, 2, 2>::run(units, tile)
+                             : Kernel<Scheme, streamed, 2, 1>::run(units, tile);
   }
-  return column_tiles == 2 ? Kernel<Scheme, 1, 2>::run(units, tile)
-                           : Kernel<Scheme, 1, 1>::run(units, tile);
+  return column_tiles == 2 ? Kernel<Scheme, streamed, 1, 2>::run(units, tile)
+                           : Kernel<Scheme, streamed, 1, 1>::run(units, tile);
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
-#define PKG_PLAIN_TILE(Scheme)               \
-  template void multiply_plain_tile<Scheme>( \
+#define PKG_PLAIN_TILE(Scheme, streamed)                         \
+  template void multiply_plain_tile<Scheme, Streamed::streamed>( \
       int, int, int64_t, const PlainTile<Scheme::Accumulator>&)
-PKG_PLAIN_TILE(Float32By1);
-PKG_PLAIN_TILE(Bfloat16By1);
-PKG_PLAIN_TILE(Int8By1);
+PKG_PLAIN_TILE(Float32By1, Left);
+PKG_PLAIN_TILE(Bfloat16By1, Left);
+PKG_PLAIN_TILE(Bfloat16By1, Right);
+PKG_PLAIN_TILE(Int8By1, Left);
 
 }  // namespace pkg::cpu::tiles
 

@@ -33,8 +33,10 @@ struct PlainTile {
   const std::byte* right;
   // Sums of the blocks before, to begin with; null: zeros.
   const Accumulator* begin;
-  // Where the sums that the registers hold from the call before go.
+  // Where the sums that the registers hold from the call before go, and how
+  // far its rows are from one another.
   Accumulator* previous;
+  int64_t previous_stride;
   // What goes on beside the products, at most so many times, once a unit from
   // the second on.
   Work work;
@@ -42,7 +44,7 @@ struct PlainTile {
 };
 
 // Of row_tiles x column_tiles tiles, 1 or 2 of each, over `units` units.
-template <class Scheme>
+template <class Scheme, Streamed streamed = Streamed::Left>
 void multiply_plain_tile(int row_tiles, int column_tiles, int64_t units,
                          const PlainTile<typename Scheme::Accumulator>& tile);
 

@@ -119,7 +119,7 @@ class PlainProduct {
         multiply_plain_tile<Scheme>(
             here > kTileRows ? 2 : 1, present > kTileRows ? 2 : 1, units,
             {left.strip(i), left.layout_of(i), right.strip(j),
-             first ? nullptr : sums, in_registers_.sums,
+             first ? nullptr : sums, in_registers_.sums, kSumsStride,
              Work{&PlainProduct::finish_some, this},
              (to_finish_.rows + kFinishRows - 1) / kFinishRows});
         finish();

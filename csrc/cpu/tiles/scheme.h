@@ -78,6 +78,11 @@ struct Bfloat16By1 : SchemeBase<BFloat16> {
   static constexpr bool kHasRange = false;
 };
 
+// As Bfloat16By1, where it matters whether all values are finite.
+struct RangedBfloat16By1 : Bfloat16By1 {
+  static constexpr bool kHasRange = true;
+};
+
 struct Int8By1 : SchemeBase<int8_t> {
   using Accumulator = int32_t;
   static constexpr int kParts = 1;

@@ -1,0 +1,112 @@
+// The probabilities of a strip as the left operand of tile products.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/attention/blocking.h"
+#include "cpu/attention/probabilities.h"
+#include "cpu/attention/scratch.h"
+#include "cpu/attention/tile_operands.h"
+#include "cpu/gemm/arithmetic.h"
+#include "cpu/simd/simd.h"
+#include "cpu/tiles/packing.h"
+#include "cpu/tiles/plain_kernel.h"
+#include "cpu/tiles/range.h"
+#include "cpu/tiles/scheme.h"
+
+#if defined(PKG_HAS_TILES)
+
+namespace pkg::cpu::attention {
+
+// Split into parts: the softmax leaves them in place of the scores, from where
+// they are packed.
+template <class Input>
+class SplitProbabilities {
+ public:
+  using Scheme = typename TileSchemes<Input>::Probabilities;
+  using Element = float;
+  static constexpr int64_t kStride = kScoreStride;
+  static constexpr tiles::LeftLayout kLayout{};
+
+  static Scratch<std::byte> scratch() {
+    return {tiles::packed_bytes<Scheme>(tiles::kStrip,
+                                        kKeyBlock / Scheme::kValues)};
+  }
+  SplitProbabilities(std::byte* scratch, float* scores)
+      : packed_(scratch), scores_(scores) {}
+
+  // Where the softmax leaves them.
+  Element* elements() const { return scores_; }
+  const std::byte* packed() const { return packed_; }
+
+  // Of so many rows and keys they are elements now: packs them.
+  void pack(int rows, int64_t count) const {
+    constexpr int kLanes = simd::kLanes<float>;
+    constexpr float kScale = TileSchemes<Input>::kProbabilityScale;
+    if constexpr (kScale != 1) {
+      for (int i = 0; i < rows; ++i) {
+        float* of_row = scores_ + i * kScoreStride;
+        for (int64_t j = 0; j < count; j += kLanes) {
+          simd::store(of_row + j, simd::load(of_row + j) * kScale);
+        }
+      }
+    }
+    tiles::Range range;
+    tiles::pack_strips<Scheme, tiles::Side::Left>({scores_, kScoreStride, 1},
+                                                  rows, count, packed_, range);
+  }
+
+ private:
+  std::byte* packed_;
+  float* scores_;
+};
+
+// Rounded to bfloat16 by the softmax: rows of a tile as they are.
+class RoundedProbabilities {
+ public:
+  using Scheme = tiles::Bfloat16By1;
+  using Element = Probability<ArithmeticOf<simd::BFloat16>::type>;
+  // An odd number of cache lines: rows of a tile lie in different sets.
+  static constexpr int64_t kStride = kKeyBlock + 32;
+  static constexpr tiles::LeftLayout kLayout{
+      kStride * sizeof(Element), tiles::kTileRows * kStride * sizeof(Element),
+      Scheme::kValues * sizeof(Element)};
+
+  static Scratch<std::byte> scratch() {
+    return {tiles::kStrip * kStride * int64_t{sizeof(Element)}};
+  }
+  RoundedProbabilities(std::byte* scratch, float* /*scores*/)
+      : elements_(reinterpret_cast<Element*>(scratch)) {}
+
+  Element* elements() const { return elements_; }
+  const std::byte* packed() const {
+    return reinterpret_cast<const std::byte*>(elements_);
+  }
+
+  // Fills the last unit up with zeros.
+  void pack(int rows, int64_t count) const {
+    constexpr int64_t kLanes = simd::kLanes<float>;
+    static_assert(Scheme::kValues == 2 * kLanes);
+    const int64_t end = round_up(count, kLanes);
+    for (int i = 0; end % Scheme::kValues != 0 && i < rows; ++i) {
+      std::fill_n(elements_ + i * kStride + end, kLanes, Element{0});
+    }
+  }
+
+ private:
+  Element* elements_;
+};
+
+template <class Input>
+struct TileProbabilitiesOf {
+  using type = SplitProbabilities<Input>;
+};
+template <>
+struct TileProbabilitiesOf<simd::BFloat16> {
+  using type = RoundedProbabilities;
+};
+
+}  // namespace pkg::cpu::attention
+
+#endif
