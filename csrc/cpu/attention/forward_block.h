@@ -221,7 +221,7 @@ class ForwardBlock {
                                  int64_t count, bool all_finite) {
     return packing_.key_depth <= problem_.accumulation_length &&
            with_known_maxima(
-               problem_, states_.from(row),
+               problem_, states_.from(row).are_known(kRows),
                {row_of_all, used, kRows, first, count}, mask_offset_,
                all_finite,
                [&](const auto& mask_rows, const PrefetchRows& to_prefetch) {
@@ -241,10 +241,14 @@ class ForwardBlock {
     Vector<Number> sums[kRows] = {};
     multiply_tiles<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
-        SoftmaxTile<Arithmetic, kPreciseProbabilities<Input>, kScoreStride,
-                    Number, Mask>{probabilities_,
-                                  static_cast<Number>(problem_.shape.scale),
-                                  states.maxima, sums, mask, to_prefetch});
+        SoftmaxTile<kPreciseProbabilities<Input>,
+                    ProbabilityRows<Arithmetic, kScoreStride>, Number, Mask>{
+            {probabilities_},
+            static_cast<Number>(problem_.shape.scale),
+            states.maxima,
+            sums,
+            mask,
+            to_prefetch});
     return add_sums(sums, states);
   }
 

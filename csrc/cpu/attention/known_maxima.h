@@ -27,13 +27,12 @@ struct StripOfKeys {
 // the maxima are known and what hides keys can be had tile by tile. Returns
 // whether that is done.
 template <class Input, class Softmax>
-bool with_known_maxima(const Problem<Input>& problem,
-                       const SoftmaxStates<simd::Compute<Input>>& states,
+bool with_known_maxima(const Problem<Input>& problem, bool are_known,
                        const StripOfKeys& strip, int64_t mask_offset,
                        bool all_finite, const Softmax& softmax) {
   if (problem.dropout || problem.modifiers || !(problem.shape.scale > 0.0) ||
       problem.hides_keys_of(strip.row, strip.used, strip.first, strip.count) ||
-      !states.are_known(strip.height)) {
+      !are_known) {
     return false;
   }
   const auto& mask = problem.mask;

@@ -36,13 +36,29 @@ struct MaskRows {
 };
 struct NoMaskRows {};
 
+// Probabilities of a strip, in rows of kStride.
+template <class Arithmetic, int64_t kStride>
+struct ProbabilityRows {
+  using Number = typename Arithmetic::Accumulator;
+  Probability<Arithmetic>* data;
+
+  // Stores registers of a row from `column` on; returns the sum of what is
+  // stored and what is there.
+  template <int kVectors>
+  [[gnu::always_inline]] Vector<Number> store_row(
+      int64_t row, int64_t column, const Vector<Number>* probabilities,
+      Vector<Number> sum) const {
+    return ProbabilityFormat<Arithmetic>::template store_row<kVectors>(
+        data + row * kStride + column, probabilities, sum);
+  }
+};
+
 // Makes probabilities of the scores of a tile, times a positive scale, and adds
 // them to the rows' sums. Two rows go side by side, as exp_of_nonpositive wants
 // it.
-template <class Arithmetic, bool kPrecise, int64_t kStride, class Number,
-          class Mask>
+template <bool kPrecise, class Probabilities, class Number, class Mask>
 struct SoftmaxTile {
-  Probability<Arithmetic>* probabilities;
+  Probabilities probabilities;  // as ProbabilityRows
   Number scale;
   const Number* maxima;
   Vector<Number>* sums;
@@ -96,9 +112,8 @@ struct SoftmaxTile {
 #pragma GCC unroll 2
       for (int i = 0; i < kPair; ++i) {
         const int64_t r = row + first + i;
-        sums[r] = ProbabilityFormat<Arithmetic>::template store_row<kVectors>(
-            probabilities + r * kStride + column, probability + i * kVectors,
-            sums[r]);
+        sums[r] = probabilities.template store_row<kVectors>(
+            r, column, probability + i * kVectors, sums[r]);
       }
     }
   }

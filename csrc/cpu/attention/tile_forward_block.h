@@ -126,84 +126,89 @@ class TileForwardBlock {
           problem_, task.batch, task.row + row, used, first, count, scale,
           scores_, states_.from(row), factors_, probabilities_.elements(),
           output_sums_ + row * packing_.value_stride, packing_.value_stride);
+      probabilities_.pack(kUsed, count);
     }
-    probabilities_.pack(kUsed, count);
     add_values(row, kUsed, count,
                packing_.values(packed, column) +
                    seen.begin / Values::kValues * tiles::kUnitBytes<Values>);
   }
 
-  // As ForwardBlock does where probabilities are rounded; others are not made
-  // micro-tile by micro-tile.
+  // As ForwardBlock does. Rows that have seen no keys begin with the maxima of
+  // a few, which are seldom much below those of all.
   template <int kUsed>
   bool softmax_with_known_maxima(const ForwardTask& task, int64_t row, int used,
                                  const std::byte* keys, int64_t first,
                                  int64_t count) {
-    if constexpr (kIsOnePart<Input>) {
-      if (!states_.from(row).is_any_known(kUsed) &&
-          !problem_.masks_strip(task.row + row, used, first, count)) {
-        guess_maxima<kUsed>(row, keys, std::min<int64_t>(count, tiles::kStrip));
-      }
-      return with_known_maxima(
-          problem_, states_.from(row),
-          {task.row + row, used, kUsed, first, count}, mask_offset_, true,
-          [&](const auto& mask_rows, const PrefetchRows& to_prefetch) {
-            return softmax_of_micro_tiles<kUsed>(row, keys, count, mask_rows,
-                                                 to_prefetch);
-          });
-    }
-    return false;
+    const auto states = states_.from(row);
+    const bool guesses =
+        !states.is_any_known(kUsed) &&
+        !problem_.masks_strip(task.row + row, used, first, count);
+    return with_known_maxima(
+        problem_, guesses || states.are_known(kUsed),
+        {task.row + row, used, kUsed, first, count}, mask_offset_, true,
+        [&](const auto& mask_rows, const PrefetchRows& to_prefetch) {
+          return softmax_of_micro_tiles<kUsed>(row, keys, count, guesses,
+                                               mask_rows, to_prefetch);
+        });
   }
 
-  // Maxima of rows that have seen no keys: those of a few keys, which are
-  // seldom much below those of all.
-  template <int kUsed>
-  void guess_maxima(int64_t row, const std::byte* keys, int64_t count) {
-    multiply<Scores>(tiles_of(kUsed), tiles_of(count), packing_.key_units,
-                     {queries(row), {}, keys, products_, tiles::kSumsStride});
-    tiles::store_sums(scores_);
-    store_maxima<kUsed, tiles::kSumsStride>(
-        scores_, count, static_cast<float>(problem_.shape.scale),
-        states_.from(row).maxima);
-  }
-
-  // The same with a mask of one kind, beside the next micro-tile's products.
-  // Returns whether sums of probabilities are numbers and not too large.
+  // The same with a mask of one kind: a micro-tile at a time, while the next
+  // one's products are made. Returns whether sums of probabilities are numbers
+  // and not too large.
   template <int kUsed, class Mask>
   bool softmax_of_micro_tiles(int64_t row, const std::byte* keys, int64_t count,
-                              const Mask& mask,
+                              bool guesses, const Mask& mask,
                               const PrefetchRows& to_prefetch) {
     const auto states = states_.from(row);
     Vector<float> sums[kUsed] = {};
     const MicroTileSoftmax<Mask> softmax{
-        probabilities_.elements(),
-        static_cast<float>(problem_.shape.scale),
-        states.maxima,
-        sums,
-        mask,
-        to_prefetch};
-    float* previous = scores_;
+        probabilities_, static_cast<float>(problem_.shape.scale),
+        states.maxima,  sums,
+        mask,           to_prefetch};
+    float* previous = products_;
     for (int64_t key = 0; key < count; key += tiles::kStrip) {
       softmax.template prefetch<kUsed, 2>(0, key);
       multiply<Scores>(tiles_of(kUsed), tiles_of(count - key),
                        packing_.key_units,
                        {queries(row), {}, keys, previous, tiles::kSumsStride});
       keys += packing_.key_strip_size();
+      if (key == tiles::kStrip && guesses &&
+          !guess_maxima<kUsed>(previous, key, states)) {
+        return false;
+      }
       if (key > 0) {
         soften<kUsed, 2>(previous, key - tiles::kStrip, softmax);
       }
       previous = scores_ + key / tiles::kStrip % 2 * tiles::kSumsCount;
     }
     tiles::store_sums(previous);
+    if (count <= tiles::kStrip && guesses &&
+        !guess_maxima<kUsed>(previous, count, states)) {
+      return false;
+    }
     const int64_t last = (count - 1) / tiles::kStrip * tiles::kStrip;
     count - last > kLanes ? soften<kUsed, 2>(previous, last, softmax)
                           : soften<kUsed, 1>(previous, last, softmax);
     return add_sums(sums, states);
   }
 
+  // Makes maxima of the scores of a micro-tile. Returns whether they may be
+  // compared with; else there are none.
+  template <int kUsed>
+  bool guess_maxima(const float* scores, int64_t count,
+                    const SoftmaxStates<float>& states) const {
+    store_maxima<kUsed, tiles::kSumsStride>(
+        scores, count, static_cast<float>(problem_.shape.scale), states.maxima);
+    if (states.are_known(kUsed)) {
+      return true;
+    }
+    std::fill_n(states.maxima, kUsed, -kInfinity<float>);
+    return false;
+  }
+
   template <class Mask>
-  using MicroTileSoftmax = SoftmaxTile<Arithmetic, kPreciseProbabilities<Input>,
-                                       Probabilities::kStride, float, Mask>;
+  using MicroTileSoftmax =
+      SoftmaxTile<kPreciseProbabilities<Input>, Probabilities, float, Mask>;
 
   // Of a micro-tile's scores, kVectors registers of each row, those of the keys
   // from `key` on.

@@ -71,12 +71,12 @@ inline constexpr int64_t kMostTrainedSize = 256;
 
 // Whether it is the faster way: with few rows or keys, or short ones, splitting
 // and packing take longer than what they save. As fast with squares of so many:
-// float32 128 to 256, float16 33 to 64. Where a backward pass may follow it
+// float32 96 to 128, others 32. Where a backward pass may follow it
 // says so of both, whose scores have to be the same.
 template <class Input>
 bool goes_by_tiles(const AttentionShape& shape, bool has_backward) {
   constexpr bool kSingle = std::is_same_v<Input, float>;
-  constexpr int64_t kLeastLength = kSingle ? 256 : 64;
+  constexpr int64_t kLeastLength = kSingle ? 128 : 32;
   constexpr int64_t kLeastSize = 32;
   if (kSingle && tiles::float32_products() == tiles::Float32Products::None) {
     return false;

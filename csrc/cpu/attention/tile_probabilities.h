@@ -1,6 +1,7 @@
 // The probabilities of a strip as the left operand of tile products.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,6 +15,7 @@
 #include "cpu/tiles/plain_kernel.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
+#include "cpu/tiles/split.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -40,9 +42,34 @@ class SplitProbabilities {
   Element* elements() const { return scores_; }
   const std::byte* packed() const { return packed_; }
 
+  // As ProbabilityRows of a softmax that packs them at once, two registers of
+  // a row: a row of a tile. What there is no register of are zeros.
+  template <int kVectors>
+  [[gnu::always_inline]] Vector<float> store_row(
+      int64_t row, int64_t column, const Vector<float>* probabilities,
+      Vector<float> sum) const {
+    static_assert(kVectors <= 2 && Scheme::kValues == 2 * kLanes);
+    constexpr float kScale = TileSchemes<Input>::kProbabilityScale;
+    Vector<float> halves[2] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      sum += probabilities[v];
+      halves[v] = probabilities[v] * kScale;
+    }
+    const tiles::SplitValues<Scheme> low(halves[0]);
+    const tiles::SplitValues<Scheme> high(halves[1]);
+    std::byte* to = packed_ +
+                    column / Scheme::kValues * tiles::kUnitBytes<Scheme> +
+                    row * kLayout.row;
+#pragma GCC unroll 3
+    for (int part = 0; part < Scheme::kParts; ++part) {
+      simd::store(reinterpret_cast<uint32_t*>(to + part * kLayout.unit),
+                  tiles::words_of(low.parts[part], high.parts[part]));
+    }
+    return sum;
+  }
+
   // Of so many rows and keys they are elements now: packs them.
   void pack(int rows, int64_t count) const {
-    constexpr int kLanes = simd::kLanes<float>;
     constexpr float kScale = TileSchemes<Input>::kProbabilityScale;
     if constexpr (kScale != 1) {
       for (int i = 0; i < rows; ++i) {
@@ -58,6 +85,8 @@ class SplitProbabilities {
   }
 
  private:
+  static constexpr int kLanes = simd::kLanes<float>;
+
   std::byte* packed_;
   float* scores_;
 };
@@ -66,7 +95,8 @@ class SplitProbabilities {
 class RoundedProbabilities {
  public:
   using Scheme = tiles::Bfloat16By1;
-  using Element = Probability<ArithmeticOf<simd::BFloat16>::type>;
+  using Arithmetic = ArithmeticOf<simd::BFloat16>::type;
+  using Element = Probability<Arithmetic>;
   // An odd number of cache lines: rows of a tile lie in different sets.
   static constexpr int64_t kStride = kKeyBlock + 32;
   static constexpr tiles::LeftLayout kLayout{
@@ -84,9 +114,20 @@ class RoundedProbabilities {
     return reinterpret_cast<const std::byte*>(elements_);
   }
 
+  template <int kVectors>
+  [[gnu::always_inline]] Vector<float> store_row(
+      int64_t row, int64_t column, const Vector<float>* probabilities,
+      Vector<float> sum) const {
+    Element* const to = elements_ + row * kStride + column;
+    if constexpr (kVectors == 1) {
+      std::fill_n(to + kLanes, kLanes, Element{0});
+    }
+    return ProbabilityFormat<Arithmetic>::template store_row<kVectors>(
+        to, probabilities, sum);
+  }
+
   // Fills the last unit up with zeros.
   void pack(int rows, int64_t count) const {
-    constexpr int64_t kLanes = simd::kLanes<float>;
     static_assert(Scheme::kValues == 2 * kLanes);
     const int64_t end = round_up(count, kLanes);
     for (int i = 0; end % Scheme::kValues != 0 && i < rows; ++i) {
@@ -95,6 +136,8 @@ class RoundedProbabilities {
   }
 
  private:
+  static constexpr int64_t kLanes = simd::kLanes<float>;
+
   Element* elements_;
 };
 
