@@ -20,14 +20,18 @@ namespace detail {
 
 // Whether it is the faster way: below this, packing and shaping the registers
 // cost more than they save. Squares of so many rows take as long by vectors:
-// float32 55, others 32 to 36. Values that are split are not to be filled up to
-// twice their number: 72 x 72 x 72 takes 10.2 us by tiles and 9 by vectors, of
-// 80 8.4 and 11; 16 rows of 768 to 3072 0.99 ms and 0.55.
+// float32 80, others 32 to 36. Splitting pays where a value is used often, by
+// many rows or columns: 64 x 64 x 256 takes 16.2 us by tiles and 13.8 by
+// vectors, 64 x 256 x 64 13.9 and 16.2. Nor are values that are split to be
+// filled up to much more than their number: 17 x 512 x 64 takes 14.6 us by
+// tiles and 10.1 by vectors, 100 x 100 x 64 11.1 and 13.2.
 template <class Input>
 bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
   constexpr bool kSingle = std::is_same_v<Input, float>;
   constexpr int64_t kLeastLines = 16;
+  constexpr int64_t kLeastUses = kSingle ? 160 : 0;  // of two values
   constexpr double kLeastWork = kSingle ? 55.0 * 55 * 55 : 36.0 * 36 * 36;
+  constexpr double kMostFilledUp = kSingle ? 1.8 : 2;
   constexpr bool kSplits = kSingle || std::is_same_v<Input, Half>;
   const auto volume = [](int64_t a, int64_t b, int64_t c) {
     return static_cast<double>(a) * static_cast<double>(b) *
@@ -37,11 +41,13 @@ bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
     return (size + kStrip - 1) / kStrip * kStrip;
   };
   const double work = volume(rows, columns, inner);
-  if (std::min({rows, columns, inner}) < kLeastLines || work < kLeastWork) {
+  if (std::min({rows, columns, inner}) < kLeastLines ||
+      rows + columns < kLeastUses || work < kLeastWork) {
     return false;
   }
-  return !kSplits || 2 * work > volume(filled_up(rows), filled_up(columns),
-                                       filled_up(inner));
+  return !kSplits ||
+         kMostFilledUp * work >
+             volume(filled_up(rows), filled_up(columns), filled_up(inner));
 }
 
 // Calls multiply(Scheme{}) with the scheme for products of Input; false where
