@@ -1,10 +1,11 @@
 // A block of rows against a range of keys by tile registers: as
-// forward_block.h, in strips of 32 rows, whose scores and probabilities go
-// through memory (26 KiB) on their way between the tiles and the vectors.
+// forward_block.h, in strips of 32 rows. Where maxima are known, or those of
+// the first keys will do, and no mask stands in the way that cannot be had in
+// registers, scores are made a micro-tile at a time and their probabilities
+// stored as the tiles of the next product; else those of a whole strip go
+// through memory (26 KiB).
 //
-// Intel Xeon (AMX), one core, float32, 8 heads of 1024 x 1024 x 64: 8 us a
-// strip against 192 keys, 54 % of it the products, of which 2.4 us would be all
-// that the unit takes, 15 % the softmax, 13 % splitting probabilities.
+// docs/tuning/tiles.md has what was measured.
 #pragma once
 
 #include <algorithm>
