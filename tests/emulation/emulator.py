@@ -8,6 +8,7 @@ in allocations that end where the tensor ends, and the outputs come back into th
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -29,12 +30,9 @@ BUILDS = ROOT / "build" / "emulation"
 HERE = Path("tests", "emulation")  # in the tree that is built
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
-SANITIZE = [
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-    # A register that is read before it is written holds neither 0 nor a plausible number.
-    "-ftrivial-auto-var-init=pattern",
-]
+# A register that is read before it is written holds neither 0 nor a plausible number.
+SANITIZE_ADDRESSES = ["-fsanitize=address", "-ftrivial-auto-var-init=pattern"]
+SANITIZE = [*SANITIZE_ADDRESSES, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 # The checker itself is called for every access to shared memory, and is not what is checked.
 PLAIN = (
     "asynchronous.cpp",
@@ -133,7 +131,7 @@ def run_compiler(command: Sequence[str | Path], target: Path) -> None:
     partial.replace(target)
 
 
-def link(objects: Sequence[Path], flags: Sequence[str] = SANITIZE[:1]) -> Path:
+def link(objects: Sequence[Path], flags: Sequence[str] = ("-fsanitize=address,undefined",)) -> Path:
     """The program or library made of these objects, whose names say what is in them."""
     names = " ".join([*flags, *(each.name for each in objects)])
     target = BUILDS / f"emulation-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
@@ -158,26 +156,32 @@ def building() -> Iterator[None]:
         yield
 
 
-def build(changed: Mapping[str, Path] | None = None) -> Path:
-    """Build the program, compiling what has changed since it was built last; returns its path.
-
-    Args:
-        changed: files of the program (``run_matmul.cpp``) that come from another tree, which
-            tests use to plant faults in the kernels.
-    """
-    changed = changed or {}
-
-    def compile_file(name: str) -> Path:
-        if name in changed:
-            root = changed[name].resolve()
-            return compile_object(root, root / HERE / name, ["-O0"])
-        return compile_object(ROOT, ROOT / HERE / name)
-
-    # The changed first: of a template that several instantiate the linker keeps the first.
+@functools.cache
+def build_objects() -> dict[str, Path]:
+    """Compile what has changed of the program since it was built last; its objects by source."""
     names = sorted(file.name for file in (ROOT / HERE).glob("*.cpp"))
-    names.sort(key=lambda name: name not in changed)
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return link(list(pool.map(compile_file, names)))
+        objects = pool.map(lambda name: compile_object(ROOT, ROOT / HERE / name), names)
+        return dict(zip(names, objects, strict=True))
+
+
+def build() -> Path:
+    """Build the program; returns its path."""
+    objects = list(build_objects().values())
+    with building():
+        return link(objects)
+
+
+def build_changed(tree: Path, name: str, flags: Sequence[str]) -> Path:
+    """Build the program with one file (``run_matmul.cpp``) compiled from another tree.
+
+    Tests plant faults in the kernels so. Nobody waits for it: each tree is one test's.
+    """
+    tree = tree.resolve()
+    others = [each for source, each in build_objects().items() if source != name]
+    changed = compile_object(tree, tree / HERE / name, ["-O0", *flags], ())
+    # The changed first: of a template that several instantiate the linker keeps the first.
+    return link([changed, *others])
 
 
 def contraction() -> list[str]:
