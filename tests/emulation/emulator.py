@@ -33,7 +33,9 @@ FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
 # A register that is read before it is written holds neither 0 nor a plausible number.
 SANITIZE_ADDRESSES = ["-fsanitize=address", "-ftrivial-auto-var-init=pattern"]
 SANITIZE = [*SANITIZE_ADDRESSES, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
-# The checker itself is called for every access to shared memory, and is not what is checked.
+# The checker itself is called for every access to shared memory, and is not what is checked: no
+# sanitizers, and optimised.
+PLAIN_FLAGS = ["-O2"]
 PLAIN = (
     "asynchronous.cpp",
     "clocks.cpp",
@@ -94,7 +96,7 @@ def compile_object(
     root: Path, source: Path, extra: Sequence[str] = (), sanitize: Sequence[str] = SANITIZE
 ) -> Path:
     """Compile one file, unless that has been done before."""
-    flags = [*FLAGS, *(() if source.name in PLAIN else sanitize), *extra]
+    flags = [*FLAGS, *(PLAIN_FLAGS if source.name in PLAIN else sanitize), *extra]
     target = BUILDS / f"{source.stem}-{digest(root, included_by(root, source), flags)}.o"
     if target.exists():
         target.touch()
