@@ -48,7 +48,8 @@ PKG_NOT_SANITIZED void deal_out_sums(Lane (&lanes)[32], const A& a, const B& b,
 // The matrices are put together from the lanes' parts, multiplied, and the sums
 // dealt out, all by what the places say.
 template <class Element, class Sum>
-void combine_mma(const LaneBytes (&given)[32], LaneBytes (&taken)[32]) {
+PKG_NOT_SANITIZED void combine_mma(const LaneBytes (&given)[32],
+                                   LaneBytes (&taken)[32]) {
   using Places = cuda::MmaPlaces<sizeof(Element)>;
   using Lane = MmaLane<uint32_t, Sum, 4, 2, 4>;
   Sum a[Places::kRows][Places::kDepth];
