@@ -59,7 +59,7 @@ HERE = [
     "python examples/gpt.py --text README.md --steps 20",
     'python examples/gpt.py --resume examples/output/gpt.safetensors --steps 0 --prompt "class "',
     "python examples/optical_flow.py",
-    "python -m pkg bench muladd --seconds 0.1 --threads 1,2 --json muladd.json "
+    "python -m pkg bench muladd --cases float32 --seconds 0.1 --threads 1,2 --json muladd.json "
     "--picture muladd.png",
     "python -m pkg doctor",
     "make debug",
@@ -70,7 +70,7 @@ HERE = [
 # What a command reads, and the one that writes it, which may have run in another process or not.
 NEEDS = {HERE[1]: ("examples/output/gpt.safetensors", HERE[0])}
 # Run by the test of the new operator, where what it compiles is compiled already.
-WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --seconds 0.1"
+WITH_THE_NEW_OPERATOR = "PKG_JIT=1 python -m pkg bench muladd --cases float32 --seconds 0.1"
 # Writes an operator, its files and the line.
 NEW = 'python -m pkg new scaled_product "scaled_product(Tensor a, Tensor b, float scale) -> Tensor"'
 NAME = "scaled_product"

@@ -22,10 +22,13 @@ SMALL = [*("--context", "32"), *("--layers", "2"), *("--heads", "2"), *("--width
 TEXT = "".join(f"the square of {n} is {n * n}.\n" for n in range(400))
 
 
-def start(processes: int, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    processes: int, folder: Path, *arguments: str, restarts: int = 1
+) -> subprocess.Popen[str]:
     text = folder / "squares.txt"
     text.write_text(TEXT, "utf-8")
-    launcher = ["torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    launcher = ["torch.distributed.run", "--standalone"]
+    launcher += ["--max-restarts", str(restarts)]
     launcher += ["--nproc-per-node", str(processes), str(PROGRAM)]
     options = ["--text", str(text), "--output", str(folder / "output"), *SMALL]
     return subprocess.Popen(
@@ -83,7 +86,7 @@ def test_losses_go_on_as_if_no_process_had_been_killed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
-    running = start(3, tmp_path)
+    running = start(3, tmp_path, restarts=0)
     output, _ = running.communicate()
     assert running.returncode != 0
     assert "2 heads cannot be shared by 3 processes" in output

@@ -5,6 +5,7 @@
 
 #include "batches.h"
 #include "cuda/attention/attention.cuh"
+#include "elements.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -103,15 +104,8 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
 template <class Function>
 void for_attention_type(const Request& request, Function&& function) {
   const std::string& type = request.text("type");
-  if (type == "float64") {
-    function.template operator()<double>();
-  } else if (type == "float32") {
-    function.template operator()<float>();
-  } else if (type == "float16") {
-    function.template operator()<cuda::float16>();
-  } else if (type == "bfloat16") {
-    function.template operator()<cuda::bfloat16>();
-  } else {
+  if (!with_type<double, float, cuda::float16, cuda::bfloat16>(type,
+                                                               function)) {
     fail("attention has no kernel for " + type);
   }
 }

@@ -8,6 +8,7 @@ in allocations that end where the tensor ends, and the outputs come back into th
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -29,13 +30,12 @@ BUILDS = ROOT / "build" / "emulation"
 HERE = Path("tests", "emulation")  # in the tree that is built
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
-SANITIZE = [
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-    # A register that is read before it is written holds neither 0 nor a plausible number.
-    "-ftrivial-auto-var-init=pattern",
-]
-# The checker itself is called for every access to shared memory, and is not what is checked.
+# A register that is read before it is written holds neither 0 nor a plausible number.
+SANITIZE_ADDRESSES = ["-fsanitize=address", "-ftrivial-auto-var-init=pattern"]
+SANITIZE = [*SANITIZE_ADDRESSES, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+# The checker itself is called for every access to shared memory, and is not what is checked: no
+# sanitizers, and optimised.
+PLAIN_FLAGS = ["-O2"]
 PLAIN = (
     "asynchronous.cpp",
     "clocks.cpp",
@@ -96,7 +96,7 @@ def compile_object(
     root: Path, source: Path, extra: Sequence[str] = (), sanitize: Sequence[str] = SANITIZE
 ) -> Path:
     """Compile one file, unless that has been done before."""
-    flags = [*FLAGS, *(() if source.name in PLAIN else sanitize), *extra]
+    flags = [*FLAGS, *(PLAIN_FLAGS if source.name in PLAIN else sanitize), *extra]
     target = BUILDS / f"{source.stem}-{digest(root, included_by(root, source), flags)}.o"
     if target.exists():
         target.touch()
@@ -133,7 +133,7 @@ def run_compiler(command: Sequence[str | Path], target: Path) -> None:
     partial.replace(target)
 
 
-def link(objects: Sequence[Path], flags: Sequence[str] = SANITIZE[:1]) -> Path:
+def link(objects: Sequence[Path], flags: Sequence[str] = ("-fsanitize=address,undefined",)) -> Path:
     """The program or library made of these objects, whose names say what is in them."""
     names = " ".join([*flags, *(each.name for each in objects)])
     target = BUILDS / f"emulation-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
@@ -158,26 +158,32 @@ def building() -> Iterator[None]:
         yield
 
 
-def build(changed: Mapping[str, Path] | None = None) -> Path:
-    """Build the program, compiling what has changed since it was built last; returns its path.
-
-    Args:
-        changed: files of the program (``run_matmul.cpp``) that come from another tree, which
-            tests use to plant faults in the kernels.
-    """
-    changed = changed or {}
-
-    def compile_file(name: str) -> Path:
-        if name in changed:
-            root = changed[name].resolve()
-            return compile_object(root, root / HERE / name, ["-O0"])
-        return compile_object(ROOT, ROOT / HERE / name)
-
-    # The changed first: of a template that several instantiate the linker keeps the first.
+@functools.cache
+def build_objects() -> dict[str, Path]:
+    """Compile what has changed of the program since it was built last; its objects by source."""
     names = sorted(file.name for file in (ROOT / HERE).glob("*.cpp"))
-    names.sort(key=lambda name: name not in changed)
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        return link(list(pool.map(compile_file, names)))
+        objects = pool.map(lambda name: compile_object(ROOT, ROOT / HERE / name), names)
+        return dict(zip(names, objects, strict=True))
+
+
+def build() -> Path:
+    """Build the program; returns its path."""
+    objects = list(build_objects().values())
+    with building():
+        return link(objects)
+
+
+def build_changed(tree: Path, name: str, flags: Sequence[str]) -> Path:
+    """Build the program with one file (``run_matmul.cpp``) compiled from another tree.
+
+    Tests plant faults in the kernels so. Nobody waits for it: each tree is one test's.
+    """
+    tree = tree.resolve()
+    others = [each for source, each in build_objects().items() if source != name]
+    changed = compile_object(tree, tree / HERE / name, ["-O0", *flags], ())
+    # The changed first: of a template that several instantiate the linker keeps the first.
+    return link([changed, *others])
 
 
 def contraction() -> list[str]:
@@ -207,7 +213,13 @@ def build_operators() -> Path:
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
         with_headers = [*flags, *precompiled([*FLAGS, *flags])]
-        objects = list(pool.map(lambda each: compile_object(ROOT, each, with_headers, ()), sources))
+
+        def compile_source(source: Path) -> Path:
+            # GCC crashes over headers that were compiled with another -O.
+            own = flags if source.name in PLAIN else with_headers
+            return compile_object(ROOT, source, own, ())
+
+        objects = list(pool.map(compile_source, sources))
         return link(objects, ["-shared", *libraries, "-ltorch_cpu"])
 
 

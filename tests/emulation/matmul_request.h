@@ -5,6 +5,7 @@
 
 #include "batches.h"
 #include "cuda/gemm/matmul.cuh"
+#include "elements.h"
 #include "request.h"
 
 namespace pkg::emulation {
@@ -33,22 +34,18 @@ cuda::MatmulProblem<Input, Output> problem_of(const Request& request) {
 // of those that tensor cores multiply.
 template <class Function>
 bool with_tensor_core_types(const Request& request, Function&& function) {
-  const std::string types =
-      request.text("input_type") + " " + request.text("output_type");
-  if (types == "float16 float16") {
-    function(cuda::float16{}, cuda::float16{});
-  } else if (types == "float16 float32") {
-    function(cuda::float16{}, float{});
-  } else if (types == "bfloat16 bfloat16") {
-    function(cuda::bfloat16{}, cuda::bfloat16{});
-  } else if (types == "bfloat16 float32") {
-    function(cuda::bfloat16{}, float{});
-  } else if (types == "int8 int32") {
-    function(int8_t{}, int32_t{});
-  } else {
-    return false;
+  const std::string& input = request.text("input_type");
+  const std::string& output = request.text("output_type");
+  if (input == "int8" && output == "int32") {
+    return with_type<int8_t>(
+        input, [&]<class Input>() { function(Input{}, int32_t{}); });
   }
-  return true;
+  bool is_known = false;
+  with_type<cuda::float16, cuda::bfloat16>(input, [&]<class Input>() {
+    is_known = with_type<Input, float>(
+        output, [&]<class Output>() { function(Input{}, Output{}); });
+  });
+  return is_known;
 }
 
 }  // namespace pkg::emulation

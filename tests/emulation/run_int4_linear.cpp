@@ -5,6 +5,7 @@
 #include "cuda/int4/int4_linear_mma.cuh"
 #include "cuda/int4/int4_linear_wide.cuh"
 #include "cuda/int4/tiled_layout.cuh"
+#include "elements.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -92,14 +93,9 @@ bool run_int4_linear(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "int4_linear") {
     const std::string& type = request.text("type");
-    if (type == "float64") {
-      run<double>(request);
-    } else if (type == "float32") {
-      run<float>(request);
-    } else if (type == "float16") {
-      run<cuda::float16>(request);
-    } else {
-      run<cuda::bfloat16>(request);
+    if (!with_type<double, float, cuda::float16, cuda::bfloat16>(
+            type, [&]<class Element>() { run<Element>(request); })) {
+      fail("int4_linear has no kernel for " + type);
     }
   } else if (kernel == "pack_tiled") {
     if (request.text("type") == "uint8") {

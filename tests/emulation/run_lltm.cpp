@@ -2,6 +2,7 @@
 
 #include "cuda/lltm/gradients.cuh"
 #include "cuda/lltm/step.cuh"
+#include "elements.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -116,31 +117,32 @@ void run_product(const Request& request) {
 }
 
 template <class Element>
-bool run(const Request& request) {
+void run(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "lltm_step") {
     run_step<Element>(request);
   } else if (kernel == "lltm_gradients") {
     run_gradients<Element>(request);
-  } else if (kernel == "lltm_product") {
-    run_product<Element>(request);
   } else {
-    return false;
+    run_product<Element>(request);
   }
-  return true;
 }
 
 }  // namespace
 
 bool run_lltm(const Request& request) {
-  if (request.text("kernel").rfind("lltm", 0) != 0) {
+  const std::string& kernel = request.text("kernel");
+  if (kernel != "lltm_step" && kernel != "lltm_gradients" &&
+      kernel != "lltm_product") {
     return false;
   }
   // A half of either kind is computed alike; the host code is run with both.
   const std::string& type = request.text("type");
-  return type == "float64"    ? run<double>(request)
-         : type == "bfloat16" ? run<cuda::bfloat16>(request)
-                              : run<float>(request);
+  if (!with_type<double, float, cuda::bfloat16>(
+          type, [&]<class Element>() { run<Element>(request); })) {
+    fail(kernel + " has no kernel here for " + type);
+  }
+  return true;
 }
 
 }  // namespace pkg::emulation

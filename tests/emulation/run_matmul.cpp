@@ -48,16 +48,17 @@ bool run_matmul(const Request& request) {
   if (request.text("kernel") != "matmul") {
     return false;
   }
-  const std::string types =
-      request.text("input_type") + " " + request.text("output_type");
-  if (types == "float64 float64") {
-    run<double, double>(request);
-  } else if (types == "float32 float32") {
-    run<float, float>(request);
-  } else if (!with_tensor_core_types(request, [&](auto input, auto output) {
-               run<decltype(input), decltype(output)>(request);
-             })) {
-    fail("matmul has no kernel for " + types);
+  const std::string& input = request.text("input_type");
+  const std::string& output = request.text("output_type");
+  const bool is_known =
+      (input == output &&
+       with_type<double, float>(
+           input, [&]<class Element>() { run<Element, Element>(request); })) ||
+      with_tensor_core_types(request, [&](auto input, auto output) {
+        run<decltype(input), decltype(output)>(request);
+      });
+  if (!is_known) {
+    fail("matmul has no kernel for " + input + " and " + output);
   }
   return true;
 }

@@ -6,6 +6,7 @@
 #include "cpu/muladd.cpp"
 #include "cuda/gemm/activation.cuh"
 #include "cuda/pointwise/pointwise.cuh"
+#include "elements.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -86,23 +87,21 @@ void run_division(const Request& request) {
 template <class Function>
 void run(const Request& request, Function function) {
   const std::string& type = request.text("common_type");
-  const bool is_float = type.find("float") != std::string::npos;
   if (request.text("kernel") == "pointwise_strided") {
-    if (type == "float64") {
-      run_strided<double>(request, function);
-    } else if (is_float) {
-      run_strided<float>(request, function);
-    } else if constexpr (Function::kTakesIntegers) {
+    const bool is_half = type == "float16" || type == "bfloat16";
+    if (with_type<double, float>(
+            is_half ? "float32" : type,
+            [&]<class Number>() { run_strided<Number>(request, function); })) {
+      return;
+    }
+    if constexpr (Function::kTakesIntegers) {
       run_strided<uint64_t>(request, function);
     }
-  } else if (type == "float64") {
-    run_dense<double>(request, function);
-  } else if (type == "float32") {
-    run_dense<float>(request, function);
-  } else if (type == "float16") {
-    run_dense<cuda::float16>(request, function);
-  } else if (type == "bfloat16") {
-    run_dense<cuda::bfloat16>(request, function);
+  } else if (with_type<double, float, cuda::float16, cuda::bfloat16>(
+                 type, [&]<class Element>() {
+                   run_dense<Element>(request, function);
+                 })) {
+    return;
   } else if constexpr (Function::kTakesIntegers) {
     if (type == "int64") {
       run_dense<uint64_t>(request, function);

@@ -3,6 +3,7 @@
 
 #include "cuda/correlation/correlation_host.h"
 #include "cuda/correlation/gradient.cuh"
+#include "elements.h"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -82,15 +83,8 @@ bool run_spatial_correlation_sample(const Request& request) {
     return false;
   }
   const std::string& type = request.text("type");
-  if (type == "float64") {
-    run<double>(request);
-  } else if (type == "float32") {
-    run<float>(request);
-  } else if (type == "float16") {
-    run<cuda::float16>(request);
-  } else if (type == "bfloat16") {
-    run<cuda::bfloat16>(request);
-  } else {
+  if (!with_type<double, float, cuda::float16, cuda::bfloat16>(
+          type, [&]<class Element>() { run<Element>(request); })) {
     fail(kernel + " has no kernel for " + type);
   }
   return true;

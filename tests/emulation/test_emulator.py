@@ -12,7 +12,7 @@ from pathlib import Path
 import emulator
 import pytest
 import torch
-from emulator import HERE, ROOT, EmulationError, Emulator
+from emulator import HERE, ROOT, SANITIZE, SANITIZE_ADDRESSES, EmulationError, Emulator
 from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
@@ -201,12 +201,11 @@ def test_operands_of_mma_lie_where_the_manual_says(faults: Path, bits: int) -> N
 
 
 def plant(
-    folder: Path, program_files: Sequence[str], kernel: str, right: str, wrong: str
+    folder: Path, kernel: str, right: str, wrong: str, program_file: str, flags: Sequence[str]
 ) -> Emulator:
     """The program with one change in the text of a kernel's file.
 
-    ``program_files`` are those that run it: the linker takes what they instantiate, not the same of
-    others.
+    ``program_file`` runs it: the linker takes what that instantiates, not the same of others.
     """
     for part in (HERE, Path("csrc")):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
@@ -214,7 +213,7 @@ def plant(
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong, 1))
-    return Emulator(emulator.build(dict.fromkeys(program_files, folder)))
+    return Emulator(emulator.build_changed(folder, program_file, flags))
 
 
 def run_matmul(planted: Emulator) -> None:
@@ -310,28 +309,34 @@ def run_correlation(planted: Emulator) -> None:
         check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
 
 
-ATTENTION_GRADIENT_WARPGROUPS = (("run_attention_backward.cpp",), run_gradients_by_warpgroups)
-MATMUL = (("run_matmul.cpp",), run_matmul)
-HALF_MATMUL = (("run_matmul.cpp",), run_half_matmul)
+# What runs a kernel: the file of the program, the types that it is compiled for, and the calls.
+# Those types alone: all of them would take three times as long.
+HALF, BFLOAT16 = "cuda::float16", "cuda::bfloat16"
+ATTENTION_GRADIENT_WARPGROUPS = ("run_attention_backward.cpp", HALF, run_gradients_by_warpgroups)
+MATMUL = ("run_matmul.cpp", "float", run_matmul)
+HALF_MATMUL = ("run_matmul.cpp", BFLOAT16, run_half_matmul)
 WARPGROUPS = (
-    ("run_matmul_warpgroups.cpp",),
+    "run_matmul_warpgroups.cpp",
+    BFLOAT16,
     run_warpgroup_matmul,
     "cuda/gemm/warpgroup_product.cuh",
 )
-ATTENTION = (("run_attention_forward.cpp",), run_attention)
-POINTWISE = (("run_pointwise.cpp",), run_pointwise)
+ATTENTION = ("run_attention_forward.cpp", "float", run_attention)
+POINTWISE = ("run_pointwise.cpp", "float", run_pointwise)
 ATTENTION_WARPGROUPS = (
-    ("run_attention_forward.cpp",),
+    "run_attention_forward.cpp",
+    BFLOAT16,
     run_attention_by_warpgroups,
     "cuda/attention/forward_warpgroups.cuh",
 )
-MASK_GRADIENT = (("run_attention_backward.cpp",), run_mask_gradient)
-HALF_GRADIENTS = (("run_attention_backward.cpp",), run_half_gradients)
-HALF_DECODING = (("run_decode_attention.cpp",), run_half_decoding)
-ROWWISE = (("run_rowwise_scaled_linear.cpp",), run_rowwise)
-LLTM = (("run_lltm.cpp",), run_lltm)
-CORRELATION = (("run_spatial_correlation_sample.cpp",), run_correlation)
-INT4_LINEAR = (("run_int4_linear.cpp",), run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
+MASK_GRADIENT = ("run_attention_backward.cpp", "float", run_mask_gradient)
+HALF_GRADIENTS = ("run_attention_backward.cpp", BFLOAT16, run_half_gradients)
+HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
+ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
+LLTM = ("run_lltm.cpp", f"float,{BFLOAT16}", run_lltm)
+CORRELATION = ("run_spatial_correlation_sample.cpp", f"float,{BFLOAT16}", run_correlation)
+INT4_LINEAR = ("run_int4_linear.cpp", BFLOAT16, run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
+MISALIGNED = "misaligned address"
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
 PLANTED = {
@@ -413,7 +418,8 @@ PLANTED = {
         "assert|uses index|nobody has written",
     ),
     "lines of which each begins in the same banks": (
-        ("run_matmul.cpp",),
+        "run_matmul.cpp",
+        BFLOAT16,
         run_without_conflicts,
         "cuda/device/shared.cuh",
         "place % kLine / kVector ^ line % 8;",
@@ -468,7 +474,7 @@ PLANTED = {
         "cuda/pointwise/pointwise.cuh",
         "data + index * kPacket);",
         "data + index * kPacket + 1);",
-        "misaligned address",
+        MISALIGNED,
     ),
     "element beyond the end": (
         *POINTWISE,
@@ -658,14 +664,14 @@ PLANTED = {
         "assert|has changed sums",  # poison that is scaled is poison
     ),
     "parts of the values elsewhere": (
-        *ATTENTION_WARPGROUPS[:2],
+        *ATTENTION_WARPGROUPS[:3],
         "cuda/attention/warpgroup_lines.cuh",
         "index + column * kLines, kSliceBytes);",
         "index + column * kLines, kBoxLines * 128);",
         "assert",
     ),
     "registers that are not ordered": (
-        *ATTENTION_WARPGROUPS[:2],
+        *ATTENTION_WARPGROUPS[:3],
         "cuda/attention/warpgroup_lines.cuh",
         "  order_registers();",
         "",
@@ -733,9 +739,12 @@ PLANTED = {
 def test_catches_a_fault_planted_in_a_kernel(
     cuda_emulator: Emulator, tmp_path: Path, fault: str
 ) -> None:
-    program_files, run, kernel, right, wrong, report = PLANTED[fault]
+    program_file, elements, run, kernel, right, wrong, report = PLANTED[fault]
     run(cuda_emulator)
-    planted = plant(tmp_path, program_files, kernel, right, wrong)
+    # That sanitizer's checks are half of what most of these programs take to compile.
+    sanitize = SANITIZE if report == MISALIGNED else SANITIZE_ADDRESSES
+    flags = [f"-DPKG_EMULATED_TYPES={elements}", *sanitize]
+    planted = plant(tmp_path, kernel, right, wrong, program_file, flags)
     with pytest.raises((AssertionError, EmulationError)) as caught:
         run(planted)
     if isinstance(caught.value, AssertionError):
