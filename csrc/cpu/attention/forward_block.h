@@ -237,18 +237,19 @@ class ForwardBlock {
   bool softmax_in_registers(int64_t row, const RightPanels<KGroup>& keys,
                             int64_t count, const Mask& mask,
                             const PrefetchRows& to_prefetch) {
+    constexpr bool kPrecise = kPreciseProbabilities<Input>;
     const auto states = states_.from(row);
+    Number scaled_maxima[kRows];
     Vector<Number> sums[kRows] = {};
     multiply_tiles<Arithmetic, kRows>(
         queries(row), keys, packing_.key_depth, count,
-        SoftmaxTile<kPreciseProbabilities<Input>,
-                    ProbabilityRows<Arithmetic, kScoreStride>, Number, Mask>{
-            {probabilities_},
-            static_cast<Number>(problem_.shape.scale),
-            states.maxima,
-            sums,
-            mask,
-            to_prefetch});
+        SoftmaxTile<kPrecise, ProbabilityRows<Arithmetic, kScoreStride>, Number,
+                    Mask>{{probabilities_},
+                          static_cast<Number>(problem_.shape.scale),
+                          in_exp_units<kPrecise>(states.maxima, scaled_maxima),
+                          sums,
+                          mask,
+                          to_prefetch});
     return add_sums(sums, states);
   }
 

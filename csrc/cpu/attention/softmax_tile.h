@@ -53,6 +53,19 @@ struct ProbabilityRows {
   }
 };
 
+// Rows' maxima in the units of exp, for SoftmaxTile: as they are, or `scaled`.
+template <bool kPrecise, int kRows, class Number>
+const Number* in_exp_units(const Number* maxima, Number (&scaled)[kRows]) {
+  constexpr Number kUnits = simd::kExpUnits<Number, kPrecise>;
+  if constexpr (kUnits == 1) {
+    return maxima;
+  }
+  for (int i = 0; i < kRows; ++i) {
+    scaled[i] = maxima[i] * kUnits;
+  }
+  return scaled;
+}
+
 // Makes probabilities of the scores of a tile, times a positive scale, and adds
 // them to the rows' sums. Two rows go side by side, as exp_of_nonpositive wants
 // it.
@@ -60,7 +73,7 @@ template <bool kPrecise, class Probabilities, class Number, class Mask>
 struct SoftmaxTile {
   Probabilities probabilities;  // as ProbabilityRows
   Number scale;
-  const Number* maxima;
+  const Number* maxima;  // in the units of exp
   Vector<Number>* sums;
   Mask mask;
   PrefetchRows to_prefetch;
@@ -81,6 +94,7 @@ struct SoftmaxTile {
       int64_t row, int64_t column, Vector<Number> (&scores)[kRows][kVectors],
       int /*tail*/) const {
     constexpr int kPair = 2;
+    constexpr Number kUnits = simd::kExpUnits<Number, kPrecise>;
     static_assert(kRows % kPair == 0);
     const auto column_of = [&](int i) {
       return column + i % kVectors * simd::kLanes<Number>;
@@ -91,13 +105,14 @@ struct SoftmaxTile {
 #pragma GCC unroll 4
       for (int i = 0; i < kPair * kVectors; ++i) {
         const int r = first + i / kVectors;
-        probability[i] = scores[r][i % kVectors] * scale - maxima[row + r];
+        probability[i] =
+            scores[r][i % kVectors] * (scale * kUnits) - maxima[row + r];
         if constexpr (kAdds) {
-          probability[i] += simd::load(mask.at(row + r, column_of(i)));
+          probability[i] += simd::load(mask.at(row + r, column_of(i))) * kUnits;
         }
       }
-      simd::exp_of_nonpositive<kPrecise, kAdds ? simd::ExpRange::kAny
-                                               : simd::ExpRange::kFinite>(
+      simd::exp_of_units<kPrecise, kAdds ? simd::ExpRange::kAny
+                                         : simd::ExpRange::kFinite>(
           probability);
 #pragma GCC unroll 4
       for (int i = 0; kHides && i < kPair * kVectors; ++i) {

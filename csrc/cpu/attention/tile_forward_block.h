@@ -112,6 +112,7 @@ class TileForwardBlock {
  private:
   static constexpr int kRows = tiles::kStrip;
   static constexpr int kLanes = simd::kLanes<float>;
+  static constexpr bool kPrecise = kPreciseProbabilities<Input>;
 
   // The keys that are seen of the block from `column`.
   template <int kUsed>
@@ -161,11 +162,20 @@ class TileForwardBlock {
                               bool guesses, const Mask& mask,
                               const PrefetchRows& to_prefetch) {
     const auto states = states_.from(row);
+    float scaled_maxima[kUsed];
     Vector<float> sums[kUsed] = {};
     const MicroTileSoftmax<Mask> softmax{
-        probabilities_, static_cast<float>(problem_.shape.scale),
-        states.maxima,  sums,
-        mask,           to_prefetch};
+        probabilities_,
+        static_cast<float>(problem_.shape.scale),
+        in_exp_units<kPrecise>(states.maxima, scaled_maxima),
+        sums,
+        mask,
+        to_prefetch};
+    const auto guess = [&](const float* scores, int64_t of) {
+      const bool done = guess_maxima<kUsed>(scores, of, states);
+      in_exp_units<kPrecise>(states.maxima, scaled_maxima);
+      return done;
+    };
     float* previous = products_;
     for (int64_t key = 0; key < count; key += tiles::kStrip) {
       softmax.template prefetch<kUsed, 2>(0, key);
@@ -173,8 +183,7 @@ class TileForwardBlock {
                        packing_.key_units,
                        {queries(row), {}, keys, previous, tiles::kSumsStride});
       keys += packing_.key_strip_size();
-      if (key == tiles::kStrip && guesses &&
-          !guess_maxima<kUsed>(previous, key, states)) {
+      if (key == tiles::kStrip && guesses && !guess(previous, key)) {
         return false;
       }
       if (key > 0) {
@@ -183,8 +192,7 @@ class TileForwardBlock {
       previous = scores_ + key / tiles::kStrip % 2 * tiles::kSumsCount;
     }
     tiles::store_sums(previous);
-    if (count <= tiles::kStrip && guesses &&
-        !guess_maxima<kUsed>(previous, count, states)) {
+    if (count <= tiles::kStrip && guesses && !guess(previous, count)) {
       return false;
     }
     const int64_t last = (count - 1) / tiles::kStrip * tiles::kStrip;
@@ -208,8 +216,7 @@ class TileForwardBlock {
   }
 
   template <class Mask>
-  using MicroTileSoftmax =
-      SoftmaxTile<kPreciseProbabilities<Input>, Probabilities, float, Mask>;
+  using MicroTileSoftmax = SoftmaxTile<kPrecise, Probabilities, float, Mask>;
 
   // Of a micro-tile's scores, kVectors registers of each row, those of the keys
   // from `key` on.
