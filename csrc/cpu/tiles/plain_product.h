@@ -4,7 +4,7 @@
 //
 //   for columns of C by NC, rows by MC:     its sums stay in L2
 //     for the inner dimension by KC:        rows of A, in place if possible
-//       for strips of 32 columns:           packed before its first use, in L1
+//       for strips of 32 columns:           packed a few at a time, in L1
 //         for strips of 32 rows:            the micro-kernel
 //
 // KC is long, so that sums are seldom stored and loaded again: a strip of B
@@ -47,7 +47,8 @@ class PlainProduct {
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
-        sizes_(block_sizes<Scheme, Right>(rows, columns, inner)),
+        sizes_(block_sizes<Scheme, Right>(rows, columns, inner,
+                                          left.first.line_stride == 1)),
         store_rows_(output, output_stride, epilogue),
         left_(left, rows, inner, sizes_.rows, sizes_.units, sizes_.keeps_left),
         right_(right, columns, inner, sizes_.columns, sizes_.units,
