@@ -34,6 +34,10 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner,
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMostRows = 512;
   constexpr int64_t kMostRowsBesideKept = 128;
+  // Where many plain blocks of B stay, they come from L3 for each block of
+  // rows.
+  constexpr int64_t kMostRowsBesideMany = 256;
+  constexpr int64_t kManyBlocks = 4;
   constexpr int64_t kMostColumns = 256;
   // Where nothing stays packed; where what is packed is turned.
   constexpr int64_t kMostColumnsPackedAgain = 384;
@@ -62,9 +66,13 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner,
   }
   const int64_t nc = even_block(columns, most_columns, kStrip);
   const bool keeps_right = keeps_narrow && most_columns == kMostColumns;
-  const bool is_there = keeps_right || Right::kInPlace;
-  const int64_t mc =
-      even_block(rows, is_there ? kMostRowsBesideKept : kMostRows, kStrip);
+  int64_t most_rows = kMostRows;
+  if (keeps_right && kPlain && blocks >= kManyBlocks) {
+    most_rows = kMostRowsBesideMany;
+  } else if (keeps_right || Right::kInPlace) {
+    most_rows = kMostRowsBesideKept;
+  }
+  const int64_t mc = even_block(rows, most_rows, kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
   return {mc, nc, kc, keeps_left, keeps_right};
 }
