@@ -55,9 +55,11 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner,
                             fits(even_block(columns, kMostColumns, kStrip));
   int64_t most_columns = kMostColumns;
   if (kPlain && Right::kMayStay && blocks == 1) {
-    // The sums need no place, and rows of A are packed only once.
-    most_columns = std::max(most_columns,
-                            kKeptBytes / (units * kUnitBytes<Scheme>)*kStrip);
+    // The sums need no place, and rows of A are packed only once; beside rows
+    // that are turned B had better lie in L2.
+    const int64_t bytes = turns_left ? kKeptBytes / 4 : kKeptBytes;
+    most_columns =
+        std::max(most_columns, bytes / (units * kUnitBytes<Scheme>)*kStrip);
   } else if (kPlain && Right::kMayStay && turns_left) {
     // Turning takes longer than to go over sums that do not all lie in L2.
     most_columns = kMostColumnsOfTurned;

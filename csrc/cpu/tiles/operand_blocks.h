@@ -124,9 +124,9 @@ class OperandBlocks {
 
  private:
   // Strips packed together. Of B, whose strips had better be in L1 when they
-  // are used, 2 to 8 take as long, 10 % less in all than one by one; of A 8
-  // take as long as 16.
-  static constexpr int64_t kMostTogether = side == Side::Left ? 16 : 8;
+  // are used, 2 to 8 take as long, 10 % less in all than one by one; of A 2 to
+  // 16.
+  static constexpr int64_t kMostTogether = side == Side::Left ? 4 : 8;
 
   // Those that pack_whole packs next.
   int64_t whole_strips() const {
