@@ -152,7 +152,8 @@ class PlainProduct {
         {left.strip(i), left.layout_of(i), right_.packed().strip(j),
          first ? nullptr : sums, in_registers_.sums,
          Work{&PlainProduct::finish_some, this},
-         (to_finish_.rows + kFinishRows - 1) / kFinishRows});
+         (to_finish_.rows + kFinishRows - 1) / kFinishRows,
+         goes_by_rows_ ? Streamed::Right : Streamed::Left});
     finish();
     to_finish_ = in_registers_;
     in_registers_ = next;
