@@ -477,6 +477,18 @@ def test_rows_that_are_tiles_as_they_lie(
         assert torch.equal(in_place, multiply(misaligned(a), b, result))
 
 
+@pytest.mark.parametrize("inner", [64, 500, 512, 576, 1088])
+@pytest.mark.parametrize(("dtype", "result"), RESULTS)
+def test_rows_that_are_columns_in_memory(
+    dtype: torch.dtype, result: torch.dtype, inner: int
+) -> None:
+    """Several strips of both operands are packed together, for wide blocks of columns."""
+    for rows, columns in ((32, 64), (47, 290), (1096, 50), (70, 2090)):
+        a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
+        turned = check(lines_within_a_matrix(a.mT).mT, lines_within_a_matrix(b), result)
+        assert torch.equal(turned, multiply(misaligned(a), misaligned(b.mT).mT, result))
+
+
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)
 def test_batches(dtype: torch.dtype, result: torch.dtype) -> None:
     a, b = of_dtype(dtype, 3, 70, 100), of_dtype(dtype, 3, 100, 90, seed=1)

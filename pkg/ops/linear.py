@@ -141,6 +141,8 @@ def _record(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str 
 
 def _as_rows(tensor: Tensor) -> Tensor:
     """A matrix of the tensor's rows; reshape(-1, ...) could not count rows without elements."""
+    if tensor.dim() == 2:
+        return tensor
     return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
@@ -172,10 +174,14 @@ def _backward(
     if ctx.needs_input_grad[0]:
         grad_input = matmul(grad, matrix)
     if ctx.needs_input_grad[1]:
-        grad_weight = matmul(rows.mT, _as_rows(input)).reshape(weight.shape)
+        grad_weight = matmul(rows.mT, _as_rows(input))
+        if weight.dim() == 1:
+            grad_weight = grad_weight.reshape(weight.shape)
     if ctx.needs_input_grad[2]:
         # PyTorch's sum adds halves in float32, in an order that does not change.
-        grad_bias = rows.sum(0).reshape(weight.shape[:-1])
+        grad_bias = rows.sum(0)
+        if weight.dim() == 1:
+            grad_bias = grad_bias.reshape(())
     return grad_input, grad_weight, grad_bias, None
 
 

@@ -321,10 +321,11 @@ class TileForwardBlock {
   static void multiply(int row_tiles, int column_tiles, int64_t units,
                        const Operands& operands) {
     if constexpr (Scheme::kParts == 1) {
-      tiles::multiply_plain_tile<tiles::Bfloat16By1, tiles::Streamed::Right>(
+      tiles::multiply_plain_tile<tiles::Bfloat16By1>(
           row_tiles, column_tiles, units,
           {operands.left, operands.left_layout, operands.right, nullptr,
-           operands.previous, operands.previous_stride, tiles::kNoWork, 0});
+           operands.previous, operands.previous_stride, tiles::kNoWork, 0,
+           tiles::Streamed::Right});
     } else {
       tiles::multiply_micro_tile<Scheme, tiles::Streamed::Right>(
           row_tiles, column_tiles, units,

@@ -107,16 +107,9 @@ class OperandBlocks {
   }
   // Packs the next piece.
   void step(Range& range) {
-    if constexpr (side == Side::Right && std::is_same_v<Input, BFloat16>) {
-      if (tile_ == 0 && at_unit_ == 0 && is_whole_strip()) {
-        const Lines<Input>& lines = source_.first;
-        pack_pairs(lines.data + strip_ / kStrip * source_.stride +
-                       unit_ * Scheme::kValues * lines.value_stride,
-                   lines.value_stride, units_, to_);
-        to_ += units_ * kUnitBytes<Scheme>;
-        strip_ += kStrip;
-        done_ += 2 * units_;
-        return;
+    if constexpr (std::is_same_v<Input, BFloat16>) {
+      if (const int64_t whole = whole_strips(); whole > 0) {
+        return pack_whole(whole);
       }
     }
     if (!is_packing_) {
@@ -130,9 +123,30 @@ class OperandBlocks {
   }
 
  private:
-  bool is_whole_strip() const {
-    return source_.first.line_stride == 1 && strip_ + kStrip <= end_ &&
-           (unit_ + units_) * Scheme::kValues <= inner_;
+  // Strips packed together. Of B, whose strips had better be in L1 when they
+  // are used, 2 to 8 take as long, 10 % less in all than one by one; of A 2 to
+  // 16.
+  static constexpr int64_t kMostTogether = side == Side::Left ? 4 : 8;
+
+  // Those that pack_whole packs next.
+  int64_t whole_strips() const {
+    const bool is_at_strip = tile_ == 0 && at_unit_ == 0;
+    const bool lies_in_rows =
+        source_.first.line_stride == 1 && source_.stride == kStrip;
+    return is_at_strip && lies_in_rows &&
+                   (unit_ + units_) * Scheme::kValues <= inner_
+               ? std::min(kMostTogether, (end_ - strip_) / kStrip)
+               : 0;
+  }
+  void pack_whole(int64_t strips) {
+    constexpr auto kPack =
+        side == Side::Left ? &pack_turned_pairs : &pack_pairs;
+    const Lines<Input>& lines = source_.first;
+    kPack(lines.data + strip_ + unit_ * Scheme::kValues * lines.value_stride,
+          lines.value_stride, units_, strips, to_);
+    to_ += strips * units_ * kUnitBytes<Scheme>;
+    strip_ += strips * kStrip;
+    done_ += 2 * strips * units_;
   }
 
   // Two tiles of a strip's unit, then the next unit's.

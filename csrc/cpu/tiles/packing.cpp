@@ -154,6 +154,31 @@ void transpose_tile(const void* from, std::byte* to) {
 
 constexpr int64_t kPartBytes = 2 * kTileBytes;
 
+// Two rows of 32 values become the words of two tiles' columns: each is a value
+// of the first row and the one below it.
+class PairWords {
+ public:
+  std::array<Words, 2> of(const BFloat16* row, int64_t row_stride) const {
+    const __m512i even = _mm512_loadu_si512(row);
+    const __m512i odd = _mm512_loadu_si512(row + row_stride);
+    return {std::bit_cast<Words>(_mm512_permutex2var_epi16(even, low_, odd)),
+            std::bit_cast<Words>(_mm512_permutex2var_epi16(even, high_, odd))};
+  }
+
+ private:
+  // Where words come from: a column of the first row, of the second.
+  static __m512i columns_from(int first) {
+    std::array<uint16_t, 32> lanes{};
+    for (int i = 0; i < 32; ++i) {
+      lanes[i] = static_cast<uint16_t>(first + i / 2 + i % 2 * 32);
+    }
+    return _mm512_loadu_si512(lanes.data());
+  }
+
+  __m512i low_ = columns_from(0);
+  __m512i high_ = columns_from(kTileRows);
+};
+
 }  // namespace
 
 template <class Scheme, Side side>
@@ -226,30 +251,39 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 }
 
 void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
-                std::byte* packed) {
-  // Where words of the two tiles come from: a column of the first row, of the
-  // second.
-  constexpr auto kColumnsOf = [](int first) {
-    std::array<uint16_t, 32> lanes{};
-    for (int i = 0; i < 32; ++i) {
-      lanes[i] = static_cast<uint16_t>(first + i / 2 + i % 2 * 32);
-    }
-    return lanes;
-  };
-  static constexpr auto kLow = kColumnsOf(0);
-  static constexpr auto kHigh = kColumnsOf(kTileRows);
-  const __m512i low = _mm512_loadu_si512(kLow.data());
-  const __m512i high = _mm512_loadu_si512(kHigh.data());
-// Unrolled by 4 it takes half as long again where values come from L3.
-#pragma GCC unroll 16
+                int64_t strips, std::byte* packed) {
+  const PairWords words;
+  const int64_t strip_bytes = units * kUnitBytes<Bfloat16By1>;
   for (int64_t row = 0; row < units * kTileRows; ++row) {
-    const __m512i even = _mm512_loadu_si512(from);
-    const __m512i odd = _mm512_loadu_si512(from + value_stride);
-    _mm512_storeu_si512(packed, _mm512_permutex2var_epi16(even, low, odd));
-    _mm512_storeu_si512(packed + 64,
-                        _mm512_permutex2var_epi16(even, high, odd));
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      const auto pairs = words.of(from + strip * kStrip, value_stride);
+      std::memcpy(packed + strip * strip_bytes, &pairs, sizeof(pairs));
+    }
     from += 2 * value_stride;
     packed += kTileRowStep<Side::Right>;
+  }
+}
+
+void pack_turned_pairs(const BFloat16* from, int64_t value_stride,
+                       int64_t units, int64_t strips, std::byte* packed) {
+  const PairWords words;
+  const int64_t strip_bytes = units * kUnitBytes<Bfloat16By1>;
+  for (int64_t unit = 0; unit < units; ++unit) {
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      const BFloat16* at = from + strip * kStrip;
+      Words tiles[2][kWords];
+#pragma GCC unroll 16
+      for (int row = 0; row < kWords; ++row, at += 2 * value_stride) {
+        const auto pairs = words.of(at, value_stride);
+        tiles[0][row] = pairs[0];
+        tiles[1][row] = pairs[1];
+      }
+      std::byte* to = packed + strip * strip_bytes;
+      transpose_tile<Side::Left>(tiles[0], to);
+      transpose_tile<Side::Left>(tiles[1], to + kTileStep<Side::Left>);
+    }
+    from += Bfloat16By1::kValues * value_stride;
+    packed += kUnitBytes<Bfloat16By1>;
   }
 }
 

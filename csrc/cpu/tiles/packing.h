@@ -109,10 +109,16 @@ class TilePacker {
   alignas(64) Input gathered_[kTileRows * Scheme::kValues];
 };
 
-// Packs whole units of a strip of right columns that lie side by side, as
-// TilePacker does in five instructions instead of three for each row of a tile.
+// Packs whole units of whole strips of right columns that lie side by side, one
+// strip behind the other, as TilePacker does in fewer instructions. Rows of
+// several strips are read in the order in which they lie: what is not in L2
+// comes a third sooner.
 void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
-                std::byte* packed);
+                int64_t strips, std::byte* packed);
+
+// The same for left rows that lie side by side, whose tiles are transposed.
+void pack_turned_pairs(const BFloat16* from, int64_t value_stride,
+                       int64_t units, int64_t strips, std::byte* packed);
 
 // Packs `inner` values of some lines: strip after strip, each unit after unit;
 // strips are `strip_units` units apart, 0: as many as are packed.

@@ -17,17 +17,17 @@ constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
 // Registers as in cpu/tiles/micro_kernel.cpp: 0 to 3 the sums, 4 and 5 tiles of
 // the left operand, 6 and 7 of the right one.
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
+#define PKG_LOAD(side, tile_register, at, stride)  \
+  if constexpr (kStreamed == Streamed::side) {     \
+    _tile_stream_loadd(tile_register, at, stride); \
+  } else {                                         \
+    _tile_loadd(tile_register, at, stride);        \
+  }
 #define PKG_MULTIPLY(sums, left, right)            \
   if constexpr (std::is_same_v<Scheme, Int8By1>) { \
     _tile_dpbssd(sums, left, right);               \
   } else {                                         \
     _tile_dpbf16ps(sums, left, right);             \
-  }
-#define PKG_LOAD(side, tile, from, row_bytes)  \
-  if constexpr (streamed == Streamed::side) {  \
-    _tile_stream_loadd(tile, from, row_bytes); \
-  } else {                                     \
-    _tile_loadd(tile, from, row_bytes);        \
   }
 // A register's sums, those from (row, column) on, leave it, and those of the
 // block before take their place.
@@ -42,13 +42,12 @@ constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
   }
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-template <class Scheme, Streamed streamed, int kRowTiles, int kColumnTiles>
+template <class Scheme, int kRowTiles, int kColumnTiles, Streamed kStreamed>
 struct Kernel {
   using Tile = PlainTile<typename Scheme::Accumulator>;
 
-  // In products of matrices tiles of the left operand are loaded past the L1
-  // cache, which the right one's strip nearly fills: n = 512 1.26 TFLOP/s
-  // instead of 1.16. Loads are
+  // One operand's tiles are loaded past the L1 cache, which the other one's
+  // strip nearly fills: n = 512 1.26 TFLOP/s instead of 1.16. Loads are
   // not all before the products, so that they seldom wait for one another: 4 %.
   template <bool kFirst>
   [[gnu::always_inline]] static void multiply_unit(const std::byte* left,
@@ -102,27 +101,35 @@ struct Kernel {
   }
 };
 
+template <class Scheme, Streamed kStreamed>
+void run(int row_tiles, int column_tiles, int64_t units,
+         const PlainTile<typename Scheme::Accumulator>& tile) {
+  if (row_tiles == 2) {
+    return column_tiles == 2
+               ? Kernel<Scheme, 2, 2, kStreamed>::run(units, tile)
+               : Kernel<Scheme, 2, 1, kStreamed>::run(units, tile);
+  }
+  return column_tiles == 2 ? Kernel<Scheme, 1, 2, kStreamed>::run(units, tile)
+                           : Kernel<Scheme, 1, 1, kStreamed>::run(units, tile);
+}
+
 }  // namespace
 
-template <class Scheme, Streamed streamed>
+template <class Scheme>
 void multiply_plain_tile(int row_tiles, int column_tiles, int64_t units,
                          const PlainTile<typename Scheme::Accumulator>& tile) {
-  if (row_tiles == 2) {
-    return column_tiles == 2 ? Kernel<Scheme, streamed, 2, 2>::run(units, tile)
-                             : Kernel<Scheme, streamed, 2, 1>::run(units, tile);
-  }
-  return column_tiles == 2 ? Kernel<Scheme, streamed, 1, 2>::run(units, tile)
-                           : Kernel<Scheme, streamed, 1, 1>::run(units, tile);
+  tile.streamed == Streamed::Right
+      ? run<Scheme, Streamed::Right>(row_tiles, column_tiles, units, tile)
+      : run<Scheme, Streamed::Left>(row_tiles, column_tiles, units, tile);
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
-#define PKG_PLAIN_TILE(Scheme, streamed)                         \
-  template void multiply_plain_tile<Scheme, Streamed::streamed>( \
+#define PKG_PLAIN_TILE(Scheme)               \
+  template void multiply_plain_tile<Scheme>( \
       int, int, int64_t, const PlainTile<Scheme::Accumulator>&)
-PKG_PLAIN_TILE(Float32By1, Left);
-PKG_PLAIN_TILE(Bfloat16By1, Left);
-PKG_PLAIN_TILE(Bfloat16By1, Right);
-PKG_PLAIN_TILE(Int8By1, Left);
+PKG_PLAIN_TILE(Float32By1);
+PKG_PLAIN_TILE(Bfloat16By1);
+PKG_PLAIN_TILE(Int8By1);
 
 }  // namespace pkg::cpu::tiles
 

@@ -41,10 +41,13 @@ struct PlainTile {
   // the second on.
   Work work;
   int64_t work_steps;
+  // The operand whose tiles are loaded past the L1 cache: the strip of the
+  // other is used by many calls.
+  Streamed streamed;
 };
 
 // Of row_tiles x column_tiles tiles, 1 or 2 of each, over `units` units.
-template <class Scheme, Streamed streamed = Streamed::Left>
+template <class Scheme>
 void multiply_plain_tile(int row_tiles, int column_tiles, int64_t units,
                          const PlainTile<typename Scheme::Accumulator>& tile);
 

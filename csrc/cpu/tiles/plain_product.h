@@ -4,7 +4,7 @@
 //
 //   for columns of C by NC, rows by MC:     its sums stay in L2
 //     for the inner dimension by KC:        rows of A, in place if possible
-//       for strips of 32 columns:           packed before its first use, in L1
+//       for strips of 32 columns:           packed a few at a time, in L1
 //         for strips of 32 rows:            the micro-kernel
 //
 // KC is long, so that sums are seldom stored and loaded again: a strip of B
@@ -47,7 +47,9 @@ class PlainProduct {
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
-        sizes_(block_sizes<Scheme, Right>(rows, columns, inner)),
+        sizes_(block_sizes<Scheme, Right>(rows, columns, inner,
+                                          left.first.line_stride == 1)),
+        goes_by_rows_(left.first.line_stride == 1 && sizes_.units == units_),
         store_rows_(output, output_stride, epilogue),
         left_(left, rows, inner, sizes_.rows, sizes_.units, sizes_.keeps_left),
         right_(right, columns, inner, sizes_.columns, sizes_.units,
@@ -93,42 +95,69 @@ class PlainProduct {
     const int64_t rows = std::min(sizes_.rows, rows_ - row);
     const int64_t columns = std::min(sizes_.columns, columns_ - column);
     const int64_t units = std::min(sizes_.units, units_ - unit);
+    left_.begin(row, rows, unit, units);
+    right_.begin(column, columns, unit, units);
+    const auto multiply = [&](int64_t i, int64_t j) {
+      multiply_strips(row, column, unit, i, j);
+    };
+    if (goes_by_rows_) {
+      pack_strips_of(right_, strips_of(columns), right_range_);
+      for (int64_t i = 0; i < strips_of(rows); ++i) {
+        pack_strips_of(left_, i + 1, left_range_);
+        for (int64_t j = 0; j < strips_of(columns); ++j) {
+          multiply(i, j);
+        }
+      }
+      return;
+    }
+    pack_strips_of(left_, strips_of(rows), left_range_);
+    for (int64_t j = 0; j < strips_of(columns); ++j) {
+      pack_strips_of(right_, j + 1, right_range_);
+      for (int64_t i = 0; i < strips_of(rows); ++i) {
+        multiply(i, j);
+      }
+    }
+  }
+
+  // Packs on until so many strips of a block are there.
+  template <class Blocks>
+  static void pack_strips_of(Blocks& blocks, int64_t strips, Range& range) {
+    while (blocks.strips() < strips) {
+      blocks.step(range);
+    }
+  }
+
+  // The micro-tile of the block's strips i of A and j of B.
+  void multiply_strips(int64_t row, int64_t column, int64_t unit, int64_t i,
+                       int64_t j) {
+    const int64_t units = std::min(sizes_.units, units_ - unit);
     const bool first = unit == 0;
     const bool last = unit + units == units_;
-    left_.begin(row, rows, unit, units);
-    while (left_.left() > 0) {
-      left_.step(left_range_);
-    }
-    right_.begin(column, columns, unit, units);
+    const auto present = [](int64_t all, int64_t block, int64_t most,
+                            int64_t strip) {
+      return static_cast<int>(std::min<int64_t>(
+          kStrip, std::min(most, all - block) - strip * kStrip));
+    };
+    const int rows = present(rows_, row, sizes_.rows, i);
+    const int columns = present(columns_, column, sizes_.columns, j);
+    Accumulator* const sums =
+        sums_ == nullptr ? nullptr
+                         : sums_ + j * sizes_.rows * kStrip + i * kSumsCount;
+    const Sums next = last ? Sums{scratch_[turn_], row + i * kStrip,
+                                  column + j * kStrip, rows, columns}
+                           : Sums{sums, 0, 0, 0, 0};
     const auto left = left_.packed();
-    const PackedBlock right = right_.packed();
-    for (int64_t j = 0; j < strips_of(columns); ++j) {
-      while (right_.strips() <= j) {
-        right_.step(right_range_);
-      }
-      const int present =
-          static_cast<int>(std::min<int64_t>(kStrip, columns - j * kStrip));
-      Accumulator* sums =
-          sums_ == nullptr ? nullptr : sums_ + j * sizes_.rows * kStrip;
-      for (int64_t i = 0; i < strips_of(rows); ++i) {
-        const int here =
-            static_cast<int>(std::min<int64_t>(kStrip, rows - i * kStrip));
-        const Sums next = last ? Sums{scratch_[turn_], row + i * kStrip,
-                                      column + j * kStrip, here, present}
-                               : Sums{sums, 0, 0, 0, 0};
-        multiply_plain_tile<Scheme>(
-            here > kTileRows ? 2 : 1, present > kTileRows ? 2 : 1, units,
-            {left.strip(i), left.layout_of(i), right.strip(j),
-             first ? nullptr : sums, in_registers_.sums, kSumsStride,
-             Work{&PlainProduct::finish_some, this},
-             (to_finish_.rows + kFinishRows - 1) / kFinishRows});
-        finish();
-        to_finish_ = in_registers_;
-        in_registers_ = next;
-        turn_ = last ? 1 - turn_ : turn_;
-        sums = sums == nullptr ? nullptr : sums + kSumsCount;
-      }
-    }
+    multiply_plain_tile<Scheme>(
+        rows > kTileRows ? 2 : 1, columns > kTileRows ? 2 : 1, units,
+        {left.strip(i), left.layout_of(i), right_.packed().strip(j),
+         first ? nullptr : sums, in_registers_.sums, kSumsStride,
+         Work{&PlainProduct::finish_some, this},
+         (to_finish_.rows + kFinishRows - 1) / kFinishRows,
+         goes_by_rows_ ? Streamed::Right : Streamed::Left});
+    finish();
+    to_finish_ = in_registers_;
+    in_registers_ = next;
+    turn_ = last ? 1 - turn_ : turn_;
   }
 
   // Finishes some rows of the micro-tile that has been stored.
@@ -153,6 +182,10 @@ class PlainProduct {
   int64_t inner_;
   int64_t units_;
   BlockSizes sizes_;
+  // Rows that are turned, in one block of the inner dimension: strips of A one
+  // after the other, each with all of B, so that rows of C are written in
+  // order. Where C is in no cache that takes a third less time.
+  bool goes_by_rows_;
   StoreRows<Accumulator, Output, Epilogue> store_rows_;
   Left left_;
   Right right_;

@@ -81,6 +81,7 @@ class RowsInPlace {
 
   // Nothing is left to be packed.
   int64_t left() const { return 0; }
+  int64_t strips() const { return INT64_MAX; }
   void step(Range& /*range*/) {}
 
  private:
