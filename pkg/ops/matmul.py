@@ -72,9 +72,20 @@ def _fake(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tens
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
+def _gradient(operand: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``, with columns contiguous where those of ``operand`` are.
+
+    The gradient of ``weight`` in ``input @ weight.mT`` is then laid out as ``weight``, where
+    autograd would copy another one.
+    """
+    if operand.stride(-2) == 1 and operand.stride(-1) != 1:
+        return matmul(right.mT, left.mT).mT
+    return matmul(left, right)
+
+
 def _gradient_of_a(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Gradient of ``a`` for operands of at least two dimensions."""
-    return reduce_to(matmul(grad, b.mT), a)
+    return reduce_to(_gradient(a, grad, b.mT), a)
 
 
 def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -85,7 +96,7 @@ def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
         # which a batched gradient has no rule.
         a = a.reshape(prod(a.shape[:-1]), a.shape[-1])
         grad = grad.reshape(prod(grad.shape[:-1]), grad.shape[-1])
-    return reduce_to(matmul(a.mT, grad), b)
+    return reduce_to(_gradient(b, a.mT, grad), b)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -95,8 +106,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         grad = grad.to(a.dtype)
     if a.dim() == b.dim() == 2:
         return (
-            matmul(grad, b.mT) if needs_a else None,
-            matmul(a.mT, grad) if needs_b else None,
+            _gradient(a, grad, b.mT) if needs_a else None,
+            _gradient(b, a.mT, grad) if needs_b else None,
         )
     # See a vector as a matrix of one row (a) or one column (b).
     a_matrix = a.unsqueeze(0) if a.dim() == 1 else a

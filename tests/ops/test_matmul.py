@@ -197,3 +197,24 @@ class TestMatmul(OperatorTests):
         assert product.numel() > 2**31
         for row in (0, 2**15, 2**16 - 1, 2**16):
             assert torch.equal(product[row], a[row] * b[0])
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4)])
+def test_gradients_are_laid_out_as_the_operands(
+    device: torch.device, shape: tuple[int, ...]
+) -> None:
+    a = torch.randn(shape, device=device, requires_grad=True)
+    weight = torch.randn(3, 4, device=device, requires_grad=True)
+    product = pkg.ops.matmul(a, weight.mT)
+    gradient = torch.randn_like(product)
+    inputs, transposed = a.mT.detach().contiguous().mT, weight.mT
+    of_a, of_b = torch.autograd.grad(product, [a, weight], gradient)
+    assert of_a.is_contiguous()
+    assert of_b.is_contiguous()
+    expected = torch.autograd.grad(torch.matmul(a, transposed), [a, weight], gradient)
+    for ours, plain in zip((of_a, of_b), expected, strict=True):
+        torch.testing.assert_close(ours, plain)
+    inputs.requires_grad_()
+    (of_inputs,) = torch.autograd.grad(pkg.ops.matmul(inputs, transposed), inputs, gradient)
+    assert of_inputs.stride() == inputs.stride()
+    torch.testing.assert_close(of_inputs, expected[0])
