@@ -154,9 +154,9 @@ class TileForwardBlock {
         });
   }
 
-  // The same with a mask of one kind: a micro-tile at a time, while the next
-  // one's products are made. Returns whether sums of probabilities are numbers
-  // and not too large.
+  // The same with a mask of one kind: a micro-tile at a time, each after the
+  // products of the next, which store its scores. Returns whether sums of
+  // probabilities are numbers and not too large.
   template <int kUsed, class Mask>
   bool softmax_of_micro_tiles(int64_t row, const std::byte* keys, int64_t count,
                               bool guesses, const Mask& mask,
