@@ -71,8 +71,8 @@ inline constexpr int64_t kMostTrainedSize = 256;
 
 // Whether it is the faster way: with few rows or keys, or short ones, splitting
 // and packing take longer than what they save. As fast with squares of so many:
-// float32 96 to 128, others 32. Where a backward pass may follow it
-// says so of both, whose scores have to be the same.
+// float32 96 to 128, others 32. Where a backward pass may follow it says so of
+// both, whose scores have to be the same.
 template <class Input>
 bool goes_by_tiles(const AttentionShape& shape, bool has_backward) {
   constexpr bool kSingle = std::is_same_v<Input, float>;

@@ -11,9 +11,7 @@
 #include "cpu/attention/tile_operands.h"
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/simd/simd.h"
-#include "cpu/tiles/packing.h"
 #include "cpu/tiles/plain_kernel.h"
-#include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/split.h"
 
@@ -68,20 +66,18 @@ class SplitProbabilities {
     return sum;
   }
 
-  // Of so many rows and keys they are elements now: packs them.
+  // Of so many rows and keys they are elements now, up to a whole register:
+  // packs them.
   void pack(int rows, int64_t count) const {
-    constexpr float kScale = TileSchemes<Input>::kProbabilityScale;
-    if constexpr (kScale != 1) {
-      for (int i = 0; i < rows; ++i) {
-        float* of_row = scores_ + i * kScoreStride;
-        for (int64_t j = 0; j < count; j += kLanes) {
-          simd::store(of_row + j, simd::load(of_row + j) * kScale);
-        }
+    for (int i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < count; j += Scheme::kValues) {
+        const float* const from = scores_ + i * kStride + j;
+        const Vector<float> halves[2] = {simd::load(from),
+                                         simd::load(from + kLanes)};
+        count - j > kLanes ? store_row<2>(i, j, halves, Vector<float>{})
+                           : store_row<1>(i, j, halves, Vector<float>{});
       }
     }
-    tiles::Range range;
-    tiles::pack_strips<Scheme, tiles::Side::Left>({scores_, kScoreStride, 1},
-                                                  rows, count, packed_, range);
   }
 
  private:
