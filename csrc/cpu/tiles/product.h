@@ -6,6 +6,10 @@
 //       for strips of 32 columns:             B's strip is in L1
 //         for strips of 32 rows:              the micro-kernel
 //
+// In the last block of the inner dimension, which writes C, rows are outermost
+// and A's strip is in L1: C is then written a few rows at a time, where columns
+// outermost would write to another page with each row.
+//
 // What comes next is packed beside the products, some rows of a tile at a time,
 // and so are the sums of the micro-tile before the last added, rounded and
 // stored (Work in cpu/tiles/micro_kernel.h).
@@ -141,6 +145,9 @@ class Product {
     return block.column < columns_;
   }
 
+  // Whether it is the last of the inner dimension.
+  bool is_last(const Block& block) const { return block.unit + kc_ >= units_; }
+
   bool is_in_range() const {
     if constexpr (!Scheme::kHasRange) {
       return true;
@@ -167,11 +174,24 @@ class Product {
     const int64_t units = units_of_block(block);
     // The last of a block begins what the next one needs packed.
     int64_t micro_tiles = strips_of(rows) * strips_of(columns);
-    for (int64_t column = 0; column < columns; column += kStrip) {
+    const auto multiply_one = [&]<Streamed streamed>(int64_t row,
+                                                     int64_t column) {
+      multiply_strips<streamed>(block, row, column, units,
+                                left.strip(row / kStrip),
+                                right.strip(column / kStrip), micro_tiles);
+      --micro_tiles;
+    };
+    if (is_last(block)) {
       for (int64_t row = 0; row < rows; row += kStrip) {
-        multiply_strips(block, row, column, units, left.strip(row / kStrip),
-                        right.strip(column / kStrip), micro_tiles);
-        --micro_tiles;
+        for (int64_t column = 0; column < columns; column += kStrip) {
+          multiply_one.template operator()<Streamed::Right>(row, column);
+        }
+      }
+    } else {
+      for (int64_t column = 0; column < columns; column += kStrip) {
+        for (int64_t row = 0; row < rows; row += kStrip) {
+          multiply_one.template operator()<Streamed::Left>(row, column);
+        }
       }
     }
     while (pieces_left() > 0) {
@@ -180,12 +200,13 @@ class Product {
   }
 
   // One of so many micro-tiles that are left.
+  template <Streamed streamed>
   void multiply_strips(const Block& block, int64_t row, int64_t column,
                        int64_t units, const std::byte* left,
                        const std::byte* right, int64_t micro_tiles) {
     const Pending next = place(block, row, column);
     plan_steps(steps_of<Scheme>(units), micro_tiles);
-    multiply_micro_tile<Scheme, Streamed::Left>(
+    multiply_micro_tile<Scheme, streamed>(
         next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
         {left, right,
          pending_.stored != nullptr ? pending_.stored : scratch_[0],
@@ -216,7 +237,7 @@ class Product {
 
   Pending<Accumulator> place(const Block& block, int64_t row, int64_t column) {
     const bool first = block.unit == 0;
-    const bool last = block.unit + kc_ >= units_;
+    const bool last = is_last(block);
     Accumulator* const sums =
         sums_ == nullptr ? nullptr
                          : sums_ + (column / kStrip * (sizes_.rows / kStrip) +
