@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -330,6 +331,10 @@ def rounded_linear(input: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(input.bfloat16(), weight.bfloat16()).to(input.dtype)
 
 
+def rounded_linear_gelu(input: Tensor, weight: Tensor) -> Tensor:
+    return functional.gelu(rounded_linear(input, weight))
+
+
 def missing_mask(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value)
 
@@ -353,9 +358,10 @@ def linear_with_wrong_gradient(input: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "operators",
     [
-        Operators("rounded", rounded_linear, functional.scaled_dot_product_attention),
-        Operators("unmasked", functional.linear, missing_mask),
-        Operators("gradient", linear_with_wrong_gradient, functional.scaled_dot_product_attention),
+        replace(pytorch_operators(), name="rounded", linear=rounded_linear),
+        replace(pytorch_operators(), name="rounded gelu", linear_gelu=rounded_linear_gelu),
+        replace(pytorch_operators(), name="unmasked", attention=missing_mask),
+        replace(pytorch_operators(), name="gradient", linear=linear_with_wrong_gradient),
     ],
     ids=lambda operators: operators.name,
 )

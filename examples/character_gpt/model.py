@@ -62,35 +62,44 @@ class Operators:
     Attributes:
         name: what the reports call them.
         linear: ``(input (..., in), weight (out, in)) -> (..., out)``.
+        linear_gelu: the same, and GELU of its result.
         attention: the signature of ``torch.nn.functional.scaled_dot_product_attention``.
         decoding: attention of a single query to all that a cache holds.
     """
 
     name: str
     linear: Callable[[Tensor, Tensor], Tensor]
+    linear_gelu: Callable[[Tensor, Tensor], Tensor]
     attention: Callable[..., Tensor]
     decoding: Callable[[Tensor, KeyValueCache], Tensor] = attention_to_slices
 
 
 def pytorch_operators() -> Operators:
     """PyTorch's own operators."""
-    return Operators("PyTorch", functional.linear, functional.scaled_dot_product_attention)
+
+    def linear_gelu(input: Tensor, weight: Tensor) -> Tensor:
+        return functional.gelu(functional.linear(input, weight))
+
+    return Operators(
+        "PyTorch", functional.linear, linear_gelu, functional.scaled_dot_product_attention
+    )
 
 
 def pkg_operators() -> Operators:
-    """The operators of ``pkg``; every matrix product of the model is one ``pkg.ops.matmul``.
+    """The operators of ``pkg``; every matrix product of the model is one ``pkg.ops.linear``.
 
-    New tokens attend to the cache where it is, without slices of it.
+    GELU is computed while the sums of its product are in registers. New tokens attend to the
+    cache where it is, without slices of it.
     """
     from pkg import ops
 
-    def linear(input: Tensor, weight: Tensor) -> Tensor:
-        return ops.matmul(input, weight.mT)
+    def linear_gelu(input: Tensor, weight: Tensor) -> Tensor:
+        return ops.linear(input, weight, activation="gelu")
 
     def decoding(query: Tensor, cache: KeyValueCache) -> Tensor:
         return ops.decode_attention(query, cache.keys, cache.values, cache.lengths)
 
-    return Operators("pkg", linear, ops.scaled_dot_product_attention, decoding)
+    return Operators("pkg", ops.linear, linear_gelu, ops.scaled_dot_product_attention, decoding)
 
 
 @dataclass(frozen=True)
@@ -186,8 +195,14 @@ class Block(nn.Module):
 
     def forward(self, stream: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         stream = stream + self.attend(self.attention_norm(stream), cache)
-        hidden = functional.gelu(self.perceptron_input(self.perceptron_norm(stream)))
-        return stream + self.perceptron_output(hidden)
+        return stream + self.perceptron_output(self.hidden(self.perceptron_norm(stream)))
+
+    def hidden(self, input: Tensor) -> Tensor:
+        """GELU of the perceptron's first layer."""
+        layer = self.perceptron_input
+        if isinstance(layer, Linear):
+            return self.operators.linear_gelu(input, layer.weight)
+        return functional.gelu(layer(input))  # a layer with weights of four bits
 
 
 class GPT(nn.Module):
