@@ -80,10 +80,12 @@ class LeftBlocks {
   using Accumulator = typename Arithmetic::Accumulator;
 
  public:
-  // Blocks are of up to `rows` rows and `values` values of K.
-  LeftBlocks(const MatrixView<Input>& left, bool in_place, int64_t rows,
-             int64_t values)
-      : left_(left), in_place_(in_place) {
+  // Blocks are of up to `rows` rows and `values` values of K, which are all
+  // `inner` or a part of them, for so many columns of B.
+  LeftBlocks(const MatrixView<Input>& left, int64_t columns, int64_t inner,
+             int64_t rows, int64_t values)
+      : left_(left),
+        in_place_(reads_left_in_place<Arithmetic>(left, columns, inner)) {
     if (!in_place_) {
       packed_ =
           Workspace::of_this_thread<Slot::PackedLeft>()
@@ -149,10 +151,7 @@ class ColumnsProduct {
                                       : kKC<Arithmetic>,
                        kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows, even_block(product.rows, kMC, kMR))),
-        left_(product.left,
-              reads_left_in_place<Arithmetic>(product.left, product.columns,
-                                              product.inner),
-              mc_, kc_),
+        left_(product.left, product.columns, product.inner, mc_, kc_),
         partial_stride_(product.output_stride) {
     if (!right_in_place) {
       packed_right_ =

@@ -16,7 +16,7 @@ namespace pkg::cpu::detail {
 inline constexpr bool kReadsAnyRows = kInstructionSet == InstructionSet::Amx;
 
 // So few rows that B, which each strip of them goes over, is not worth packing.
-inline constexpr int64_t kFewRows = (kReadsAnyRows ? 4 : 2) * kMR;
+inline constexpr int64_t kFewRows = kReadsAnyRows ? 48 : 24;
 
 // Whether B needs no conversion and a row of it fills a register.
 template <class Arithmetic, class Input>
@@ -25,9 +25,9 @@ bool has_rows_of_registers(const MatrixView<Input>& right, int64_t columns) {
          right.column_stride == 1 && columns >= simd::kLanes<Input>;
 }
 
-// So few columns that A, which each micro-panel of B goes over, is not either.
-template <class Arithmetic>
-inline constexpr int64_t kFewColumns = 2 * kNR<Arithmetic>;
+// Columns up to which A, which each micro-panel of B goes over, is not either,
+// whatever sets its rows share.
+inline constexpr int64_t kFewColumns = 512;
 
 // NC where B is read in place: long runs in its rows, and columns of C that
 // stay in L2 for few rows.
@@ -44,7 +44,7 @@ bool reads_left_in_place(const MatrixView<Input>& left, int64_t columns,
       inner % Arithmetic::kKGroupSize != 0) {
     return false;
   }
-  if (kReadsAnyRows && columns <= kFewColumns<Arithmetic>) {
+  if (kReadsAnyRows && columns <= kFewColumns) {
     return true;
   }
   return inner <= kKC<Arithmetic> &&
