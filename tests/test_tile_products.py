@@ -456,7 +456,7 @@ LAYOUTS = (torch.clone, transposed, scattered, misaligned, misaligned_and_transp
 def test_every_stride(
     dtype: torch.dtype, result: torch.dtype, layouts: tuple[Callable[[Tensor], Tensor], ...]
 ) -> None:
-    for rows, inner, columns in ((70, 131, 98), (48, 300, 125)):
+    for rows, inner, columns in ((90, 131, 98), (80, 300, 125)):
         a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
         product = multiply(layouts[0](a), layouts[1](b), result)
         assert torch.equal(product, check(a, b, result))
@@ -483,7 +483,7 @@ def test_rows_that_are_columns_in_memory(
     dtype: torch.dtype, result: torch.dtype, inner: int
 ) -> None:
     """Several strips of both operands are packed together, for wide blocks of columns."""
-    for rows, columns in ((32, 64), (47, 290), (1096, 50), (70, 2090)):
+    for rows, columns in ((64, 96), (79, 290), (1096, 82), (70, 2090)):
         a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
         turned = check(lines_within_a_matrix(a.mT).mT, lines_within_a_matrix(b), result)
         assert torch.equal(turned, multiply(misaligned(a), misaligned(b.mT).mT, result))

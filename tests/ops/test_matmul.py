@@ -218,3 +218,81 @@ def test_gradients_are_laid_out_as_the_operands(
     (of_inputs,) = torch.autograd.grad(pkg.ops.matmul(inputs, transposed), inputs, gradient)
     assert of_inputs.stride() == inputs.stride()
     torch.testing.assert_close(of_inputs, expected[0])
+
+
+def whole_numbers(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
+    """Values whose sums of up to 2048 products are exact in float32, in whatever order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).to(dtype)
+
+
+def amid_nans(matrix: torch.Tensor, margin: int) -> torch.Tensor:
+    """The matrix as a part of another, whose other elements are NaN."""
+    rows, columns = matrix.shape
+    around_it = torch.full((rows + 2, columns + 2 * margin), torch.nan, dtype=matrix.dtype)
+    around_it[1:-1, margin:-margin] = matrix
+    return around_it.to(matrix.device)[1:-1, margin:-margin]
+
+
+FEW = (*around(2, 4, 8, 12, 16, 24, 32, 48), 64, 65)
+LAYOUTS = ("rows", "columns", "rows amid others", "columns amid others")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_few_rows_or_columns_in_place(
+    device: torch.device, dtype: torch.dtype, layout: str
+) -> None:
+    """Operands that are not packed: rows of B, whose last registers overlap, and its columns."""
+    for rows in FEW:
+        for columns, inner in ((rows, 70), (5, 130), (17, 131), (31, 300), (65, 1030), (100, 33)):
+            a = whole_numbers(dtype, rows, inner, seed=rows).to(device)
+            b = whole_numbers(dtype, inner, columns, seed=columns).to(device)
+            expected = (a.double() @ b.double()).to(dtype)
+            for x, y, result in ((a, b, expected), (b.mT, a.mT, expected.mT)):
+                if layout.startswith("columns"):
+                    y = y.mT.contiguous().mT
+                if layout.endswith("others"):
+                    x = amid_nans(x, 3)
+                    y = amid_nans(y.mT, 5).mT if layout.startswith("columns") else amid_nans(y, 5)
+                assert torch.equal(pkg.ops.matmul(x, y), result)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_few_rows_times_a_large_matrix(
+    device: torch.device, dtype: torch.dtype, transposed: bool
+) -> None:
+    """B from beyond the caches, a few of its rows at a time, and its columns in blocks."""
+    for inner, columns in ((300, 2093), (1100, 515), (70, 8200)):
+        b = whole_numbers(dtype, inner, columns, seed=columns).to(device)
+        if transposed:
+            b = b.mT.contiguous().mT
+        for rows in (2, 7, 16, 21, 47):
+            a = whole_numbers(dtype, rows, inner, seed=rows).to(device)
+            expected = a.double() @ b.double()
+            assert torch.equal(pkg.ops.matmul(a, b), expected.to(dtype))
+            bias = whole_numbers(dtype, columns, seed=3).to(device)
+            with_bias = pkg.ops.linear(a, b.mT, bias, activation="relu")
+            assert torch.equal(with_bias, (expected + bias).relu().to(dtype))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_few_rows_with_values_that_are_not_finite(
+    device: torch.device, dtype: torch.dtype, transposed: bool
+) -> None:
+    """They reach the sums that they are terms of, and no others."""
+    for rows, inner, columns in ((3, 300, 50), (16, 200, 37), (40, 129, 79)):
+        a = whole_numbers(dtype, rows, inner, seed=1).to(device).abs() + 1
+        b = whole_numbers(dtype, inner, columns, seed=2).to(device).abs() + 1
+        a[1, 7] = torch.nan
+        b[inner - 1, columns - 2] = -torch.inf
+        if transposed:
+            b = b.mT.contiguous().mT
+        product = pkg.ops.matmul(a, b)
+        expected = (a.double() @ b.double()).to(dtype)
+        torch.testing.assert_close(product, expected, rtol=0, atol=0, equal_nan=True)
+        assert product[1].isnan().all()
+        assert (product[2:, columns - 2] == -torch.inf).all()
+        assert product[2:, : columns - 2].isfinite().all()

@@ -33,10 +33,11 @@
 // tile: a micro-tile whose last register reaches beyond C. Compensation: what
 // each row's sums start from where B is packed with an offset.
 //
-// Products that need other loops keep the parts: gemm.h packs both operands;
-// packed_product.h has B packed for good; cpu/int4/many_rows.h unpacks int4
-// into B's micro-panels; cpu/lltm/product.h packs a micro-panel at a time;
-// cpu/attention multiplies strips of weights where the softmax left them.
+// Products that need other loops keep the parts: gemm.h packs both operands, or
+// reads them where they lie (in_place.h); packed_product.h has B packed for
+// good; cpu/int4/many_rows.h unpacks int4 into B's micro-panels;
+// cpu/lltm/product.h packs a micro-panel at a time; cpu/attention multiplies
+// strips of weights where the softmax left them. few_rows.h does without them.
 #pragma once
 
 #include <concepts>

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "cpu/gemm/grid.h"
+#include "cpu/gemm/in_place.h"
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/gemm/packing.h"
 #include "cpu/runtime/cache.h"
@@ -71,41 +72,6 @@ struct EpilogueFrom<KeepSums> : KeepSums {
                int64_t /*first_column*/) {}
 };
 
-// Where A's rows are better read in place: they need no conversion, lie in
-// different sets of the cache, and are few enough that a strip's rows are no
-// burden to the prefetcher (Zen 4, float32: in place is 25 % faster at n = 64,
-// 2 % at 384, and 4 % slower at 1024).
-template <class Arithmetic, class Input>
-bool reads_left_in_place(const MatrixView<Input>& left, int64_t inner) {
-  return k_groups_are_contiguous<Arithmetic>(left) &&
-         inner % Arithmetic::kKGroupSize == 0 && inner <= kKC<Arithmetic> &&
-         !rows_share_two_sets(left.row_stride *
-                              static_cast<int64_t>(sizeof(Input)));
-}
-
-// How many of the right operand's columns are better read in place: whole
-// registers, where it needs no conversion, and is used for one strip of rows,
-// or is small and its rows do not straddle cache lines (a register that does
-// costs two accesses: n = 100 then runs at 75 GFLOP/s on Zen 4, packed at 85).
-template <class Arithmetic, class Input>
-int64_t columns_in_place(const MatrixView<Input>& right, int64_t rows,
-                         int64_t columns, int64_t inner) {
-  constexpr int64_t kSmall = 65536;
-  constexpr int64_t kBytes = sizeof(Input);
-  if (!std::is_same_v<Input, typename Arithmetic::KGroup> ||
-      right.column_stride != 1) {
-    return 0;
-  }
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(right.data) % kCacheLine == 0 &&
-      right.row_stride * kBytes % kCacheLine == 0;
-  if (rows <= kMR ||
-      (aligned && (rows <= 2 * kMR || inner * columns * kBytes <= kSmall))) {
-    return columns / simd::kLanes<Input> * simd::kLanes<Input>;
-  }
-  return 0;
-}
-
 // A, multiplied a block of rows and of K at a time: in place where that is
 // better, or else packed, in this thread's memory.
 template <class Arithmetic, class Input>
@@ -115,10 +81,11 @@ class LeftBlocks {
 
  public:
   // Blocks are of up to `rows` rows and `values` values of K, which are all
-  // `inner` or a part of them.
-  LeftBlocks(const MatrixView<Input>& left, int64_t inner, int64_t rows,
-             int64_t values)
-      : left_(left), in_place_(reads_left_in_place<Arithmetic>(left, inner)) {
+  // `inner` or a part of them, for so many columns of B.
+  LeftBlocks(const MatrixView<Input>& left, int64_t columns, int64_t inner,
+             int64_t rows, int64_t values)
+      : left_(left),
+        in_place_(reads_left_in_place<Arithmetic>(left, columns, inner)) {
     if (!in_place_) {
       packed_ =
           Workspace::of_this_thread<Slot::PackedLeft>()
@@ -178,9 +145,13 @@ class ColumnsProduct {
         first_row_(first_row),
         first_column_(first_column),
         epilogue_(epilogue),
-        kc_(even_block(product.inner, kKC<Arithmetic>, kKCUnit<Arithmetic>)),
+        kc_(even_block(product.inner,
+                       right_in_place ? most_values_in_place<Arithmetic>(
+                                            product.right, product.inner)
+                                      : kKC<Arithmetic>,
+                       kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows, even_block(product.rows, kMC, kMR))),
-        left_(product.left, product.inner, mc_, kc_),
+        left_(product.left, product.columns, product.inner, mc_, kc_),
         partial_stride_(product.output_stride) {
     if (!right_in_place) {
       packed_right_ =
@@ -259,21 +230,22 @@ class ColumnsProduct {
 // The same, with B in place where it is better read there.
 template <class Arithmetic, class Input, class Output, class Epilogue>
 void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
-                      int64_t first_column, const Epilogue& epilogue) {
-  const int64_t columns = product.columns;
-  const int64_t in_place =
-      reads_left_in_place<Arithmetic>(product.left, product.inner)
-          ? columns_in_place<Arithmetic>(product.right, product.rows, columns,
-                                         product.inner)
-          : 0;
-  for (int64_t column = 0; column < columns;) {
-    const bool right_in_place = column < in_place;
-    const int64_t count = right_in_place ? in_place : columns - column;
+                      int64_t first_column, const Epilogue& epilogue,
+                      bool right_in_place) {
+  const auto multiply = [&](int64_t column, int64_t count) {
     const Product part = product.part(0, product.rows, column, count);
     ColumnsProduct<Arithmetic, Input, Output, Epilogue>(
         part, first_row, first_column + column, epilogue, right_in_place)
         .run();
-    column += count;
+  };
+  const int64_t columns = product.columns;
+  if (!right_in_place) {
+    return multiply(0, columns);
+  }
+  const InPlaceColumns ranges = columns_in_place<Arithmetic, Input>(columns);
+  multiply(0, ranges.first_count);
+  if (ranges.second < columns) {
+    multiply(ranges.second, columns - ranges.second);
   }
 }
 
@@ -285,12 +257,16 @@ void multiply_alone(const Product<Input, Output>& product, int64_t first_row,
       !std::is_same_v<typename Arithmetic::Accumulator, Output>;
   const int64_t most_rows = kBuffered ? kBufferedRows : product.rows;
   const int64_t block = even_block(product.rows, most_rows, kMR);
-  const int64_t nc = even_block(product.columns, kNC, kNR<Arithmetic>);
+  const bool right_in_place = reads_right_in_place<Arithmetic>(
+      product.right, product.rows, product.columns, product.inner);
+  const int64_t nc = even_block(
+      product.columns, right_in_place ? kNCInPlace : kNC, kNR<Arithmetic>);
   for_each_block(product.columns, nc, [&](int64_t column, int64_t columns) {
     for_each_block(product.rows, block, [&](int64_t row, int64_t rows) {
-      multiply_columns<Arithmetic>(product.part(row, rows, column, columns),
-                                   first_row + row, first_column + column,
-                                   epilogue);
+      multiply_columns<Arithmetic>(
+          product.part(row, rows, column, columns), first_row + row,
+          first_column + column, epilogue,
+          right_in_place && columns >= simd::kLanes<Input>);
     });
   });
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/gemm/few_rows.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/gemv.h"
 #include "cpu/gemm/gemv_int8.h"
@@ -60,6 +61,11 @@ void matrix_product(const MatrixView<Input>& left,
   }
   const Product<Input, Output> product{left,  right,  rows,         columns,
                                        inner, output, output_stride};
+  if constexpr (!std::is_same_v<Input, int8_t>) {
+    if (has_few_rows(product)) {
+      return multiply_few_rows(product, threads, epilogue);
+    }
+  }
   if (!tiles::multiply(product, threads, epilogue)) {
     multiply<Arithmetic>(product, threads, epilogue);
   }

@@ -22,13 +22,34 @@ namespace pkg::cpu {
 
 namespace detail {
 
+// Calls body(row, vector) for each register of a micro-tile. Unrolled, or else
+// the compiler keeps the registers in memory: it then fills that with zeros for
+// each micro-tile, by an instruction that takes as long as 4 k-groups.
+template <int kRows, int kVectors, class Body>
+[[gnu::always_inline]] inline void for_each_register(const Body& body) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      body(r, v);
+    }
+  }
+}
+
 template <class V, int kRows, int kVectors>
 [[gnu::always_inline]] inline void add_sums(const V (&sums)[kRows][kVectors],
                                             V (&to)[kRows][kVectors]) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      to[r][v] += sums[r][v];
-    }
+  for_each_register<kRows, kVectors>(
+      [&](int r, int v) { to[r][v] += sums[r][v]; });
+}
+
+template <class V, int kAccumulators, int kRows, int kVectors>
+[[gnu::always_inline]] inline void clear_sums(
+    V (&sums)[kAccumulators][kRows][kVectors]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kAccumulators; ++i) {
+    for_each_register<kRows, kVectors>(
+        [&](int r, int v) { sums[i][r][v] = V{}; });
   }
 }
 
@@ -83,14 +104,15 @@ template <class V, int kAccumulators, int kRows, int kVectors, class Multiply>
   if (depth <= kAccumulationLength) {
     return sum_depth(depth, multiply_next, sums);
   }
-  V totals[kRows][kVectors] = {};
+  V totals[1][kRows][kVectors];
+  clear_sums(totals);
   for (; depth > kAccumulationLength; depth -= kAccumulationLength) {
     sum_depth(kAccumulationLength, multiply_next, sums);
-    add_sums(sums[0], totals);
-    std::memset(sums, 0, sizeof(sums));
+    add_sums(sums[0], totals[0]);
+    clear_sums(sums);
   }
   sum_depth(depth, multiply_next, sums);
-  add_sums(totals, sums[0]);
+  add_sums(totals[0], sums[0]);
 }
 
 // The micro-tile at (row, column), of a strip of kRows rows and kVectors
@@ -110,7 +132,8 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
   // With few sums in a micro-tile, several k-groups go on side by side.
   constexpr int kAccumulators =
       Store::kInOrder ? 1 : std::max(8 / (kRows * kVectors), 1);
-  Vector<Accumulator> sums[kAccumulators][kRows][kVectors] = {};
+  Vector<Accumulator> sums[kAccumulators][kRows][kVectors];
+  clear_sums(sums);
   if constexpr (Arithmetic::kCompensated) {
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVectors; ++v) {

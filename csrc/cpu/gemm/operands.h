@@ -54,12 +54,18 @@ template <class Body>
 
 // The height of the next strip of `rows` rows: the tallest where they are as
 // many, else one each of 8, 4, 2 and 1 where they fit. Heights in between would
-// be faster by little and are much code.
+// be faster by little and are much code. 16 rows are two strips of 8: one of 4
+// has too few sums to keep the multiply-add units busy.
 template <int kTallest = kMR>
 constexpr int strip_height(int64_t rows) {
-  return rows >= kTallest
-             ? kTallest
-             : static_cast<int>(std::bit_floor(static_cast<uint64_t>(rows)));
+  constexpr int kSecond = static_cast<int>(
+      std::bit_floor(static_cast<unsigned>(std::max(kTallest - 1, 1))));
+  if (rows >= kTallest) {
+    const bool is_two_of_second =
+        rows >= 2 * kSecond && rows < kTallest + kSecond;
+    return is_two_of_second ? kSecond : kTallest;
+  }
+  return static_cast<int>(std::bit_floor(static_cast<uint64_t>(rows)));
 }
 
 // Calls body(row, height) for each strip of rows.

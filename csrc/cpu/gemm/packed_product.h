@@ -116,7 +116,7 @@ class PackedProduct {
         mc_(std::min(product.rows, even_block(product.rows, kMC, kMR))),
         nc_(std::min(product.columns,
                      even_block(product.columns, kNC, kColumns))),
-        left_(product.left, product.inner, mc_, kc_),
+        left_(product.left, product.columns, product.inner, mc_, kc_),
         sums_stride_((nc_ + kColumns - 1) / kColumns * kColumns) {
     if (!std::is_same_v<Accumulator, Output> && kc_ < product.inner) {
       sums_ = Workspace::of_this_thread<Slot::PartialSums>()

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cpu/gemm/gemm.h"
+#include "cpu/gemm/in_place.h"
 #include "cpu/tiles/plain_product.h"
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/product.h"
@@ -48,6 +49,27 @@ bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
   return !kSplits ||
          kMostFilledUp * work >
              volume(filled_up(rows), filled_up(columns), filled_up(inner));
+}
+
+// Whether fused multiply-adds on operands in place are faster than six products
+// of parts: with few rows or columns each value that is split is used too
+// rarely, whatever the other sizes.
+template <class Output>
+bool is_better_in_place(const cpu::Product<float, Output>& product) {
+  using Arithmetic = typename ArithmeticOf<float>::type;
+  constexpr int64_t kMostColumns = 32;
+  if (float32_products() != Float32Products::Six) {
+    return false;
+  }
+  return (product.rows <= cpu::detail::kFewRows &&
+          cpu::detail::has_rows_of_registers<Arithmetic>(product.right,
+                                                         product.columns)) ||
+         (product.columns <= kMostColumns &&
+          k_groups_are_contiguous<Arithmetic>(product.left));
+}
+template <class Input, class Output>
+bool is_better_in_place(const cpu::Product<Input, Output>& /*product*/) {
+  return false;
 }
 
 // Calls multiply(Scheme{}) with the scheme for products of Input; false where
@@ -152,7 +174,8 @@ template <class Input, class Output, class Epilogue>
 bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
               const Epilogue& epilogue) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
-                                      product.inner)) {
+                                      product.inner) ||
+      detail::is_better_in_place(product)) {
     return false;
   }
   return detail::with_scheme<Input>([&]<class Scheme>(Scheme) {

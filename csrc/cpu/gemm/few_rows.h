@@ -1,0 +1,118 @@
+// Few rows times a matrix whose columns are contiguous, as linear's weight
+// lies: each sum is a dot product of a row and a column, whose terms go side by
+// side through the lanes of a register. Nothing is packed, where gemm.h would
+// turn the whole matrix for a few rows.
+//
+// 2 M K N operations; K N elements are read from memory once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/gemv.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/simd.h"
+#include "cpu/tiles/precision.h"
+
+namespace pkg::cpu {
+
+namespace detail {
+
+// The most rows: packing is faster beyond (AVX2, 64 rows times 512 x 512: 370
+// us by packing, 650 by dot products; with 32 registers 257 and 235). And the
+// columns whose sums are made before they are stored.
+inline constexpr int64_t kMostDotRows =
+    kInstructionSet == InstructionSet::Avx2 ? 24 : 64;
+inline constexpr int64_t kDotColumns = 64;
+
+// sums (rows x columns, kDotColumns apart) of the rows at `rows_at`,
+// `row_stride` apart, and of up to kDotColumns columns. In
+// cpu/gemm/few_rows.cpp.
+template <class T>
+void dot_rows(const simd::Compute<T>* rows_at, int64_t row_stride, int64_t rows,
+              const MatrixView<T>& matrix, int64_t columns, int64_t inner,
+              simd::Compute<T>* sums);
+
+// The rows, contiguous and in the type of the sums: in place, or copied.
+template <class T>
+MatrixView<simd::Compute<T>> contiguous_rows(const MatrixView<T>& left,
+                                             int64_t rows, int64_t inner) {
+  using C = simd::Compute<T>;
+  if constexpr (std::is_same_v<T, C>) {
+    if (left.column_stride == 1) {
+      return left;
+    }
+  }
+  C* to = Workspace::of_this_thread<Slot::PackedLeft>().template request<C>(
+      rows * inner);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t k = 0; k < inner; ++k) {
+      to[row * inner + k] = static_cast<C>(*left.at(row, k));
+    }
+  }
+  return {to, inner, 1};
+}
+
+}  // namespace detail
+
+// Rows up to which multiply_few_rows is the faster way: tile registers, where
+// there are any, take over sooner.
+template <class Input>
+int64_t most_dot_rows() {
+  constexpr bool kHasTiles = kInstructionSet == InstructionSet::Amx;
+  if constexpr (kHasTiles && std::is_same_v<Input, float>) {
+    switch (tiles::float32_products()) {
+      case tiles::Float32Products::None:
+        return detail::kMostDotRows;
+      case tiles::Float32Products::Six:
+        return 32;
+      default:
+        return 16;
+    }
+  }
+  return kHasTiles && std::is_same_v<Input, Half> ? 16 : detail::kMostDotRows;
+}
+
+// Whether multiply_few_rows is the way. Products of bfloat16 stay with its own
+// instructions, where the processor has them.
+template <class Input, class Output>
+bool has_few_rows(const Product<Input, Output>& product) {
+  constexpr int64_t kLeastInner = 8 * simd::kLanes<simd::Compute<Input>>;
+  using KGroup = typename ArithmeticOf<Input>::type::KGroup;
+  return std::is_same_v<KGroup, simd::Compute<Input>> &&
+         product.rows <= most_dot_rows<Input>() &&
+         product.right.row_stride == 1 && product.inner >= kLeastInner;
+}
+
+// Multiplies as cpu/gemm/matrix_product.h does, where has_few_rows().
+template <class Input, class Output, class Epilogue>
+void multiply_few_rows(const Product<Input, Output>& product, int64_t threads,
+                       const Epilogue& epilogue) {
+  using C = simd::Compute<Input>;
+  const auto left =
+      detail::contiguous_rows(product.left, product.rows, product.inner);
+  parallel_for(
+      product.columns,
+      gemv_grain(product.columns, product.inner * product.rows, threads),
+      [&](int64_t begin, int64_t end) {
+        alignas(64) C sums[detail::kMostDotRows * detail::kDotColumns];
+        for (int64_t first = begin; first < end; first += detail::kDotColumns) {
+          const int64_t count = std::min(detail::kDotColumns, end - first);
+          detail::dot_rows(left.data, left.row_stride, product.rows,
+                           product.right.from(0, first), count, product.inner,
+                           sums);
+          for (int64_t row = 0; row < product.rows; ++row) {
+            const detail::EpilogueFrom<Epilogue> place{epilogue, row, 0};
+            detail::store_finished(
+                sums + row * detail::kDotColumns, first, count,
+                product.output + row * product.output_stride, place);
+          }
+        }
+      });
+  Workspace::of_this_thread<Slot::PackedLeft>().release_excess();
+}
+
+}  // namespace pkg::cpu

@@ -1,0 +1,113 @@
+// Which operands of a product are better read where they lie than packed.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/blocking.h"
+#include "cpu/gemm/operands.h"
+#include "cpu/runtime/cache.h"
+#include "cpu/simd/simd.h"
+
+namespace pkg::cpu::detail {
+
+// Processors with tile registers have 12 ways of L1 and load two registers a
+// cycle, whatever lines they lie in: an operand in place costs them little.
+inline constexpr bool kReadsAnyRows = kInstructionSet == InstructionSet::Amx;
+
+// So few rows that B, which each strip of them goes over, is not worth packing.
+inline constexpr int64_t kFewRows = kReadsAnyRows ? 48 : 24;
+
+// Whether B needs no conversion and a row of it fills a register.
+template <class Arithmetic, class Input>
+bool has_rows_of_registers(const MatrixView<Input>& right, int64_t columns) {
+  return std::is_same_v<Input, typename Arithmetic::KGroup> &&
+         right.column_stride == 1 && columns >= simd::kLanes<Input>;
+}
+
+// Columns up to which A, which each micro-panel of B goes over, is not either,
+// whatever sets its rows share.
+inline constexpr int64_t kFewColumns = 512;
+
+// NC where B is read in place: long runs in its rows, and columns of C that
+// stay in L2 for few rows.
+inline constexpr int64_t kNCInPlace = 4096;
+
+// Where A's rows are better read in place: they need no conversion, lie in
+// different sets of the cache, and are few enough that a strip's rows are no
+// burden to the prefetcher (Zen 4, float32: in place is 25 % faster at n = 64,
+// 2 % at 384, and 4 % slower at 1024).
+template <class Arithmetic, class Input>
+bool reads_left_in_place(const MatrixView<Input>& left, int64_t columns,
+                         int64_t inner) {
+  if (!k_groups_are_contiguous<Arithmetic>(left) ||
+      inner % Arithmetic::kKGroupSize != 0) {
+    return false;
+  }
+  if (kReadsAnyRows && columns <= kFewColumns) {
+    return true;
+  }
+  return inner <= kKC<Arithmetic> &&
+         !rows_share_two_sets(left.row_stride *
+                              static_cast<int64_t>(sizeof(Input)));
+}
+
+// Where B's columns are better read in place: they need no conversion, fill a
+// register, and few strips of rows go over them, or they are small and do not
+// straddle cache lines (a register that does costs two accesses: n = 100 then
+// runs at 75 GFLOP/s on Zen 4, packed at 85).
+template <class Arithmetic, class Input>
+bool reads_right_in_place(const MatrixView<Input>& right, int64_t rows,
+                          int64_t columns, int64_t inner) {
+  constexpr int64_t kSmall = kReadsAnyRows ? 262144 : 65536;
+  constexpr int64_t kBytes = sizeof(Input);
+  if (!has_rows_of_registers<Arithmetic>(right, columns)) {
+    return false;
+  }
+  const bool is_aligned =
+      kReadsAnyRows ||
+      (reinterpret_cast<uintptr_t>(right.data) % kCacheLine == 0 &&
+       right.row_stride * kBytes % kCacheLine == 0);
+  return rows <= kFewRows || (is_aligned && inner * columns * kBytes <= kSmall);
+}
+
+// Columns in place are whole registers. Those left over are multiplied with as
+// many before them as fill a micro-panel, or a register: the columns of the
+// second range, whose results are written anew.
+struct InPlaceColumns {
+  int64_t first_count;
+  int64_t second;
+};
+template <class Arithmetic, class Input>
+InPlaceColumns columns_in_place(int64_t columns) {
+  constexpr int64_t kLanes = simd::kLanes<Input>;
+  constexpr int64_t kColumns = kNR<Arithmetic>;
+  const int64_t rest = columns % kColumns;
+  if (rest % kLanes == 0) {
+    return {columns, columns};
+  }
+  if (rest > kLanes && columns > kColumns) {
+    return {columns - rest, columns - kColumns};
+  }
+  return {columns - columns % kLanes, columns - kLanes};
+}
+
+// The most values of K at a time where B is read in place: as many rows of it
+// as the processor's prefetchers follow side by side, where they lie far apart
+// in L2 or, fewer, in memory beyond. It is told by all of B, not by a thread's
+// part of it, since rounding follows from it.
+template <class Arithmetic, class Input>
+int64_t most_values_in_place(const MatrixView<Input>& right, int64_t inner) {
+  constexpr int64_t kFollowed = 32;
+  constexpr int64_t kFollowedInL2 = 64;
+  constexpr int64_t kFarApart = 1024;
+  constexpr int64_t kL2 = 1 << 21;
+  const int64_t row_bytes =
+      right.row_stride * static_cast<int64_t>(sizeof(Input));
+  if (row_bytes < kFarApart || row_bytes * inner <= kL2 / 4) {
+    return kKC<Arithmetic>;
+  }
+  return row_bytes * inner <= kL2 ? kFollowedInL2 : kFollowed;
+}
+
+}  // namespace pkg::cpu::detail
