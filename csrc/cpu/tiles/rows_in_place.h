@@ -21,14 +21,19 @@ class RowsInPlace {
   using Input = typename Scheme::Input;
   using Source = Strips<Input>;
 
-  // Whether rows can be read where they are: whole units, at cache lines, since
-  // others take twice the time to load (bfloat16, 512 rows of 512, products at
-  // 0.97 TFLOP/s instead of 1.9).
-  static bool suits(const MatrixView<Input>& left, int64_t inner) {
+  // Whether rows had better be read where they are: whole units, at cache
+  // lines, since others take twice the time to load (bfloat16, 512 rows of 512,
+  // products at 0.97 TFLOP/s instead of 1.9), and not all in a few sets of the
+  // L1 cache, which holds no strip of them then; for few columns that is as
+  // well.
+  static bool suits(const MatrixView<Input>& left, int64_t inner,
+                    int64_t columns) {
+    constexpr int64_t kFewColumns = 128;
+    const int64_t row_bytes = left.row_stride * int64_t{sizeof(Input)};
     return kAreTiles && left.column_stride == 1 &&
-           inner % Scheme::kValues == 0 &&
-           left.row_stride * int64_t{sizeof(Input)} % kCacheLine == 0 &&
-           reinterpret_cast<uintptr_t>(left.data) % kCacheLine == 0;
+           inner % Scheme::kValues == 0 && row_bytes % kCacheLine == 0 &&
+           reinterpret_cast<uintptr_t>(left.data) % kCacheLine == 0 &&
+           (columns <= kFewColumns || !rows_share_two_sets(row_bytes));
   }
 
   // Rows in place, and the strip that is packed behind them.
