@@ -65,12 +65,16 @@ template <class Scheme, class Right>
 BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
                              bool turns_left) {
   using cpu::detail::even_block;
+  constexpr bool kMayStay = Right::kMayStay || Right::kInPlace;
   constexpr int64_t kStayingBytes = int64_t{1} << 20;
   constexpr int64_t kLeastStaying = 256;
   constexpr int64_t kLeastStayingBesideTurned = 512;
   constexpr int64_t kMostRows = 512;
   constexpr int64_t kMostColumns = 768;
   constexpr int64_t kMostColumnsBesideTurned = 1024;
+  // Of a B that is unpacked for each block of rows, which had better be in L1
+  // when it is used.
+  constexpr int64_t kMostColumnsUnpacked = 64;
   // So many strips are turned together.
   constexpr int64_t kRowsTurned = 128;
   const int64_t units = units_of<Scheme>(inner);
@@ -80,14 +84,16 @@ BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
   const int64_t staying = kStayingBytes / (units * kUnitBytes<Scheme>)*kStrip;
   const int64_t least =
       std::min(columns, turns_left ? kLeastStayingBesideTurned : kLeastStaying);
-  if ((Right::kMayStay || Right::kInPlace) && staying >= least) {
+  if (kMayStay && staying >= least) {
     const int64_t mc = is_one_block ? kMostRows
                        : turns_left ? kRowsTurned
                                     : kStrip;
     return {even_block(rows, mc, kStrip), even_block(columns, staying, kStrip),
             kc, false, !is_one_block};
   }
-  const int64_t nc = turns_left ? kMostColumnsBesideTurned : kMostColumns;
+  const int64_t nc = !kMayStay    ? kMostColumnsUnpacked
+                     : turns_left ? kMostColumnsBesideTurned
+                                  : kMostColumns;
   return {even_block(rows, kMostRows, kStrip), even_block(columns, nc, kStrip),
           kc, false, false};
 }

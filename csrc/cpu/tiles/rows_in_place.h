@@ -51,37 +51,33 @@ class RowsInPlace {
     }
   };
 
-  RowsInPlace(const Source& source, int64_t total_lines, int64_t /*inner*/,
-              int64_t /*lines*/, int64_t units, bool /*keeps*/)
+  RowsInPlace(const Source& source, int64_t total_lines, int64_t inner,
+              int64_t /*lines*/, int64_t /*units*/, bool /*keeps*/)
       : lines_(source.first),
         row_bytes_(lines_.line_stride * int64_t{sizeof(Input)}) {
-    if (total_lines % kStrip != 0) {
-      tail_ = Workspace::of_this_thread<Slot::PackedLeft>().request<std::byte>(
-          packed_bytes<Scheme>(kStrip, units));
-    }
-  }
-
-  void begin(int64_t line, int64_t lines, int64_t unit, int64_t units) {
-    if (line == line_ && unit == unit_) {
+    const int64_t present = total_lines % kStrip;
+    if (present == 0) {
       return;
     }
+    tail_ = Workspace::of_this_thread<Slot::PackedLeft>().request<std::byte>(
+        packed_bytes<Scheme>(kStrip, units_of<Scheme>(inner)));
+    line_ = total_lines - present;
+    Range range;
+    pack_strips<Scheme, Side::Left>({row(0), lines_.line_stride, 1}, present,
+                                    inner, tail_, range);
+  }
+
+  void begin(int64_t line, int64_t lines, int64_t unit, int64_t /*units*/) {
     line_ = line;
     unit_ = unit;
-    const int64_t present = lines % kStrip;
-    whole_lines_ = lines - present;
-    if (present != 0) {
-      Range range;
-      pack_strips<Scheme, Side::Left>(
-          {row(whole_lines_), lines_.line_stride, 1}, present,
-          units * Scheme::kValues, tail_, range);
-    }
+    whole_strips_ = lines / kStrip;
   }
 
   Block packed() const {
     return {reinterpret_cast<const std::byte*>(row(0)),
             {row_bytes_, kTileRows * row_bytes_, kTileRowBytes},
-            whole_lines_ / kStrip,
-            tail_};
+            whole_strips_,
+            tail_ == nullptr ? nullptr : tail_ + unit_ * kUnitBytes<Scheme>};
   }
 
   // Nothing is left to be packed.
@@ -102,9 +98,9 @@ class RowsInPlace {
   Lines<Input> lines_;
   int64_t row_bytes_;
   std::byte* tail_ = nullptr;
-  int64_t line_ = -1;
-  int64_t unit_ = -1;
-  int64_t whole_lines_ = 0;
+  int64_t line_ = 0;
+  int64_t unit_ = 0;
+  int64_t whole_strips_ = 0;
 };
 
 }  // namespace pkg::cpu::tiles
