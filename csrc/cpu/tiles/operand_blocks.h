@@ -66,8 +66,8 @@ class OperandBlocks {
   // already stays.
   void begin(int64_t line, int64_t lines, int64_t unit, int64_t units) {
     const bool same_lines = line == line_;
-    const bool is_there =
-        same_lines && (keeps_ ? unit < next_unit_ : unit == unit_);
+    const bool is_there = same_lines && !takes_turns() &&
+                          (keeps_ ? unit < next_unit_ : unit == unit_);
     if (!same_lines) {
       next_unit_ = 0;
     }
@@ -94,7 +94,8 @@ class OperandBlocks {
   }
 
   PackedBlock packed() const {
-    return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Scheme>};
+    return {buffers_ + buffer_ * buffer_bytes_,
+            takes_turns() ? 0 : units_ * kUnitBytes<Scheme>};
   }
 
   // Pieces that are to be packed.
@@ -138,6 +139,12 @@ class OperandBlocks {
   // Whether bytes of a line are words of tiles as they are.
   static constexpr bool kIsWords = Scheme::kParts == 1 && !Scheme::kHasRange &&
                                    sizeof(Input) * Scheme::kValues == 64;
+
+  // Rows of A that are only copied: each strip takes the place of the one
+  // before, which is in L1 then.
+  bool takes_turns() const {
+    return kIsWords && side == Side::Left && source_.first.value_stride == 1;
+  }
 
   bool is_at_strip() const { return tile_ == 0 && at_unit_ == 0; }
   // Values that there are of the block, and its units all of whose are.
@@ -203,7 +210,7 @@ class OperandBlocks {
                               to_ + whole * kUnitBytes<Scheme>, range, units_);
   }
   void advance_strips(int64_t strips) {
-    to_ += strips * units_ * kUnitBytes<Scheme>;
+    to_ += takes_turns() ? 0 : strips * units_ * kUnitBytes<Scheme>;
     strip_ += strips * kStrip;
     done_ += 2 * strips * units_;
   }
@@ -231,6 +238,7 @@ class OperandBlocks {
     if (++at_unit_ == units_) {
       at_unit_ = 0;
       strip_ += kStrip;
+      to_ -= takes_turns() ? units_ * kUnitBytes<Scheme> : 0;
     }
   }
 
