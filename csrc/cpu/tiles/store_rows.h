@@ -47,6 +47,7 @@ class StoreRows {
   static constexpr int kLanes = simd::kLanes<Accumulator>;
   static constexpr bool kKeepsSums = std::is_base_of_v<KeepSums, Epilogue>;
 
+  // Tiles make zeros of denormal numbers, so none has to be looked for.
   template <int kRows>
   [[gnu::always_inline]] void store_as_they_are(const Accumulator* sums,
                                                 Output* to) const {
