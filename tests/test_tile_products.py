@@ -462,6 +462,48 @@ def test_every_stride(
         assert torch.equal(product, check(a, b, result))
 
 
+def rows_a_power_of_two_apart(t: Tensor) -> Tensor:
+    """At cache lines, all of them in one set of the L1 cache, with NaNs behind each."""
+    around_it = torch.full((t.shape[0], 4096), math.nan if t.is_floating_point() else 99)
+    view = around_it.to(t.dtype)[:, : t.shape[1]]
+    return view.copy_(t)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (70, 1100, 1300),  # B's columns stay for the whole inner dimension
+        (130, 1024, 600),
+        (550, 2720, 850),  # sums of many rows do
+        (97, 2700, 40),
+        (33, 4096, 1100),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "result"), RESULTS[-3:])
+def test_several_blocks_of_every_stride(
+    dtype: torch.dtype, result: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    rows, inner, columns = sizes
+    a, b = of_dtype(dtype, rows, inner), of_dtype(dtype, inner, columns, seed=1)
+    expected = check(a, b, result)
+    for left in (*LAYOUTS, lines_within_a_matrix, rows_a_power_of_two_apart):
+        for right in (torch.clone, transposed):
+            assert torch.equal(multiply(left(a), right(b), result), expected)
+    for right in LAYOUTS:
+        assert torch.equal(multiply(a, right(b), result), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_row_and_column(value: float) -> None:
+    for row, inner, column in ((0, 0, 0), (69, 1099, 1299), (40, 600, 700)):
+        a, b = normal(70, 1100).bfloat16(), normal(1100, 1300, seed=1).bfloat16()
+        a[row, inner], b[inner, column] = value, value
+        spoilt = multiply(a, b).isfinite().logical_not()
+        assert spoilt[row].all()
+        assert spoilt[:, column].all()
+        assert spoilt.sum() == 70 + 1300 - 1
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("inner", [64, 512, 576, 1088, 2560])
 @pytest.mark.parametrize(("dtype", "result"), RESULTS)

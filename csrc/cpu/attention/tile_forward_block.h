@@ -324,8 +324,7 @@ class TileForwardBlock {
       tiles::multiply_plain_tile<tiles::Bfloat16By1>(
           row_tiles, column_tiles, units,
           {operands.left, operands.left_layout, operands.right, nullptr,
-           operands.previous, operands.previous_stride, tiles::kNoWork, 0,
-           tiles::Streamed::Right});
+           operands.previous, operands.previous_stride, tiles::kNoWork, 0});
     } else {
       tiles::multiply_micro_tile<Scheme, tiles::Streamed::Right>(
           row_tiles, column_tiles, units,

@@ -220,6 +220,19 @@ inline void store_pair(T* to, Vector<Compute<T>> first,
   store(to + kLanes<Compute<T>>, second);
 }
 
+// The same of numbers that are not denormal: the processor's conversion makes
+// zeros of those.
+inline void store_normal_pair(BFloat16* to, Vector<float> first,
+                              Vector<float> second) {
+#if defined(__AVX512BF16__)
+  const auto bits = _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second),
+                                        std::bit_cast<__m512>(first));
+  std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
+#else
+  store_pair(to, first, second);
+#endif
+}
+
 // The first `count` lanes, 0 <= count <= kLanes; the other lanes are zero.
 template <class T>
 inline Vector<Compute<T>> load_partial(const T* from, int count) {

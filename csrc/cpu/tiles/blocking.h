@@ -22,26 +22,18 @@ struct BlockSizes {
   bool keeps_right;
 };
 
-// Right: the class of blocks of B. turns_left: rows of A are columns in memory.
+// Right: the class of blocks of B.
 template <class Scheme, class Right>
-BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner,
-                       bool turns_left = false) {
+BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   using cpu::detail::even_block;
-  constexpr bool kPlain = Scheme::kParts == 1;
   // Packed blocks that stay, beside the sums and what is packed meanwhile.
-  // Plain ones may lie in L3, which takes less time than to pack them again.
-  constexpr int64_t kKeptBytes = int64_t{kPlain ? 4 : 1} << 20;
+  constexpr int64_t kKeptBytes = int64_t{1} << 20;
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMostRows = 512;
   constexpr int64_t kMostRowsBesideKept = 128;
-  // Where many plain blocks of B stay, they come from L3 for each block of
-  // rows.
-  constexpr int64_t kMostRowsBesideMany = 256;
-  constexpr int64_t kManyBlocks = 4;
   constexpr int64_t kMostColumns = 256;
-  // Where nothing stays packed; where what is packed is turned.
+  // Where nothing stays packed.
   constexpr int64_t kMostColumnsPackedAgain = 384;
-  constexpr int64_t kMostColumnsOfTurned = 1024;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc =
       even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);
@@ -51,32 +43,59 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner,
            packed_bytes<Scheme>(lines, units) <= kKeptBytes;
   };
   const bool has_many_rows = rows > kMostRowsBesideKept;
-  const bool keeps_narrow = Right::kMayStay && has_many_rows &&
-                            fits(even_block(columns, kMostColumns, kStrip));
-  int64_t most_columns = kMostColumns;
-  if (kPlain && Right::kMayStay && blocks == 1) {
-    // The sums need no place, and rows of A are packed only once; beside rows
-    // that are turned B had better lie in L2.
-    const int64_t bytes = turns_left ? kKeptBytes / 4 : kKeptBytes;
-    most_columns =
-        std::max(most_columns, bytes / (units * kUnitBytes<Scheme>)*kStrip);
-  } else if (kPlain && Right::kMayStay && turns_left) {
-    // Turning takes longer than to go over sums that do not all lie in L2.
-    most_columns = kMostColumnsOfTurned;
-  } else if (!kPlain && has_many_rows && !keeps_narrow && blocks > 1) {
-    most_columns = kMostColumnsPackedAgain;
-  }
-  const int64_t nc = even_block(columns, most_columns, kStrip);
-  const bool keeps_right = keeps_narrow && most_columns == kMostColumns;
-  int64_t most_rows = kMostRows;
-  if (keeps_right && kPlain && blocks >= kManyBlocks) {
-    most_rows = kMostRowsBesideMany;
-  } else if (keeps_right || Right::kInPlace) {
-    most_rows = kMostRowsBesideKept;
-  }
-  const int64_t mc = even_block(rows, most_rows, kStrip);
+  const bool keeps_right = Right::kMayStay && has_many_rows &&
+                           fits(even_block(columns, kMostColumns, kStrip));
+  const bool packs_again = has_many_rows && !keeps_right && blocks > 1;
+  const int64_t nc = even_block(
+      columns, packs_again ? kMostColumnsPackedAgain : kMostColumns, kStrip);
+  const int64_t mc = even_block(
+      rows, keeps_right || Right::kInPlace ? kMostRowsBesideKept : kMostRows,
+      kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
   return {mc, nc, kc, keeps_left, keeps_right};
+}
+
+// The same of values of one part. Strips of A go one after the other, each with
+// a block of B that had better lie in L2, and its own block of the inner
+// dimension in L1. So B's blocks are narrow enough for the whole inner
+// dimension to stay there, and sums are those of one strip; where they would be
+// too narrow, since A is read for each, the sums of many rows lie there
+// instead. turns_left: rows of A are columns in memory, and take long to pack.
+template <class Scheme, class Right>
+BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
+                             bool turns_left) {
+  using cpu::detail::even_block;
+  constexpr bool kMayStay = Right::kMayStay || Right::kInPlace;
+  constexpr int64_t kStayingBytes = int64_t{1} << 20;
+  constexpr int64_t kLeastStaying = 256;
+  constexpr int64_t kLeastStayingBesideTurned = 512;
+  constexpr int64_t kMostRows = 512;
+  constexpr int64_t kMostColumns = 768;
+  constexpr int64_t kMostColumnsBesideTurned = 1024;
+  // Of a B that is unpacked for each block of rows, which had better be in L1
+  // when it is used.
+  constexpr int64_t kMostColumnsUnpacked = 64;
+  // So many strips are turned together.
+  constexpr int64_t kRowsTurned = 128;
+  const int64_t units = units_of<Scheme>(inner);
+  const int64_t kc =
+      even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);
+  const bool is_one_block = kc >= units;
+  const int64_t staying = kStayingBytes / (units * kUnitBytes<Scheme>)*kStrip;
+  const int64_t least =
+      std::min(columns, turns_left ? kLeastStayingBesideTurned : kLeastStaying);
+  if (kMayStay && staying >= least) {
+    const int64_t mc = is_one_block ? kMostRows
+                       : turns_left ? kRowsTurned
+                                    : kStrip;
+    return {even_block(rows, mc, kStrip), even_block(columns, staying, kStrip),
+            kc, false, !is_one_block};
+  }
+  const int64_t nc = !kMayStay    ? kMostColumnsUnpacked
+                     : turns_left ? kMostColumnsBesideTurned
+                                  : kMostColumns;
+  return {even_block(rows, kMostRows, kStrip), even_block(columns, nc, kStrip),
+          kc, false, false};
 }
 
 }  // namespace pkg::cpu::tiles

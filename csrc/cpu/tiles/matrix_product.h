@@ -120,7 +120,7 @@ bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
   using Packed = OperandBlocks<Scheme, Side::Left>;
   if constexpr (Scheme::kParts > 1) {
     return run(std::type_identity<Product<Scheme, Output, Epilogue>>{});
-  } else if (RowsInPlace<Scheme>::suits(left, inner)) {
+  } else if (RowsInPlace<Scheme>::suits(left, inner, columns)) {
     return run(std::type_identity<PlainProduct<Scheme, Output, Epilogue, Right,
                                                RowsInPlace<Scheme>>>{});
   } else {

@@ -31,7 +31,8 @@ struct PackedBlock {
 
 // Packs blocks of one operand. All blocks of the inner dimension stay, each in
 // a buffer of its own, or they take turns in two: either way the next block is
-// packed while the one before is in use.
+// packed while the one before is in use. Those of one part are not, and do with
+// one buffer.
 template <class Scheme, Side side>
 class OperandBlocks {
  public:
@@ -56,7 +57,7 @@ class OperandBlocks {
     constexpr Slot kSlot =
         side == Side::Left ? Slot::PackedLeft : Slot::PackedRight;
     const int64_t count =
-        keeps ? (units_of<Scheme>(inner) + units - 1) / units : 2;
+        keeps ? (units_of<Scheme>(inner) + units - 1) / units : kTurns;
     buffers_ = Workspace::of_this_thread<kSlot>().template request<std::byte>(
         count * buffer_bytes_);
   }
@@ -65,8 +66,8 @@ class OperandBlocks {
   // already stays.
   void begin(int64_t line, int64_t lines, int64_t unit, int64_t units) {
     const bool same_lines = line == line_;
-    const bool is_there =
-        same_lines && (keeps_ ? unit < next_unit_ : unit == unit_);
+    const bool is_there = same_lines && !takes_turns() &&
+                          (keeps_ ? unit < next_unit_ : unit == unit_);
     if (!same_lines) {
       next_unit_ = 0;
     }
@@ -80,7 +81,7 @@ class OperandBlocks {
       return;
     }
     if (!keeps_) {
-      buffer_ = 1 - buffer_;
+      buffer_ = kTurns - 1 - buffer_;
     }
     next_unit_ = unit + units;
     count_ = (lines + kTileRows - 1) / kTileRows * units;
@@ -93,7 +94,8 @@ class OperandBlocks {
   }
 
   PackedBlock packed() const {
-    return {buffers_ + buffer_ * buffer_bytes_, units_ * kUnitBytes<Scheme>};
+    return {buffers_ + buffer_ * buffer_bytes_,
+            takes_turns() ? 0 : units_ * kUnitBytes<Scheme>};
   }
 
   // Pieces that are to be packed.
@@ -107,9 +109,14 @@ class OperandBlocks {
   }
   // Packs the next piece.
   void step(Range& range) {
+    if constexpr (kIsWords) {
+      if (copies_strip()) {
+        return copy_strip(range);
+      }
+    }
     if constexpr (std::is_same_v<Input, BFloat16>) {
       if (const int64_t whole = whole_strips(); whole > 0) {
-        return pack_whole(whole);
+        return pack_whole(whole, range);
       }
     }
     if (!is_packing_) {
@@ -123,28 +130,87 @@ class OperandBlocks {
   }
 
  private:
-  // Strips packed together. Of B, whose strips had better be in L1 when they
-  // are used, 2 to 8 take as long, 10 % less in all than one by one; of A 2 to
-  // 16.
-  static constexpr int64_t kMostTogether = side == Side::Left ? 4 : 8;
+  // Buffers of blocks that do not stay.
+  static constexpr int64_t kTurns = Scheme::kParts == 1 ? 1 : 2;
+  // Strips packed together, whose rows are longer runs of memory then: all of a
+  // block of B; of A, where 2 to 16 take as long, no more than are in L1.
+  static constexpr int64_t kMostTogether = side == Side::Left ? 4 : 32;
 
-  // Those that pack_whole packs next.
+  // Whether bytes of a line are words of tiles as they are.
+  static constexpr bool kIsWords = Scheme::kParts == 1 && !Scheme::kHasRange &&
+                                   sizeof(Input) * Scheme::kValues == 64;
+
+  // Rows of A that are only copied: each strip takes the place of the one
+  // before, which is in L1 then.
+  bool takes_turns() const {
+    return kIsWords && side == Side::Left && source_.first.value_stride == 1;
+  }
+
+  bool is_at_strip() const { return tile_ == 0 && at_unit_ == 0; }
+  // Values that there are of the block, and its units all of whose are.
+  int64_t values() const {
+    return std::min(units_ * Scheme::kValues, inner_ - unit_ * Scheme::kValues);
+  }
+  int64_t whole_units() const { return values() / Scheme::kValues; }
+  // The block's part of the next strip.
+  Lines<Input> next_lines() const {
+    const Lines<Input>& lines = source_.first;
+    return {lines.data + (strip_ / kStrip) * source_.stride +
+                unit_ * Scheme::kValues * lines.value_stride,
+            lines.line_stride, lines.value_stride};
+  }
+
+  // Whether the next strip's lines all exist, and are contiguous.
+  bool copies_strip() const {
+    return is_at_strip() && source_.first.value_stride == 1 &&
+           end_ - strip_ >= kStrip;
+  }
+  void copy_strip(Range& range) {
+    constexpr int64_t kBytes = sizeof(Input);
+    const Lines<Input> lines = next_lines();
+    const auto* from = reinterpret_cast<const std::byte*>(lines.data);
+    const int64_t stride = lines.line_stride * kBytes;
+    if constexpr (side == Side::Left) {
+      copy_rows(from, stride, values() * kBytes, to_);
+    } else {
+      pack_turned_columns(from, stride, whole_units(), to_);
+      pack_rest(1, range);
+    }
+    advance_strips(1);
+  }
+
+  // Strips whose lines all exist and lie side by side, to be packed together.
   int64_t whole_strips() const {
-    const bool is_at_strip = tile_ == 0 && at_unit_ == 0;
     const bool lies_in_rows =
         source_.first.line_stride == 1 && source_.stride == kStrip;
-    return is_at_strip && lies_in_rows &&
-                   (unit_ + units_) * Scheme::kValues <= inner_
+    return is_at_strip() && lies_in_rows
                ? std::min(kMostTogether, (end_ - strip_) / kStrip)
                : 0;
   }
-  void pack_whole(int64_t strips) {
+  void pack_whole(int64_t strips, Range& range) {
     constexpr auto kPack =
         side == Side::Left ? &pack_turned_pairs : &pack_pairs;
-    const Lines<Input>& lines = source_.first;
-    kPack(lines.data + strip_ + unit_ * Scheme::kValues * lines.value_stride,
-          lines.value_stride, units_, strips, to_);
-    to_ += strips * units_ * kUnitBytes<Scheme>;
+    const Lines<Input> lines = next_lines();
+    kPack(lines.data, lines.value_stride, whole_units(), strips,
+          units_ * kUnitBytes<Scheme>, to_);
+    pack_rest(strips, range);
+    advance_strips(strips);
+  }
+
+  // The unit that is not whole.
+  void pack_rest(int64_t strips, Range& range) {
+    const int64_t whole = whole_units();
+    if (whole == units_) {
+      return;
+    }
+    const int64_t packed = whole * Scheme::kValues;
+    Lines<Input> lines = next_lines();
+    lines.data += packed * lines.value_stride;
+    pack_strips<Scheme, side>(lines, strips * kStrip, values() - packed,
+                              to_ + whole * kUnitBytes<Scheme>, range, units_);
+  }
+  void advance_strips(int64_t strips) {
+    to_ += takes_turns() ? 0 : strips * units_ * kUnitBytes<Scheme>;
     strip_ += strips * kStrip;
     done_ += 2 * strips * units_;
   }
@@ -172,6 +238,7 @@ class OperandBlocks {
     if (++at_unit_ == units_) {
       at_unit_ = 0;
       strip_ += kStrip;
+      to_ -= takes_turns() ? units_ * kUnitBytes<Scheme> : 0;
     }
   }
 

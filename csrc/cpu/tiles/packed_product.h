@@ -60,6 +60,10 @@ class PanelBlocks {
     }
     std::byte* to = buffer_;
     block_ = {to, bytes};
+    if (line == filled_line_) {
+      return;  // only an operand's last units are copied
+    }
+    filled_line_ = line;
     const int64_t present = source_.panel_bytes - first;
     for (int64_t strip = 0; strip < strips_of(lines); ++strip, to += bytes) {
       std::memcpy(to, from + strip * source_.panel_bytes,
@@ -78,6 +82,7 @@ class PanelBlocks {
   std::byte* buffer_ = nullptr;
   int64_t line_ = -1;
   int64_t unit_ = -1;
+  int64_t filled_line_ = -1;  // the first of those that are in the buffer
   PackedBlock block_{};
 };
 

@@ -251,13 +251,14 @@ bool TilePacker<Scheme, side>::step(Range& range) {
 }
 
 void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
-                int64_t strips, std::byte* packed) {
+                int64_t strips, int64_t strip_bytes, std::byte* packed) {
   const PairWords words;
-  const int64_t strip_bytes = units * kUnitBytes<Bfloat16By1>;
   for (int64_t row = 0; row < units * kTileRows; ++row) {
     for (int64_t strip = 0; strip < strips; ++strip) {
       const auto pairs = words.of(from + strip * kStrip, value_stride);
-      std::memcpy(packed + strip * strip_bytes, &pairs, sizeof(pairs));
+      std::byte* const to = packed + strip * strip_bytes;
+      std::memcpy(to, &pairs[0], sizeof(Words));
+      std::memcpy(to + sizeof(Words), &pairs[1], sizeof(Words));
     }
     from += 2 * value_stride;
     packed += kTileRowStep<Side::Right>;
@@ -265,9 +266,9 @@ void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
 }
 
 void pack_turned_pairs(const BFloat16* from, int64_t value_stride,
-                       int64_t units, int64_t strips, std::byte* packed) {
+                       int64_t units, int64_t strips, int64_t strip_bytes,
+                       std::byte* packed) {
   const PairWords words;
-  const int64_t strip_bytes = units * kUnitBytes<Bfloat16By1>;
   for (int64_t unit = 0; unit < units; ++unit) {
     for (int64_t strip = 0; strip < strips; ++strip) {
       const BFloat16* at = from + strip * kStrip;
@@ -284,6 +285,46 @@ void pack_turned_pairs(const BFloat16* from, int64_t value_stride,
     }
     from += Bfloat16By1::kValues * value_stride;
     packed += kUnitBytes<Bfloat16By1>;
+  }
+}
+
+void pack_turned_columns(const std::byte* from, int64_t stride, int64_t units,
+                         std::byte* packed) {
+  constexpr int64_t kRowBytes = sizeof(Words);
+  for (int64_t unit = 0; unit < units; ++unit, from += kRowBytes) {
+    for (int tile = 0; tile < 2; ++tile) {
+      const std::byte* at = from + tile * kTileRows * stride;
+      Words square[kWords];
+#pragma GCC unroll 16
+      for (int row = 0; row < kWords; ++row, at += stride) {
+        std::memcpy(square + row, at, kRowBytes);
+      }
+      simd::transpose(square);
+      std::byte* to = packed + tile * kTileStep<Side::Right>;
+#pragma GCC unroll 16
+      for (int row = 0; row < kWords; ++row) {
+        std::memcpy(to + row * kTileRowStep<Side::Right>, square + row,
+                    kRowBytes);
+      }
+    }
+    packed += 2 * kTileBytes;
+  }
+}
+
+void copy_rows(const std::byte* from, int64_t stride, int64_t bytes,
+               std::byte* packed) {
+  constexpr int64_t kRowBytes = kTileRowStep<Side::Left>;
+  for (int row = 0; row < kStrip; ++row, from += stride, packed += kRowBytes) {
+    std::byte* to = packed;
+    int64_t left = bytes;
+    for (; left >= kRowBytes; left -= kRowBytes, to += 2 * kTileBytes) {
+      std::memcpy(to, from + (bytes - left), kRowBytes);
+    }
+    if (left > 0) {
+      const __m512i last =
+          _mm512_maskz_loadu_epi8(first_lanes(left), from + (bytes - left));
+      std::memcpy(to, &last, kRowBytes);
+    }
   }
 }
 

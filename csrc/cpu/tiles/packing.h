@@ -110,15 +110,26 @@ class TilePacker {
 };
 
 // Packs whole units of whole strips of right columns that lie side by side, one
-// strip behind the other, as TilePacker does in fewer instructions. Rows of
-// several strips are read in the order in which they lie: what is not in L2
-// comes a third sooner.
+// strip `strip_bytes` behind the other, as TilePacker does in fewer
+// instructions. Rows of several strips are read in the order in which they lie:
+// what is not in L2 comes a third sooner.
 void pack_pairs(const BFloat16* from, int64_t value_stride, int64_t units,
-                int64_t strips, std::byte* packed);
+                int64_t strips, int64_t strip_bytes, std::byte* packed);
 
 // The same for left rows that lie side by side, whose tiles are transposed.
 void pack_turned_pairs(const BFloat16* from, int64_t value_stride,
-                       int64_t units, int64_t strips, std::byte* packed);
+                       int64_t units, int64_t strips, int64_t strip_bytes,
+                       std::byte* packed);
+
+// Packs whole units of a whole strip of right columns whose values lie side by
+// side, as rows of another matrix do: tiles are transposed.
+void pack_turned_columns(const std::byte* from, int64_t stride, int64_t units,
+                         std::byte* packed);
+
+// Packs the rows of a whole strip of left ones, each of so many contiguous
+// bytes, row by row, so that the processor's prefetchers see long runs.
+void copy_rows(const std::byte* from, int64_t stride, int64_t bytes,
+               std::byte* packed);
 
 // Packs `inner` values of some lines: strip after strip, each unit after unit;
 // strips are `strip_units` units apart, 0: as many as are packed.

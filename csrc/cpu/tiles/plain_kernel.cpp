@@ -17,12 +17,6 @@ constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
 // Registers as in cpu/tiles/micro_kernel.cpp: 0 to 3 the sums, 4 and 5 tiles of
 // the left operand, 6 and 7 of the right one.
 // NOLINTBEGIN(cppcoreguidelines-macro-usage)
-#define PKG_LOAD(side, tile_register, at, stride)  \
-  if constexpr (kStreamed == Streamed::side) {     \
-    _tile_stream_loadd(tile_register, at, stride); \
-  } else {                                         \
-    _tile_loadd(tile_register, at, stride);        \
-  }
 #define PKG_MULTIPLY(sums, left, right)            \
   if constexpr (std::is_same_v<Scheme, Int8By1>) { \
     _tile_dpbssd(sums, left, right);               \
@@ -42,21 +36,21 @@ constexpr int64_t kRightRowBytes = 128;  // of two tiles side by side
   }
 // NOLINTEND(cppcoreguidelines-macro-usage)
 
-template <class Scheme, int kRowTiles, int kColumnTiles, Streamed kStreamed>
+template <class Scheme, int kRowTiles, int kColumnTiles>
 struct Kernel {
   using Tile = PlainTile<typename Scheme::Accumulator>;
 
-  // One operand's tiles are loaded past the L1 cache, which the other one's
-  // strip nearly fills: n = 512 1.26 TFLOP/s instead of 1.16. Loads are
-  // not all before the products, so that they seldom wait for one another: 4 %.
+  // B's tiles are loaded past the L1 cache, which A's strip nearly fills: n =
+  // 512 1.26 TFLOP/s instead of 1.16. Loads are not all before the products, so
+  // that they seldom wait for one another: 4 %.
   template <bool kFirst>
   [[gnu::always_inline]] static void multiply_unit(const std::byte* left,
                                                    const std::byte* right,
                                                    const Tile& tile) {
-    PKG_LOAD(Left, 4, left, tile.left_layout.row)
-    PKG_LOAD(Right, 6, right, kRightRowBytes)
+    _tile_loadd(4, left, tile.left_layout.row);
+    _tile_stream_loadd(6, right, kRightRowBytes);
     if constexpr (kColumnTiles == 2) {
-      PKG_LOAD(Right, 7, right + kRightRowBytes / 2, kRightRowBytes)
+      _tile_stream_loadd(7, right + kRightRowBytes / 2, kRightRowBytes);
     }
     if constexpr (kFirst) {
       PKG_RENEW(0, 0, 0)
@@ -69,7 +63,7 @@ struct Kernel {
       PKG_MULTIPLY(1, 4, 7)
     }
     if constexpr (kRowTiles == 2) {
-      PKG_LOAD(Left, 5, left + tile.left_layout.tile, tile.left_layout.row)
+      _tile_loadd(5, left + tile.left_layout.tile, tile.left_layout.row);
     }
     if constexpr (kFirst) {
       PKG_RENEW(2, kTileRows, 0)
@@ -101,26 +95,17 @@ struct Kernel {
   }
 };
 
-template <class Scheme, Streamed kStreamed>
-void run(int row_tiles, int column_tiles, int64_t units,
-         const PlainTile<typename Scheme::Accumulator>& tile) {
-  if (row_tiles == 2) {
-    return column_tiles == 2
-               ? Kernel<Scheme, 2, 2, kStreamed>::run(units, tile)
-               : Kernel<Scheme, 2, 1, kStreamed>::run(units, tile);
-  }
-  return column_tiles == 2 ? Kernel<Scheme, 1, 2, kStreamed>::run(units, tile)
-                           : Kernel<Scheme, 1, 1, kStreamed>::run(units, tile);
-}
-
 }  // namespace
 
 template <class Scheme>
 void multiply_plain_tile(int row_tiles, int column_tiles, int64_t units,
                          const PlainTile<typename Scheme::Accumulator>& tile) {
-  tile.streamed == Streamed::Right
-      ? run<Scheme, Streamed::Right>(row_tiles, column_tiles, units, tile)
-      : run<Scheme, Streamed::Left>(row_tiles, column_tiles, units, tile);
+  if (row_tiles == 2) {
+    return column_tiles == 2 ? Kernel<Scheme, 2, 2>::run(units, tile)
+                             : Kernel<Scheme, 2, 1>::run(units, tile);
+  }
+  return column_tiles == 2 ? Kernel<Scheme, 1, 2>::run(units, tile)
+                           : Kernel<Scheme, 1, 1>::run(units, tile);
 }
 
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)

@@ -41,9 +41,6 @@ struct PlainTile {
   // the second on.
   Work work;
   int64_t work_steps;
-  // The operand whose tiles are loaded past the L1 cache: the strip of the
-  // other is used by many calls.
-  Streamed streamed;
 };
 
 // Of row_tiles x column_tiles tiles, 1 or 2 of each, over `units` units.

@@ -2,16 +2,16 @@
 // int8): as cpu/tiles/product.h, where the products take so little time that
 // other work decides.
 //
-//   for columns of C by NC, rows by MC:     its sums stay in L2
-//     for the inner dimension by KC:        rows of A, in place if possible
-//       for strips of 32 columns:           packed a few at a time, in L1
-//         for strips of 32 rows:            the micro-kernel
+//   for columns of C by NC, rows by MC:     B packed, its sums beside it in L2
+//     for the inner dimension by KC:
+//       for strips of 32 rows:              in L1, in place or packed
+//         for strips of 32 columns:         the micro-kernel
 //
-// KC is long, so that sums are seldom stored and loaded again: a strip of B
-// takes two thirds of the L1 cache, and tiles of A go past it. Between two
-// calls of the micro-kernel, where its products stand still, is as little as
-// can be; a micro-tile of C is rounded and stored beside the next but one's
-// products.
+// KC is long, so that sums are seldom stored and loaded again: a strip of A
+// takes two thirds of the L1 cache, and tiles of B go past it. Where C is in no
+// cache it matters that its rows are written in order. Between two calls of the
+// micro-kernel, where its products stand still, is as little as can be; a
+// micro-tile of C is rounded and stored beside the next but one's products.
 #pragma once
 
 #include <algorithm>
@@ -47,9 +47,8 @@ class PlainProduct {
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
-        sizes_(block_sizes<Scheme, Right>(rows, columns, inner,
-                                          left.first.line_stride == 1)),
-        goes_by_rows_(left.first.line_stride == 1 && sizes_.units == units_),
+        sizes_(plain_block_sizes<Scheme, Right>(rows, columns, inner,
+                                                left.first.line_stride == 1)),
         store_rows_(output, output_stride, epilogue),
         left_(left, rows, inner, sizes_.rows, sizes_.units, sizes_.keeps_left),
         right_(right, columns, inner, sizes_.columns, sizes_.units,
@@ -97,24 +96,11 @@ class PlainProduct {
     const int64_t units = std::min(sizes_.units, units_ - unit);
     left_.begin(row, rows, unit, units);
     right_.begin(column, columns, unit, units);
-    const auto multiply = [&](int64_t i, int64_t j) {
-      multiply_strips(row, column, unit, i, j);
-    };
-    if (goes_by_rows_) {
-      pack_strips_of(right_, strips_of(columns), right_range_);
-      for (int64_t i = 0; i < strips_of(rows); ++i) {
-        pack_strips_of(left_, i + 1, left_range_);
-        for (int64_t j = 0; j < strips_of(columns); ++j) {
-          multiply(i, j);
-        }
-      }
-      return;
-    }
-    pack_strips_of(left_, strips_of(rows), left_range_);
-    for (int64_t j = 0; j < strips_of(columns); ++j) {
-      pack_strips_of(right_, j + 1, right_range_);
-      for (int64_t i = 0; i < strips_of(rows); ++i) {
-        multiply(i, j);
+    pack_strips_of(right_, strips_of(columns), right_range_);
+    for (int64_t i = 0; i < strips_of(rows); ++i) {
+      pack_strips_of(left_, i + 1, left_range_);
+      for (int64_t j = 0; j < strips_of(columns); ++j) {
+        multiply_strips(row, column, unit, i, j);
       }
     }
   }
@@ -141,19 +127,25 @@ class PlainProduct {
     const int rows = present(rows_, row, sizes_.rows, i);
     const int columns = present(columns_, column, sizes_.columns, j);
     Accumulator* const sums =
-        sums_ == nullptr ? nullptr
-                         : sums_ + j * sizes_.rows * kStrip + i * kSumsCount;
+        sums_ == nullptr
+            ? nullptr
+            : sums_ + (i * strips_of(sizes_.columns) + j) * kSumsCount;
     const Sums next = last ? Sums{scratch_[turn_], row + i * kStrip,
                                   column + j * kStrip, rows, columns}
                            : Sums{sums, 0, 0, 0, 0};
     const auto left = left_.packed();
     multiply_plain_tile<Scheme>(
         rows > kTileRows ? 2 : 1, columns > kTileRows ? 2 : 1, units,
-        {left.strip(i), left.layout_of(i), right_.packed().strip(j),
-         first ? nullptr : sums, in_registers_.sums, kSumsStride,
-         Work{&PlainProduct::finish_some, this},
-         (to_finish_.rows + kFinishRows - 1) / kFinishRows,
-         goes_by_rows_ ? Streamed::Right : Streamed::Left});
+        {
+            left.strip(i),
+            left.layout_of(i),
+            right_.packed().strip(j),
+            first ? nullptr : sums,
+            in_registers_.sums,
+            kSumsStride,
+            Work{&PlainProduct::finish_some, this},
+            (to_finish_.rows + kFinishRows - 1) / kFinishRows,
+        });
     finish();
     to_finish_ = in_registers_;
     in_registers_ = next;
@@ -182,10 +174,6 @@ class PlainProduct {
   int64_t inner_;
   int64_t units_;
   BlockSizes sizes_;
-  // Rows that are turned, in one block of the inner dimension: strips of A one
-  // after the other, each with all of B, so that rows of C are written in
-  // order. Where C is in no cache that takes a third less time.
-  bool goes_by_rows_;
   StoreRows<Accumulator, Output, Epilogue> store_rows_;
   Left left_;
   Right right_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/gemm/store_sums.h"
 #include "cpu/tiles/scheme.h"
@@ -29,7 +30,11 @@ class StoreRows {
     added = added == nullptr ? nullptr : added + first * kStrip;
     row += first;
     if (present == kRows && columns == kStrip) {
-      store_vectors<kRows, 2>(sums, added, row, column, kRows, kLanes);
+      if (kKeepsSums && added == nullptr) {
+        store_as_they_are<kRows>(sums, output_ + row * stride_ + column);
+      } else {
+        store_vectors<kRows, 2>(sums, added, row, column, kRows, kLanes);
+      }
     } else if (present > 0 && columns > kLanes) {
       store_vectors<kRows, 2>(sums, added, row, column, present,
                               columns - kLanes);
@@ -40,6 +45,23 @@ class StoreRows {
 
  private:
   static constexpr int kLanes = simd::kLanes<Accumulator>;
+  static constexpr bool kKeepsSums = std::is_base_of_v<KeepSums, Epilogue>;
+
+  // Tiles make zeros of denormal numbers, so none has to be looked for.
+  template <int kRows>
+  [[gnu::always_inline]] void store_as_they_are(const Accumulator* sums,
+                                                Output* to) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r, sums += kStrip, to += stride_) {
+      const auto first = simd::load(sums);
+      const auto second = simd::load(sums + kLanes);
+      if constexpr (std::is_same_v<Output, simd::BFloat16>) {
+        simd::store_normal_pair(to, first, second);
+      } else {
+        simd::store_pair(to, first, second);
+      }
+    }
+  }
 
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void store_vectors(const Accumulator* sums,
