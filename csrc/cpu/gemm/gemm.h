@@ -249,16 +249,23 @@ void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
   }
 }
 
+// Whether B is read in place: told by all of a product, not by a thread's part
+// of it, since rounding follows from it.
+template <class Arithmetic, class Input, class Output>
+bool reads_right_in_place(const Product<Input, Output>& product) {
+  return reads_right_in_place<Arithmetic>(product.right, product.rows,
+                                          product.columns, product.inner);
+}
+
 // One thread's product: loop 5.
 template <class Arithmetic, class Input, class Output, class Epilogue>
 void multiply_alone(const Product<Input, Output>& product, int64_t first_row,
-                    int64_t first_column, const Epilogue& epilogue) {
+                    int64_t first_column, const Epilogue& epilogue,
+                    bool right_in_place) {
   constexpr bool kBuffered =
       !std::is_same_v<typename Arithmetic::Accumulator, Output>;
   const int64_t most_rows = kBuffered ? kBufferedRows : product.rows;
   const int64_t block = even_block(product.rows, most_rows, kMR);
-  const bool right_in_place = reads_right_in_place<Arithmetic>(
-      product.right, product.rows, product.columns, product.inner);
   const int64_t nc = even_block(
       product.columns, right_in_place ? kNCInPlace : kNC, kNR<Arithmetic>);
   for_each_block(product.columns, nc, [&](int64_t column, int64_t columns) {
@@ -284,16 +291,18 @@ void multiply(const Product<Input, Output>& product, int64_t threads,
   }
   threads = detail::useful_threads(product.rows, product.columns, product.inner,
                                    threads);
+  const bool in_place = detail::reads_right_in_place<Arithmetic>(product);
   if (threads == 1) {
     const TileRegisters<Arithmetic> registers;
-    detail::multiply_alone<Arithmetic>(product, 0, 0, epilogue);
+    detail::multiply_alone<Arithmetic>(product, 0, 0, epilogue, in_place);
     return;
   }
   detail::for_each_rectangle<Arithmetic>(
       product.rows, product.columns, kMR, kNR<Arithmetic>, threads,
       [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
         detail::multiply_alone<Arithmetic>(
-            product.part(row, rows, column, columns), row, column, epilogue);
+            product.part(row, rows, column, columns), row, column, epilogue,
+            in_place);
       });
 }
 

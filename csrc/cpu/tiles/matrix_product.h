@@ -187,7 +187,9 @@ bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
           return strips_of(right.data, right.column_stride, right.row_stride);
         },
         [&](const auto& part, int64_t row, int64_t column) {
-          cpu::detail::multiply_alone<Arithmetic>(part, row, column, epilogue);
+          cpu::detail::multiply_alone<Arithmetic>(
+              part, row, column, epilogue,
+              cpu::detail::reads_right_in_place<Arithmetic>(product));
         });
   });
 }
