@@ -103,6 +103,11 @@ constexpr const char* kSchemas[] = {
     "alibi_slopes=None, int window_left=-1, int window_right=-1, float "
     "softcap=0.0) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)",
 
+    "rotary_embedding(Tensor input, Tensor cos, Tensor sin, *, bool "
+    "interleaved=False) -> Tensor",
+    "rotary_embedding_backward(Tensor grad, Tensor cos, Tensor sin, bool "
+    "interleaved) -> Tensor",
+
     "spatial_correlation_sample(Tensor input1, Tensor input2, SymInt[2] "
     "kernel_size=1, SymInt[2] patch_size=1, SymInt[2] stride=1, SymInt[2] "
     "padding=0, SymInt[2] dilation=1, SymInt[2] dilation_patch=1) -> Tensor",

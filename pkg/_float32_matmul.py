@@ -1,14 +1,15 @@
-"""How exact products of float32 matrices on the CPU are, where tile registers make them.
+"""How exact products of float32 matrices are, where units for narrower numbers can make them.
 
-Intel's AMX multiplies bfloat16. A float32 is the sum of three of them, so that six products of
-such parts give a product of float32 that is as exact as one by fused multiply-adds, three products
-give half of its digits and one those of bfloat16. PyTorch has words for these:
+On the CPU Intel's AMX multiplies bfloat16. A float32 is the sum of three of them, so that six
+products of such parts give a product of float32 that is as exact as one by fused multiply-adds,
+three products give half of its digits and one those of bfloat16. On CUDA the tensor cores multiply
+TF32, which has 11 of float32's 24 significant bits. PyTorch has words for these:
 :func:`torch.set_float32_matmul_precision`.
 
-The kernels read the choice where it costs nothing, in the CPU library, which calls no function of
-PyTorch that could tell it. So it is told: PyTorch keeps its setting in C++ and has two functions
-by which Python changes it, and :func:`follow_pytorch` puts a function around each that calls it and
-then reads what was set.
+The kernels read the choice where it costs nothing, in the library that they are in, which calls no
+function of PyTorch that could tell it. So it is told: PyTorch keeps its setting in C++ and has
+three functions by which Python changes it, and :func:`follow_pytorch` puts a function around each
+that calls it and then reads what was set.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from ctypes import c_int64
+from ctypes import CDLL, c_int64
 from typing import Any
 
 import torch
@@ -25,29 +26,41 @@ import torch
 from . import _loader
 
 PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
-"""Of the ways that can be asked for, how many products of parts each makes."""
+"""Of the ways that can be asked for, how many products of parts each makes on the CPU."""
 
-# PyTorch's words of oneDNN, which are those for the CPU.
+CUDA_PRODUCTS = {"fma": 0, "highest": 0, "high": 1, "medium": 1}
+"""The same of products in TF32 on CUDA; none: multiply-adds."""
+
+# PyTorch's words, and what it calls the part of it whose words are those for a device.
 _OF_PYTORCH = {"tf32": "high", "bf16": "medium"}
-_SETTERS = ("_set_float32_matmul_precision", "_set_fp32_precision_setter")
+_BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
+_SETTERS = (
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+    "_set_cublas_allow_tf32",
+)
 
 _lock = threading.Lock()
 _chosen = "pytorch"
 
 
 def set_float32_matmul(way: str) -> None:
-    """Sets how float32 matrices are multiplied on a CPU with Intel AMX, for the whole process.
+    """Sets how float32 matrices are multiplied, for the whole process.
 
-    It holds for every operator of this package that multiplies matrices by tile registers, and for
-    PyTorch's own under :func:`pkg.accelerate`. Where the processor, or the CPU library in use, has
-    no tile registers, every way is by fused multiply-adds.
+    On a CPU with Intel AMX it holds for every operator of this package that multiplies matrices by
+    tile registers, and for PyTorch's own under :func:`pkg.accelerate`. Where the processor, or the
+    CPU library in use, has no tile registers, every way is by fused multiply-adds. On CUDA it holds
+    for ``matmul``, ``linear`` and ``packed_linear``; all else is by multiply-adds.
 
     Args:
-        way: ``"pytorch"``, as :func:`torch.set_float32_matmul_precision` and
-            ``torch.backends.mkldnn.matmul.fp32_precision`` say, which is the default;
-            ``"highest"``, by six products of bfloat16 parts, at least as exact as PyTorch's;
-            ``"high"``, by three, to about 16 bits; ``"medium"``, by one, to the 8 bits of bfloat16;
-            ``"fma"``, by fused multiply-adds and no tile registers, slower than ``"highest"``.
+        way: ``"pytorch"``, as :func:`torch.set_float32_matmul_precision` says, or for the CPU
+            ``torch.backends.mkldnn.matmul.fp32_precision`` and for CUDA
+            ``torch.backends.cuda.matmul.fp32_precision`` or ``allow_tf32``, which is the default;
+            ``"highest"``, on the CPU by six products of bfloat16 parts, at least as exact as
+            PyTorch's, on CUDA by multiply-adds;
+            ``"high"``, on the CPU by three, to about 16 bits, on CUDA by one in TF32, to 11 bits;
+            ``"medium"``, on the CPU by one, to the 8 bits of bfloat16, on CUDA as ``"high"``;
+            ``"fma"``, by fused multiply-adds, on the CPU slower than ``"highest"``.
 
     Raises:
         ValueError: there is no such way.
@@ -80,11 +93,12 @@ def get_float32_matmul() -> str:
     return _chosen
 
 
-def way_in_use() -> str:
-    """The way, also where it is PyTorch's setting that says which."""
+def way_in_use(device: str = "cpu") -> str:
+    """The way on ``"cpu"`` or ``"cuda"``, also where it is PyTorch's setting that says which."""
     if _chosen != "pytorch":
         return _chosen
-    return _OF_PYTORCH.get(torch._C._get_fp32_precision_getter("mkldnn", "matmul"), "highest")
+    word = torch._C._get_fp32_precision_getter(_BACKENDS[device], "matmul")
+    return _OF_PYTORCH.get(word, "highest")
 
 
 def has_tiles() -> bool:
@@ -99,7 +113,19 @@ def description() -> str:
     """For ``python -m pkg env``."""
     if not has_tiles():
         return "fma (no tile registers)"
-    return f"{way_in_use()} (as {'PyTorch' if _chosen == 'pytorch' else 'pkg'} was told)"
+    return f"{way_in_use()} ({_who_chose()})"
+
+
+def description_of_cuda() -> str:
+    """The same of the CUDA kernels."""
+    if _loader.cuda_library is None:
+        return "none (no CUDA kernels)"
+    way = way_in_use("cuda")
+    return f"{way}, by {'TF32' if CUDA_PRODUCTS[way] else 'multiply-adds'} ({_who_chose()})"
+
+
+def _who_chose() -> str:
+    return f"as {'PyTorch' if _chosen == 'pytorch' else 'pkg'} was told"
 
 
 def begin() -> None:
@@ -121,10 +147,11 @@ def begin() -> None:
 
 
 def follow_pytorch() -> None:
-    """Puts our function around PyTorch's two, for every name that they are called by.
+    """Puts our function around PyTorch's three, for every name that they are called by.
 
     ``torch.set_float32_matmul_precision``, also where it was imported by name before, and the
-    properties ``fp32_precision`` below ``torch.backends`` look them up in ``torch._C`` each time.
+    properties ``fp32_precision`` and ``allow_tf32`` below ``torch.backends`` look them up in
+    ``torch._C`` each time.
     """
     for name in _SETTERS:
         setter = getattr(torch._C, name, None)
@@ -145,8 +172,17 @@ def _telling(setter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell() -> None:
-    library = _loader.cpu_library
-    if hasattr(library, "pkg_choose_float32_products"):
-        # Of two threads that set it at once, the one that tells last has seen what both set.
-        with _lock:
-            library.pkg_choose_float32_products(c_int64(PRODUCTS[way_in_use()]))
+    # Of two threads that set it at once, the one that tells last has seen what both set.
+    with _lock:
+        _tell_library(_loader.cpu_library, "pkg_choose_float32_products", PRODUCTS[way_in_use()])
+        _tell_library(
+            _loader.cuda_library,
+            "pkg_choose_cuda_float32_products",
+            CUDA_PRODUCTS[way_in_use("cuda")],
+        )
+
+
+def _tell_library(library: CDLL | None, function: str, products: int) -> None:
+    """Calls the function of a library that is told the number; pkg.jit may have left it out."""
+    if hasattr(library, function):
+        getattr(library, function)(c_int64(products))

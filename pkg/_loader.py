@@ -24,10 +24,10 @@ OLDEST_TORCH = (2, 10)
 CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
 FOLDER = Path(__file__).parent
 
-# Set by load(): the CPU library in use, and whether the CUDA library is.
+# Set by load(): the CPU library in use, and that of the CUDA kernels where they are loaded.
 cpu_capability: str | None = None
 cpu_library: ctypes.CDLL
-cuda_loaded = False
+cuda_library: ctypes.CDLL | None = None
 # Keeps what it registered while it lives.
 _refusals: object = None
 
@@ -45,7 +45,7 @@ def load() -> ModuleType:
             build lacks, or this is a subinterpreter, which PyTorch cannot be
             imported into.
     """
-    global cpu_capability, cpu_library, cuda_loaded
+    global cpu_capability, cpu_library, cuda_library
     _check_interpreter()
     _check_name()
     _check_torch()
@@ -60,22 +60,23 @@ def load() -> ModuleType:
     cpu_library = _load_library(f"_cpu_{cpu_capability}")
     module._set_cpu_capability(cpu_capability)
     _use_kernels(module)
-    cuda_loaded = _load_cuda()
-    if not cuda_loaded:
+    cuda_library = _load_cuda()
+    if cuda_library is None:
         _explain_missing_cuda_kernels()
     return module
 
 
 def _compile_installed_sources() -> ModuleType:
     """``PKG_JIT=1`` of an installed package: one library of the sources that it carries."""
-    global cpu_capability, cpu_library, cuda_loaded
+    global cpu_capability, cpu_library, cuda_library
     from . import jit
 
     cpu_capability = jit.best_capability()
-    cuda_loaded = jit.can_build_cuda()
-    module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=cuda_loaded)
+    with_cuda = jit.can_build_cuda()
+    module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=with_cuda)
     sys.modules["pkg._C"] = module
     cpu_library = ctypes.CDLL(str(module.__file__))
+    cuda_library = cpu_library if with_cuda else None
     module._set_cpu_capability(cpu_capability)
     _use_kernels(module)
     return module
@@ -224,13 +225,12 @@ def _address_of(name: str) -> int | None:
     return ctypes.cast(getattr(cpu_library, name), ctypes.c_void_p).value
 
 
-def _load_cuda() -> bool:
+def _load_cuda() -> ctypes.CDLL | None:
     import torch
 
     if torch.version.cuda is None or library_file("_cuda") is None:
-        return False
-    _load_library("_cuda")
-    return True
+        return None
+    return _load_library("_cuda")
 
 
 def _explain_missing_cuda_kernels() -> None:

@@ -565,6 +565,24 @@ def spatial_correlation_sample_backward(
     return result
 
 
+def rotary_embedding(
+    input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
+) -> Tensor:
+    half = cos.shape[-1]
+    turned, rest = input[..., : 2 * half], input[..., 2 * half :]
+    if interleaved:
+        x, y = turned[..., 0::2], turned[..., 1::2]
+    else:
+        x, y = turned[..., :half], turned[..., half:]
+    pair = x * cos - y * sin, y * cos + x * sin
+    together = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([together.to(input.dtype), rest], -1)
+
+
+def rotary_embedding_backward(grad: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    return rotary_embedding(grad, cos, -sin, interleaved=interleaved)
+
+
 def lltm(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:

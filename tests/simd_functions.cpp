@@ -4,6 +4,7 @@
 
 #include "cpu/pointwise/formula_math.h"
 #include "cpu/simd/simd.h"
+#include "cpu/simd/transpose.h"
 
 namespace {
 
@@ -33,6 +34,16 @@ void copy_up_to(const T* from, int64_t left, simd::Compute<T>* loaded, T* to) {
   const auto value = simd::load_up_to(from, left);
   simd::store(loaded, value);
   simd::store_up_to(to, value + 1, left);
+}
+
+// Two registers one behind the other.
+template <class T>
+void interleave(const T* from, T* to) {
+  auto first = simd::load(from);
+  auto second = simd::load(from + simd::kLanes<T>);
+  simd::interleave(first, second);
+  simd::store(to, first);
+  simd::store(to + simd::kLanes<T>, second);
 }
 
 }  // namespace
@@ -71,6 +82,17 @@ PKG_LOADS(float64, double)
 PKG_LOADS(float16, Half)
 PKG_LOADS(bfloat16, BFloat16)
 PKG_LOADS(int32, int32_t)
+
+#define PKG_SHUFFLES(dtype, T)                                    \
+  extern "C" void interleave_##dtype(const T* from, T* to) {      \
+    interleave(from, to);                                         \
+  }                                                               \
+  extern "C" void swap_neighbours_##dtype(const T* from, T* to) { \
+    simd::store(to, simd::swap_neighbours(simd::load(from)));     \
+  }
+
+PKG_SHUFFLES(float32, float)
+PKG_SHUFFLES(float64, double)
 
 extern "C" float reduce_max_or_nan_float32(const float* from) {
   return simd::reduce_max_or_nan(simd::load(from));

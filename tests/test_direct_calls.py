@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from operator_collection import INFERENCE_ONLY, operator_classes, public_operators
 from samples import normal
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -86,9 +89,30 @@ class Subclass(Tensor):
     """A tensor with a will of its own."""
 
 
+SYMBOLS = ("looked up", "missing")
+# Of no plain tensor; PyTorch 2.10 excludes such a key during a backward pass.
+PRE_DISPATCH = torch._C.DispatchKeySet(torch._C.DispatchKey.PreDispatch)
+
+
+@pytest.fixture(params=SYMBOLS)
+def symbols(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With what PyTorch exports and does not promise, and as where a PyTorch lacks it."""
+    pkg._C._use_unstable_symbols(request.param == SYMBOLS[0])
+    yield
+    pkg._C._use_unstable_symbols(True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looked up on Linux alone")
+def test_unpromised_symbols_are_found() -> None:
+    """Where they are not, every small call takes longer, and nothing else tells of it."""
+    assert all(pkg._C._use_unstable_symbols(True).values())
+    assert not any(pkg._C._use_unstable_symbols(False).values())
+    assert all(pkg._C._use_unstable_symbols(True).values())
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_plain_call_does_not_pass_the_dispatcher(
-    operator: str, monkeypatch: pytest.MonkeyPatch
+    operator: str, symbols: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without this the rest of the file would prove nothing.
     function, args = getattr(pkg.ops, operator), arguments_of(operator)
@@ -129,7 +153,7 @@ def test_results_and_gradients_are_those_of_the_dispatched_operator(operator: st
             assert same_bits(direct, wanted), str(sample)
 
 
-def test_what_a_tensor_is_decides() -> None:
+def test_what_a_tensor_is_decides(symbols: None) -> None:
     a = normal(4, 4).float()
     complex_tensor = torch.complex(a, a)
     plain = {
@@ -177,10 +201,12 @@ def test_what_a_tensor_is_decides() -> None:
         (torch.autograd.profiler.profile, "otherwise"),
         (torch.autograd.forward_ad.dual_level, "otherwise"),
         (lambda: torch.device("cpu"), "otherwise"),
+        (torch._C._AutoDispatchBelowAutograd, "kernel"),
+        (lambda: torch._C._ExcludeDispatchKeyGuard(PRE_DISPATCH), "kernel"),
     ],
 )
 def test_what_the_thread_is_in_decides(
-    state: Callable[[], AbstractContextManager[Any]], way: str
+    state: Callable[[], AbstractContextManager[Any]], way: str, symbols: None
 ) -> None:
     a = normal(4, 4).float()
     with state():
@@ -188,7 +214,27 @@ def test_what_the_thread_is_in_decides(
     assert way_of("mul", a, a) == "kernel"
 
 
-def test_transforms_and_tracing_decide() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the words are found on Linux alone")
+@pytest.mark.parametrize("state", [DispatchMode, FunctionMode, enable_python_dispatcher])
+def test_the_state_of_another_thread_does_not_decide(
+    state: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    a = normal(4, 4).float()
+
+    def within() -> str:
+        with state():
+            return way_of("mul", a, a)
+
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(way_of, "mul", a, a).result() == "kernel"
+        with state():
+            assert way_of("mul", a, a) == "otherwise"
+            assert another.submit(way_of, "mul", a, a).result() == "kernel"
+        assert another.submit(within).result() == "otherwise"
+        assert way_of("mul", a, a) == "kernel"
+
+
+def test_transforms_and_tracing_decide(symbols: None) -> None:
     a = normal(4, 4).float()
     ways = []
 
@@ -207,7 +253,7 @@ def test_transforms_and_tracing_decide() -> None:
     assert ways == ["otherwise"] * 14
 
 
-def test_autocast_decides_where_the_operator_has_a_rule() -> None:
+def test_autocast_decides_where_the_operator_has_a_rule(symbols: None) -> None:
     a = normal(4, 4).float()
     with torch.autocast("cpu"):
         assert way_of("mul", a, a) == "kernel"
@@ -221,7 +267,7 @@ def test_autocast_decides_where_the_operator_has_a_rule() -> None:
     assert way_of("matmul", a, a, None, has_autocast=True) == "kernel"
 
 
-def test_a_gradient_is_recorded_where_autograd_is_on() -> None:
+def test_a_gradient_is_recorded_where_autograd_is_on(symbols: None) -> None:
     a = normal(4, 4).float().requires_grad_()
     plain = a.detach()
     assert way_of("mul", a, plain) == way_of("mul", plain, a) == "record"
@@ -264,7 +310,7 @@ def test_what_writes_to_an_argument_has_no_short_way() -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_modes_and_profilers_see_the_operator(operator: str) -> None:
+def test_modes_and_profilers_see_the_operator(operator: str, symbols: None) -> None:
     function, args = getattr(pkg.ops, operator), arguments_of(operator)
     seen: list[list[Any]] = []
     for call in (function, dispatched(operator)):
@@ -282,7 +328,7 @@ def test_modes_and_profilers_see_the_operator(operator: str) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_observers_see_the_operator(operator: str, tmp_path: Path) -> None:
+def test_observers_see_the_operator(operator: str, symbols: None, tmp_path: Path) -> None:
     # Unlike a profiler this one cannot be asked after, so every call tells of itself.
     args, file = arguments_of(operator), tmp_path / "trace.json"
     has_parts = operator.startswith("scaled_dot_product_attention")

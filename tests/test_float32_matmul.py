@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from ctypes import c_int64
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from samples import normal
 
 import pkg
-from pkg import _float32_matmul
+from pkg import _float32_matmul, _loader
 
 # `from torch import ...` in a program's first lines, before it imports pkg.
 KEPT_BY_NAME = """
@@ -82,13 +83,40 @@ def test_the_newer_setting_of_pytorch_is_followed(precision: str, way: str) -> N
     assert _float32_matmul.way_in_use() == way
 
 
-def test_that_of_cuda_is_not() -> None:
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        assert _float32_matmul.way_in_use() == "highest"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def test_that_of_cuda_holds_for_cuda_alone() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert _float32_matmul.way_in_use() == "highest"
+
+
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        (lambda: None, "highest"),
+        (lambda: torch.set_float32_matmul_precision("high"), "high"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "high"),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), "high"),
+        (lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"), "high"),
+        (lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "tf32"), "highest"),
+        (lambda: pkg.set_float32_matmul("fma"), "fma"),
+        (lambda: pkg.set_float32_matmul("medium"), "medium"),
+    ],
+)
+def test_every_setting_reaches_the_cuda_library(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], way: str
+) -> None:
+    """Which is told how many products in TF32 it makes."""
+    told = []
+
+    class Library:
+        @staticmethod
+        def pkg_choose_cuda_float32_products(products: c_int64) -> None:
+            told.append(products.value)
+
+    monkeypatch.setattr(_loader, "cuda_library", Library)
+    pkg.set_float32_matmul("pytorch")
+    change()
+    assert _float32_matmul.way_in_use("cuda") == way
+    assert told[-1] == _float32_matmul.CUDA_PRODUCTS[way] == (way in ("high", "medium"))
 
 
 @without_tiles

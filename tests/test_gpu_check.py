@@ -101,3 +101,24 @@ def test_ways_that_multiply_are_compared(
     # Four ways to lie in two types, into two types each; three batches; one of int8.
     assert len(faults) == 2 * (4 * 2 + 1) + 2
     assert all("differ where PKG_CUDA_WARPGROUPS is not 0" in fault for fault in faults)
+
+
+def test_products_in_tf32_are_compared(
+    sample: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU no way is by TF32; here that one is wrong."""
+    _, gpu_ways = sample
+    before = gpu_ways.pkg.get_float32_matmul()
+    assert list(gpu_ways.ways_that_multiply_float32(CPU, [(5, 16, 8)])) == []
+    right = gpu_ways.ops.matmul
+
+    def wrong(*operands: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        result: torch.Tensor = right(*operands, out_dtype=out_dtype)
+        return result + 1 if gpu_ways.pkg.get_float32_matmul() == "high" else result
+
+    monkeypatch.setattr(gpu_ways.ops, "matmul", wrong)
+    faults = list(gpu_ways.ways_that_multiply_float32(CPU, [(5, 16, 8)]))
+    # Four ways to lie, of two calls that are products alone, a batch, and random numbers.
+    assert len(faults) == 4 * 2 + 1 + 1
+    assert all("in TF32" in fault for fault in faults)
+    assert gpu_ways.pkg.get_float32_matmul() == before

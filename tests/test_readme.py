@@ -230,7 +230,8 @@ def test_environment_variables_are_in_the_sources() -> None:
     table = README.partition("## Environment variables")[2].partition("\n## ")[0]
     names = re.findall(r"`([A-Z_]{3,})`", table)
     assert names
-    sources = [ROOT / "setup.py", *(ROOT / "pkg").rglob("*.py"), *(ROOT / "csrc").rglob("*.h")]
+    compiled = (ROOT / "csrc").rglob("*.[ch]*")  # and .cu
+    sources = [ROOT / "setup.py", *(ROOT / "pkg").rglob("*.py"), *compiled]
     text = "".join(path.read_text("utf-8") for path in sources)
     unused = {name for name in names if name not in text}
     assert unused <= {"CXX", "CUDA_HOME", "MAX_JOBS"}  # read by PyTorch

@@ -143,6 +143,18 @@ def test_what_is_left_of_a_run(functions: Functions, dtype: torch.dtype) -> None
         assert stored.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=dtype_name)
+def test_lanes_are_interleaved_and_swapped(functions: Functions, dtype: torch.dtype) -> None:
+    lanes = functions.lanes(dtype)
+    values = torch.arange(2 * lanes).to(dtype)
+    result = torch.empty_like(values)
+    functions.call(f"interleave_{dtype_name(dtype)}", values, result)
+    assert result.tolist() == values.view(2, lanes).T.flatten().tolist()
+    swapped = torch.empty_like(values[:lanes])
+    functions.call(f"swap_neighbours_{dtype_name(dtype)}", values[:lanes], swapped)
+    assert swapped.tolist() == values[:lanes].view(-1, 2).flip(1).flatten().tolist()
+
+
 def arguments(dtype: torch.dtype) -> Tensor:
     """Of every size, more of them where functions bend, and what is special."""
     limits = torch.finfo(dtype)

@@ -111,6 +111,11 @@ EXEMPTIONS = (
         "what is the same for all tiles, loaded again once a tile; none in the loops of products",
     ),
     Exemption(
+        r"attention_joint_gradients_mma_kernel<\w+, 128>",
+        SPILLS,
+        "as of the other gradients, and around what is added to the query's once a tile",
+    ),
+    Exemption(
         r"attention_grad_query_mma_kernel<\w+, 64>",
         SPILLS,
         "as of heads of 128",
@@ -132,6 +137,12 @@ EXPECTED = (
     Expected(
         r"matmul_kernel<(bfloat16|float16), .*>",
         {"HMMA.16816": 128, "LDSM.x4": 32, "LDGSTS.128": 16},
+    ),
+    # The same over 32 steps of float32, in TF32; for each operand loads of both kinds, of lines
+    # that are rows or columns and of lines that are steps.
+    Expected(
+        r"matmul_kernel<Tf32, .*>",
+        {"HMMA.1688": 128, "LDSM.x4": 32, "LDS.32": 128, "LDGSTS.128": 32},
     ),
     # A stage of 128 bytes of the summed dimension: four products, a wait and a release.
     Expected(
@@ -188,7 +199,10 @@ EXPECTED = (
     ),
     Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 128, false>", {"HGMMA.64x64x16": 24}),
     Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
-    Expected(r"attention_grad_key_value_mma_kernel<.*>", {"HMMA.16816": 16, "LDSM.x4": 12}),
+    Expected(
+        r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
+        {"HMMA.16816": 16, "LDSM.x4": 12},
+    ),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
     Expected(
         r"decode_attention_mma_kernel<.*, 64>", {"HMMA.16816": 40, "LDSM.x4": 36, "LDGSTS.128": 20}
@@ -211,11 +225,18 @@ EXPECTED = (
     # Two turns of 32 columns by 16 rows, over 128 values each.
     Expected(r"rowwise_few_rows_kernel<false>", {"IMMA.16832": 32, "LDG.128": 16}),
     Expected(r"rowwise_few_rows_kernel<true>", {"IMMA.16832": 32, "LDG.128": 12}),
-    # 16 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word makes
-    # two operands.
-    Expected(r"int4_linear_half_kernel<.*, 1>", {"HMMA.16816": 40, "LDSM.x4": 8, "LDGSTS.128": 7}),
+    # 16, 32 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word
+    # makes two operands.
     Expected(
-        r"int4_linear_half_kernel<.*, 4>", {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13}
+        r"int4_linear_half_kernel<.*, 1, \d+>.*", {"HMMA.16816": 40, "LDSM.x4": 8, "LDGSTS.128": 7}
+    ),
+    Expected(
+        r"int4_linear_half_kernel<.*, 2, \d+>.*",
+        {"HMMA.16816": 80, "LDSM.x4": 16, "LDGSTS.128": 9},
+    ),
+    Expected(
+        r"int4_linear_half_kernel<.*, 4, \d+>.*",
+        {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
     # 8 positions at 9 shifts for each of two channels, and the 24 pixels that they are made of.
     Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 12}),
@@ -232,7 +253,7 @@ EXPECTED = (
 # Bytes that a launch adds to the shared memory of a block: the largest that csrc/cuda asks for.
 # The check names a kernel that needs a line here.
 DYNAMIC_SHARED: dict[str, int] = {
-    r"matmul_kernel<(bfloat16|float16|int8), .*>": 65536,
+    r"matmul_kernel<(bfloat16|float16|int8|Tf32), .*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
     # Four stages of 48 KiB, or six of 32.
@@ -240,9 +261,15 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
-    # Of groups of 32 columns.
-    r"int4_linear_half_kernel<.*, 1>": 86016,
-    r"int4_linear_half_kernel<.*, 4>": 79872,
+    r"int4_linear_half_kernel<.*, 1, 32>.*": 86016,
+    r"int4_linear_half_kernel<.*, 1, 64>.*": 79872,
+    r"int4_linear_half_kernel<.*, 1, 128>.*": 76800,
+    r"int4_linear_half_kernel<.*, 2, 32>.*": 55296,
+    r"int4_linear_half_kernel<.*, 2, 64>.*": 52224,
+    r"int4_linear_half_kernel<.*, 2, 128>.*": 50688,
+    r"int4_linear_half_kernel<.*, 4, 32>.*": 79872,
+    r"int4_linear_half_kernel<.*, 4, 64>.*": 76800,
+    r"int4_linear_half_kernel<.*, 4, 128>.*": 75264,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
@@ -265,6 +292,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_mma_kernel<.*, 128>": 114688,
     r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
+    r"attention_joint_gradients_mma_kernel<.*, 64>": 65536,
+    r"attention_joint_gradients_mma_kernel<.*, 128>": 114688,
     # Of a window of one place and up to 64 channels; totals of 36 KiB for more.
     r"spatial_correlation_kernel<float>": 38272,
     r"spatial_correlation_kernel<double>": 26304,

@@ -1,10 +1,11 @@
-"""Attention by warpgroups beside that by single warps, for ``gpu_check.py sample``."""
+"""Attention in each way beside that by single warps, for ``gpu_check.py sample``."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +16,13 @@ from pkg.testing.tolerance import expect_beside
 
 SEED = 5
 VARIABLE = "PKG_CUDA_WARPGROUPS"
+JOINT_VARIABLE = "PKG_CUDA_JOINT_GRADIENTS"
+# By what is not 0 then, the variables that are.
+WAYS = {VARIABLE: (), JOINT_VARIABLE: (VARIABLE,)}
 DTYPES = (torch.bfloat16, torch.float16)
-# Queries, keys: parts of tiles, more tiles than stages; head sizes of queries and of values.
-LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100))
+# Queries, keys: parts of tiles, more tiles than stages, blocks for four rounds of any GPU; head
+# sizes of queries and of values.
+LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100), (300, 12000))
 RESULTS = ("attention", "grad_query", "grad_key", "grad_value")
 HEADS = ((64, 64), (40, 72), (128, 128), (256, 200))
 
@@ -52,17 +57,27 @@ def attended(inputs: Sequence[Tensor], options: dict[str, Any]) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, leaves, grad_output)]
 
 
-def by_single_warps(inputs: Sequence[Tensor], options: dict[str, Any]) -> list[Tensor]:
-    """The same without products of warpgroups."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "0"
+@contextmanager
+def turned_off(variables: Iterable[str]) -> Iterator[None]:
+    """What these variables name is not done here."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= dict.fromkeys(before, "0")
     try:
-        return attended(inputs, options)
+        yield
     finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def attended_without(
+    variables: Iterable[str], inputs: Sequence[Tensor], options: dict[str, Any]
+) -> list[Tensor]:
+    """The same where what the variables name is turned off."""
+    with turned_off(variables):
+        return attended(inputs, options)
 
 
 def ways_that_attend(
@@ -70,7 +85,7 @@ def ways_that_attend(
     lengths: Sequence[Sequence[int]] = LENGTHS,
     heads: Sequence[Sequence[int]] = HEADS,
 ) -> Iterator[str]:
-    """Where warpgroups are further from attention in float64 than they may be beside single warps.
+    """Where a way is further from attention in float64 than it may be beside single warps.
 
     By the rule of ``pkg.testing``, for which the result of single warps is the plain one.
     """
@@ -82,15 +97,15 @@ def ways_that_attend(
                 inputs = [each.contiguous() for each in inputs]
             try:
                 exact = attended([each.double() for each in inputs], options)
-                results = zip(
-                    RESULTS,
-                    exact,
-                    by_single_warps(inputs, options),
-                    attended(inputs, options),
-                    strict=True,
-                )
-                for result, value, plain, ours in results:
-                    what = f"{result} of {dtype}, {length}, heads {head}, {name}"
-                    expect_beside(value, plain).compare(ours, what)
-            except (AssertionError, RuntimeError) as fault:
-                yield f"{fault}, where {VARIABLE} is not 0"
+                plain = attended_without((VARIABLE, JOINT_VARIABLE), inputs, options)
+            except RuntimeError as fault:
+                yield str(fault)
+                continue
+            for way, without in WAYS.items():
+                try:
+                    ours = attended_without(without, inputs, options)
+                    for result, *values in zip(RESULTS, exact, plain, ours, strict=True):
+                        what = f"{result} of {dtype}, {length}, heads {head}, {name}"
+                        expect_beside(values[0], values[1]).compare(values[2], what)
+                except (AssertionError, RuntimeError) as fault:
+                    yield f"{fault}, where {way} is not 0"

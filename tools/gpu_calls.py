@@ -160,6 +160,19 @@ def packed_attention(make: Inputs, size: int) -> Iterator[Call]:
             yield Call(f"varlen of {head}, dropout {dropout}", packed, is_random=dropout > 0)
 
 
+def rotary(make: Inputs, size: int) -> Iterator[Call]:
+    """Heads of whole packets and of others, whole or in part, in both kinds of pairs."""
+    for head, half in ((64, 32), (80, 16), (21, 5)):
+        x = make.floats(2, size, 3, head).transpose(1, 2)
+        for dtype in (make.dtype, torch.float32):
+            tables = [make.floats(size, half, dtype=dtype) for _ in range(2)]
+            for pairs in (False, True):
+                turn = both_ways(
+                    lambda *given, p=pairs: ops.rotary_embedding(*given, interleaved=p), x, *tables
+                )
+                yield Call(f"rotary_embedding of {head}, tables of {dtype}, {pairs}", turn)
+
+
 def decoding(make: Inputs, size: int) -> Iterator[Call]:
     """One query and several, on caches in one piece and in pages."""
     lengths = make.offsets(size, size // 2)
@@ -247,7 +260,7 @@ def of_integers(make: Inputs) -> Iterator[Call]:
 
 
 GROUPS = (
-    *(pointwise, elementwise, products, attention, packed_attention, decoding),
+    *(pointwise, elementwise, products, attention, packed_attention, rotary, decoding),
     *(recurrent, correlation, quantised),
 )
 

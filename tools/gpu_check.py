@@ -88,6 +88,7 @@ def sample(options: argparse.Namespace) -> int:
         wrong += gpu_attention.ways_that_attend(device)
         wrong += gpu_ways.beyond_31_bits(device)
         wrong += gpu_ways.ways_that_multiply(device)
+        wrong += gpu_ways.ways_that_multiply_float32(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
     for fault in wrong:
         print(f"WRONG {fault}", file=sys.stderr)
@@ -134,6 +135,7 @@ def time_operators(options: argparse.Namespace) -> int:
     from pkg.__main__ import load_benchmarks
 
     harness = load_benchmarks()
+    torch.set_float32_matmul_precision(options.float32)
     device = torch.device(options.device)
     console = Console()
     results, faults = [], []
@@ -183,6 +185,7 @@ def main() -> int:
         command.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
         if function is time_operators:
             command.add_argument("--folder", type=Path, default=Path("benchmarks", "results"))
+            command.add_argument("--float32", choices=["highest", "high"], default="highest")
             command.add_argument("--seconds", type=float, default=0.2, help="a case, on the CPU")
             command.add_argument("operators", nargs="*", metavar="OPERATOR")
         if function is sample:

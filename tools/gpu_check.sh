@@ -82,6 +82,11 @@ fi
 step "Times"
 "$python" "$root/tools/gpu_check.py" time --device "$device" --folder "$results"
 
+if [[ $device == cuda ]]; then
+  step "Times with float32 in TF32"
+  "$python" "$root/tools/gpu_check.py" time --float32 high --folder "$results/tf32" matmul linear
+fi
+
 if [[ $architecture == 9.0a ]]; then
   step "Times without products of warpgroups"
   PKG_CUDA_WARPGROUPS=0 "$python" "$root/tools/gpu_check.py" time \

@@ -12,6 +12,7 @@ from gpu_calls import Call
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import pkg
 from pkg import ops
 from pkg.testing import same_bits
 
@@ -205,6 +206,46 @@ def products_of_integers(
     if rows * columns < 2**20:
         a, b = integers(3, rows, depth), integers(3, depth, columns, by_columns=is_integer)
         yield Call(f"batched matmul of {dtype}, {sizes}", multiplied(a, b, out_dtype))
+
+
+@contextmanager
+def float32_made(way: str) -> Iterator[None]:
+    """Products of float32 are made in this way here."""
+    before = pkg.get_float32_matmul()
+    pkg.set_float32_matmul(way)
+    try:
+        yield
+    finally:
+        pkg.set_float32_matmul(before)
+
+
+def ways_that_multiply_float32(
+    device: torch.device, products: Sequence[Sequence[int]] = PRODUCTS
+) -> Iterator[str]:
+    """Where products in TF32 differ from those by multiply-adds in more than operands' rounding.
+
+    Those of integers of few bits do not round at all; random ones are off by some 2^-12 of an
+    operand, and not less, or TF32 did not make them.
+    """
+    for sizes in products:
+        for call in products_of_integers(torch.float32, sizes, device):
+            try:
+                with float32_made("fma"):
+                    expected = call.run()
+                with float32_made("high"):
+                    require_same(call.run(), expected, "in TF32")
+            except (FaultError, RuntimeError) as fault:
+                yield f"{call.name}: {fault}"
+        rows, depth, columns = sizes
+        a, b = torch.randn(rows, depth, device=device), torch.randn(depth, columns, device=device)
+        with float32_made("fma"):
+            exact = ops.matmul(a, b)
+        with float32_made("high"):
+            error = float((ops.matmul(a, b) - exact).norm() / exact.norm())
+        # Rounding both operands makes some 1.2 * 2^-12; on the CPU "high" is more exact.
+        least = 2.0**-14 if device.type == "cuda" else 0.0
+        if not least <= error < 2.0**-11:
+            yield f"matmul of torch.float32, {sizes}: in TF32 it is off by {error:.3g}"
 
 
 def ways_that_multiply(

@@ -58,7 +58,7 @@ namespace attention {
 template <class Input>
 void attention_forward(const Problem<Input>& problem,
                        const ForwardOutputs<Input>& outputs) {
-  if (decodes(problem)) {
+  if (decodes(problem, outputs.has_backward)) {
     attention_forward_decoding(problem, outputs);
   } else {
     attention_forward_blocked(problem, outputs);

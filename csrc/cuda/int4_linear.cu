@@ -21,9 +21,8 @@ void launch_wide(Int4LinearProblem<Element>& problem, const Tensor& output) {
          current_stream(output), problem);
 }
 
-template <int kRowParts, class Element>
+template <class Block, class Element>
 void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
-  using Block = Int4Block<Element, kRowParts>;
   const cudaStream_t stream = current_stream(output);
   const int64_t turns = tiles_of(problem.depth, Block::kTurn);
   const int64_t each = panels_of_split(
@@ -39,8 +38,8 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
     problem.parts = static_cast<float*>(parts->mutable_data_ptr());
   }
   const LaunchShape shape = Block::prepare(problem);
-  launch(int4_linear_half_kernel<Element, kRowParts>, problem.pieces, shape,
-         stream, problem);
+  launch(int4_linear_half_kernel<Block, Element>, problem.pieces, shape, stream,
+         problem);
   if (problem.splits > 1) {
     launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
            kInt4SumThreads, stream, problem);
@@ -51,10 +50,9 @@ template <class Element>
 void launch_int4(Int4LinearProblem<Element>& problem, const Tensor& output) {
   if constexpr (sizeof(Element) > 2) {
     launch_wide(problem, output);
-  } else if (problem.rows <= kInt4FewRows) {
-    launch_half<1>(problem, output);
   } else {
-    launch_half<4>(problem, output);
+    with_int4_block(
+        problem, [&]<class Block>() { launch_half<Block>(problem, output); });
   }
 }
 

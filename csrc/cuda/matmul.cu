@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "cuda/gemm/matmul_host.h"
+#include "host/compiler.h"
 #include "host/namespace.h"
 #include "matmul.h"
 
@@ -62,4 +63,11 @@ PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
 }
 
 }  // namespace
+
+// For pkg/_float32_matmul.py, by ctypes.
+extern "C" PKG_EXPORT void pkg_choose_cuda_float32_products(int64_t count) {
+  chosen_float32_products().store(static_cast<Float32Products>(count),
+                                  std::memory_order_relaxed);
+}
+
 }  // namespace pkg::cuda

@@ -22,9 +22,13 @@ void launch_attention_delta(const AttentionBackward<Element>& call,
          call);
 }
 
+// PKG_CUDA_JOINT_GRADIENTS=0 makes the gradients of query and key by a kernel
+// each, so that the two ways can be compared.
+bool joins_gradients() { return !is_turned_off("PKG_CUDA_JOINT_GRADIENTS"); }
+
 AttentionDevice attention_device() {
-  return {most_shared_bytes(), multiprocessor_count(),
-          has_warpgroup_products()};
+  return {most_shared_bytes(), multiprocessor_count(), has_warpgroup_products(),
+          joins_gradients()};
 }
 
 template <class Element>
@@ -49,13 +53,56 @@ void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
       });
 }
 
+template <class Element>
+bool launch_joint_gradients(const AttentionGradQuery<Element>& query,
+                            const AttentionGradKeyValue<Element>& key_value,
+                            DeviceId memory_device, cudaStream_t stream) {
+  if constexpr (sizeof(Element) == 2) {
+    const AttentionDevice device = attention_device();
+    if (!suits_joint_gradients(query, key_value, device) ||
+        !joint_gradients_pay(key_value, device)) {
+      return false;
+    }
+    // Freed when the launch is queued: the stream's later allocations alone get
+    // its memory.
+    Tensor sums;
+    Tensor turns;
+    return launch_joint_gradients_kernel(
+        query, key_value, device,
+        [&](AttentionJointGradients<Element>& call, int64_t numbers,
+            int64_t zeros) {
+          sums = empty_contiguous(std::array{numbers}, ScalarType::Float,
+                                  memory_device);
+          turns = empty_contiguous(std::array{zeros}, ScalarType::Int,
+                                   memory_device);
+          torch::stable::zero_(turns);
+          call.sums = static_cast<float*>(sums.mutable_data_ptr());
+          call.turns = static_cast<int32_t*>(turns.mutable_data_ptr());
+        },
+        [&](auto kernel, int64_t blocks, LaunchShape shape,
+            const auto& arguments) {
+          launch(kernel, blocks, shape, stream, arguments);
+        });
+  }
+  return false;
+}
+
+template <class Element>
+void launch_attention_gradients(const AttentionGradQuery<Element>& query,
+                                const AttentionGradKeyValue<Element>& key_value,
+                                DeviceId device, cudaStream_t stream) {
+  if (!launch_joint_gradients(query, key_value, device, stream)) {
+    launch_attention_grad_query(query, stream);
+    launch_attention_grad_key_value(key_value, stream);
+  }
+}
+
 #define PKG_INSTANTIATE(Element)                                          \
   template void launch_attention_delta(const AttentionBackward<Element>&, \
                                        cudaStream_t);                     \
-  template void launch_attention_grad_query(                              \
-      const AttentionGradQuery<Element>&, cudaStream_t);                  \
-  template void launch_attention_grad_key_value(                          \
-      const AttentionGradKeyValue<Element>&, cudaStream_t);
+  template void launch_attention_gradients(                               \
+      const AttentionGradQuery<Element>&,                                 \
+      const AttentionGradKeyValue<Element>&, DeviceId, cudaStream_t);
 PKG_INSTANTIATE(double)
 PKG_INSTANTIATE(float)
 PKG_INSTANTIATE(float16)
@@ -85,18 +132,12 @@ Element* data_of(const Tensor& tensor) {
 }
 
 template <class Element>
-void launch_grad_query(const BackwardCall& call,
-                       const AttentionBackward<Element>& backward) {
-  launch_attention_grad_query<Element>(
-      {backward, call.batch.partition(call.shape, call.query, 1),
-       result_batch<Element>(call.shape, call.batch, call.grad_query)},
-      call.stream);
-}
-
-template <class Element>
-void launch_grad_key_value(const BackwardCall& call,
-                           const AttentionBackward<Element>& backward) {
+void launch_gradients(const BackwardCall& call,
+                      const AttentionBackward<Element>& backward) {
   const int64_t group = call.shape.group;
+  const AttentionGradQuery<Element> query = {
+      backward, call.batch.partition(call.shape, call.query, 1),
+      result_batch<Element>(call.shape, call.batch, call.grad_query)};
   const auto key = call.batch.partition(call.shape, call.key, group);
   const auto value = call.batch.partition(call.shape, call.value, group);
   const auto grad_key =
@@ -104,9 +145,11 @@ void launch_grad_key_value(const BackwardCall& call,
   const auto grad_value =
       result_batch<Element>(call.shape, call.batch, call.grad_value, group);
   if (key == value) {
-    launch_attention_grad_key_value<Element>(
-        {backward, key, grad_key, grad_value}, call.stream);
+    launch_attention_gradients<Element>(query,
+                                        {backward, key, grad_key, grad_value},
+                                        device_of(call.query), call.stream);
   } else {
+    launch_attention_grad_query(query, call.stream);
     launch_attention_grad_key_value<Element>({backward, key, grad_key, {}},
                                              call.stream);
     launch_attention_grad_key_value<Element>({backward, value, {}, grad_value},
@@ -148,8 +191,7 @@ void launch_all(const BackwardCall& call,
                 const AttentionBackward<Element>& backward,
                 bool needs_mask_grad) {
   launch_attention_delta(backward, call.stream);
-  launch_grad_query(call, backward);
-  launch_grad_key_value(call, backward);
+  launch_gradients(call, backward);
   if (!needs_mask_grad) {
     return;
   }

@@ -56,15 +56,13 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     launch_uncovered_gradients(backward.problem, grad_query, grad_key,
                                grad_value, stream);
     launch_attention_delta(backward, stream);
-    launch_attention_grad_query<Element>(
+    launch_attention_gradients<Element>(
         {backward, packed_partition(shape, true),
          packed_result<Element>(shape, grad_query, true)},
-        stream);
-    launch_attention_grad_key_value<Element>(
         {backward, packed_partition(shape, false),
          packed_result<Element>(shape, grad_key, false),
          packed_result<Element>(shape, grad_value, false)},
-        stream);
+        device_of(query), stream);
   });
   return {grad_query, grad_key, grad_value};
 }

@@ -10,6 +10,7 @@
 
 #include "accelerate.h"
 #include "host/dispatch.h"
+#include "python/interpreter_lock.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
@@ -37,26 +38,28 @@ class ReadTensors {
       place = state.memory_of(object);
     }
     view = place ? &*place : nullptr;
+    elements_ += place ? pkg::product(place->sizes) : 0;
     return place.has_value();
   }
+
+  int64_t elements() const { return elements_; }
 
  private:
   std::array<std::optional<TensorView>, 7> views_;
   size_t count_ = 0;
+  int64_t elements_ = 0;
 };
 
-// Calls a kernel with Python's lock released; false where it declines.
+// Calls a kernel, with Python's lock released unless its tensors are small;
+// false where it declines.
 template <class Function>
-bool run_without_lock(const Function& function) {
-  PyThreadState* thread = PyEval_SaveThread();
-  bool is_done = false;
+bool run(const ReadTensors& tensors, const Function& function) {
+  const ReleasedLock released(tensors.elements() > kFewElements);
   try {
-    is_done = function();
+    return function();
   } catch (const std::exception&) {
-    // PyTorch's kernel then says what is wrong, such as memory running out.
+    return false;  // PyTorch's kernel says what is wrong, as of memory
   }
-  PyEval_RestoreThread(thread);
-  return is_done;
 }
 
 // What the dispatcher enters for one of PyTorch's products: a function written
@@ -184,7 +187,7 @@ bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
          TORCH_SUCCESS;
 }
 
-// Without Python's lock. False where PyTorch is to be called by Python.
+// False where PyTorch is to be called by Python.
 bool run_product(const ProductArguments& arguments, const AddmmCall& call,
                  AddmmOutput& output) {
   const Answer answer = accelerated_addmm(call, output);
@@ -215,7 +218,7 @@ PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
   if (accelerated_addmm == nullptr ||
       !arguments.read(kernel, values, count, names) ||
       !read_call(arguments, tensors, call, output) ||
-      !run_without_lock([&] { return run_product(arguments, call, output); })) {
+      !run(tensors, [&] { return run_product(arguments, call, output); })) {
     return call_original(kernel, values, count, names);
   }
   if (output.view != nullptr) {
@@ -253,7 +256,7 @@ PyObject* attention(PyObject* /*module*/, PyObject* const* values,
       (is_backward && !(tensors.read(values[6], false, call.grad_output) &&
                         tensors.read(values[7], false, call.output) &&
                         tensors.read(values[8], false, call.log_sum_exp))) ||
-      !run_without_lock([&] { return accelerated_attention(call, results); })) {
+      !run(tensors, [&] { return accelerated_attention(call, results); })) {
     Py_RETURN_NONE;
   }
   py::tuple made(is_backward ? 3 : 2);

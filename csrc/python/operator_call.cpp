@@ -6,12 +6,26 @@
 #include <string_view>
 #include <vector>
 
+#include "python/interpreter_lock.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
 
 namespace pkg::python {
 namespace {
+
+// Whether a call is done before the lock would be of use to another thread.
+bool is_short(const DirectArgument* arguments, size_t count) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (const auto* view = std::get_if<TensorView>(&arguments[i])) {
+      elements += product(view->sizes);
+    } else if (std::holds_alternative<IntegerList>(arguments[i])) {
+      return false;  // of sizes, which may ask for any number of results
+    }
+  }
+  return elements <= kFewElements;
+}
 
 // Tells observers that follow every operator of one.
 class ObservedCall {
@@ -137,8 +151,10 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
   if (kernel == nullptr || !are_plain(values)) {
     return long_way(values);
   }
+  const bool may_be_observed =
+      (is_checked || !observed_as.empty()) && state.may_be_observed();
   if (is_checked) {
-    if (!state.is_plain() || (has_autocast && !state.is_autocast_off())) {
+    if (!state.is_plain(has_autocast, may_be_observed)) {
       return long_way(values);
     }
     if (needs_gradient(values)) {
@@ -148,7 +164,7 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
                  : long_way(values);
     }
   }
-  PyObject* result = run(values);
+  PyObject* result = run(values, may_be_observed);
   return result != nullptr || PyErr_Occurred() != nullptr ? result
                                                           : long_way(values);
 }
@@ -183,7 +199,8 @@ bool OperatorCall::needs_gradient(PyObject* const* values) const {
   return false;
 }
 
-PyObject* OperatorCall::run(PyObject* const* values) const {
+PyObject* OperatorCall::run(PyObject* const* values,
+                            bool may_be_observed) const {
   std::array<DirectArgument, kMaxArguments> arguments;
   DirectResults results;
   size_t count = 0;
@@ -193,7 +210,7 @@ PyObject* OperatorCall::run(PyObject* const* values) const {
     }
     ++count;
   }
-  if (!enter(arguments.data(), results)) {
+  if (!enter(arguments.data(), results, may_be_observed)) {
     return nullptr;
   }
   return results[1] ? tuple_of(results) : object_of(*results[0]);
@@ -201,19 +218,20 @@ PyObject* OperatorCall::run(PyObject* const* values) const {
 
 // False where the kernel refuses.
 bool OperatorCall::enter(const DirectArgument* arguments,
-                         DirectResults& results) const {
-  PyThreadState* thread = PyEval_SaveThread();
-  bool done = false;
+                         DirectResults& results, bool may_be_observed) const {
+  const bool is_told = may_be_observed && !observed_as.empty();
+  // An observer may wait for what another thread of Python holds.
+  const ReleasedLock released(is_told ||
+                              !is_short(arguments, signature->size()));
   try {
     std::optional<ObservedCall> observed;
-    if (!observed_as.empty()) {
+    if (is_told) {
       observed.emplace(observed_as.c_str());
     }
-    done = kernel(arguments, signature->size(), results);
+    return kernel(arguments, signature->size(), results);
   } catch (const std::exception&) {
+    return false;
   }
-  PyEval_RestoreThread(thread);
-  return done;
 }
 
 PyObject* OperatorCall::long_way(PyObject* const* values) const {

@@ -29,8 +29,9 @@ struct OperatorCall {
   bool are_plain(PyObject* const* values) const;
   bool needs_gradient(PyObject* const* values) const;
   // Null without an error where the kernel does not take the values.
-  PyObject* run(PyObject* const* values) const;
-  bool enter(const DirectArgument* arguments, DirectResults& results) const;
+  PyObject* run(PyObject* const* values, bool may_be_observed) const;
+  bool enter(const DirectArgument* arguments, DirectResults& results,
+             bool may_be_observed) const;
   PyObject* long_way(PyObject* const* values) const;
   PyObject* dispatch(PyObject* const* values) const;
   bool are_refused(PyObject* const* values) const;

@@ -15,6 +15,7 @@
 #include "python/operator_functions.h"
 #include "python/pybind_headers.h"
 #include "python/tensor_bridge.h"
+#include "python/unstable_symbols.h"
 
 // What setup.py knows of its build; pkg.jit writes none.
 #if __has_include("build_facts.h")
@@ -120,6 +121,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.doc() = "Compiled part of pkg: build facts and operators on tensors.";
   TensorBridge::instance();
+  define_unstable_symbols(module);
   refuse_taken_namespace();
   pkg::define_operators();
 

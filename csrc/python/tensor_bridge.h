@@ -3,17 +3,20 @@
 //
 // From PyTorch 2.14 on two functions of the C shim convert tensors; they are
 // looked up at run time. Before that, torch._C._aoti hands tensor handles over
-// in capsules.
+// in capsules; a result's object is then made by the function that this ends in
+// (unstable_symbols.h), which spares 200 ns a call.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <exception>
 #include <optional>
 
 #include "host/symbol_lookup.h"
 #include "host/tensor.h"
 #include "python/pybind_headers.h"
+#include "python/unstable_symbols.h"
 
 namespace pkg::python {
 
@@ -62,6 +65,9 @@ class TensorBridge {
                  ? static_cast<PyObject*>(object)
                  : nullptr;
     }
+    if (UnstableSymbols::in_use().wrap != nullptr) {
+      return wrapped(handle);
+    }
     PyObject* capsule = PyCapsule_New(handle, nullptr, nullptr);
     if (capsule == nullptr) {
       return nullptr;
@@ -87,6 +93,17 @@ class TensorBridge {
  private:
   using FromPython = AOTITorchError (*)(void*, AtenTensorHandle*);
   using ToPython = AOTITorchError (*)(AtenTensorHandle, void*, void**);
+
+  static PyObject* wrapped(AtenTensorHandle handle) {
+    try {
+      return UnstableSymbols::in_use().wrap(handle);
+    } catch (const std::exception& error) {
+      if (PyErr_Occurred() == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+      }
+      return nullptr;
+    }
+  }
 
   TensorBridge() {
     const py::module_ torch = py::module_::import("torch");

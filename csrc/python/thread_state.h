@@ -16,6 +16,7 @@
 
 #include "python/borrowed_tensor.h"
 #include "python/pybind_headers.h"
+#include "python/unstable_symbols.h"
 
 namespace pkg::python {
 
@@ -124,28 +125,38 @@ class ThreadState {
     return *state;
   }
 
-  bool is_plain() const {
-    for (const auto& question : questions_) {
-      if (!question.is_denied()) {
-        return false;
-      }
-    }
-    PyObject* level = PyDict_GetItem(forward_mode_.ptr(), level_.ptr());
-    PyObject* profiling = PyDict_GetItem(profiler_.ptr(), profiling_.ptr());
-    return level != nullptr && PyLong_AsLong(level) < 0 &&
-           profiling == Py_False;
+  // Whether observers may follow the operators of this thread. Where nothing
+  // tells, they may.
+  bool may_be_observed() const {
+    const auto has_callbacks = UnstableSymbols::in_use().has_callbacks;
+    return has_callbacks == nullptr || has_callbacks();
   }
 
-  bool is_autocast_off() const { return is_excluded(autocast_, Py_True); }
+  bool is_plain(bool has_autocast, bool may_be_observed) const {
+    PyObject* level =
+        PyDict_GetItemWithError(forward_mode_.ptr(), level_.ptr());
+    return has_plain_keys(has_autocast) && !has_function_mode() &&
+           level != nullptr && PyLong_AsLong(level) < 0 &&
+           !(may_be_observed && is_profiled());
+  }
 
-  bool is_autograd_on() const { return is_excluded(autograd_, Py_False); }
+  bool is_autograd_on() const {
+    const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
+    return words.are_found() ? words.is_autograd_on()
+                             : is_excluded(autograd_, Py_False);
+  }
 
   bool is_plain_type(PyObject* object) const {
     return Py_TYPE(object) == tensor_ || Py_TYPE(object) == parameter_;
   }
 
   bool requires_gradient(PyObject* tensor) const {
-    return !requires_grad_.is_denied(tensor);
+    const auto requires_gradient = UnstableSymbols::in_use().requires_gradient;
+    void* implementation = requires_gradient != nullptr
+                               ? tensors_.implementation_of(tensor)
+                               : nullptr;
+    return implementation != nullptr ? requires_gradient(implementation)
+                                     : !requires_grad_.is_denied(tensor);
   }
 
   // A tensor that is nothing but dense memory on the CPU; otherwise nothing.
@@ -173,6 +184,34 @@ class ThreadState {
   bool finds_tensor_words() const { return tensors_.finds_words(); }
 
  private:
+  // Transforms, modes below the dispatcher, tracing and autocast.
+  bool has_plain_keys(bool has_autocast) const {
+    const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
+    return words.are_found() ? words.are_plain(has_autocast)
+                             : is_plain_by_questions(has_autocast);
+  }
+
+  bool is_plain_by_questions(bool has_autocast) const {
+    for (const auto& question : questions_) {
+      if (!question.is_denied()) {
+        return false;
+      }
+    }
+    return !has_autocast || is_excluded(autocast_, Py_True);
+  }
+
+  bool has_function_mode() const {
+    const auto has_function_mode = UnstableSymbols::in_use().has_function_mode;
+    return has_function_mode != nullptr ? has_function_mode()
+                                        : !function_modes_.is_denied();
+  }
+
+  bool is_profiled() const {
+    PyObject* profiling =
+        PyDict_GetItemWithError(profiler_.ptr(), profiling_.ptr());
+    return profiling != Py_False || !thread_profiler_.is_denied();
+  }
+
   // Whether this is the answer for a key of the dispatcher.
   bool is_excluded(const py::object& key, PyObject* expected) const {
     PyObject* answer = PyObject_CallOneArg(is_excluded_.ptr(), key.ptr());
@@ -192,13 +231,14 @@ class ThreadState {
   PyTypeObject* tensor_ = reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());
   PyTypeObject* parameter_ =
       reinterpret_cast<PyTypeObject*>(parameter_type_.ptr());
-  std::array<Question, 5> questions_{
+  std::array<Question, 3> questions_{
       Question(attribute("torch._C", "_are_functorch_transforms_active")),
       Question(attribute("torch._C", "_len_torch_dispatch_stack")),
-      Question(attribute("torch._C", "_len_torch_function_stack")),
       Question(attribute("torch._C", "_is_tracing")),
-      Question(attribute("torch._C._autograd", "_profiler_enabled")),
   };
+  Question function_modes_{attribute("torch._C", "_len_torch_function_stack")};
+  Question thread_profiler_{
+      attribute("torch._C._autograd", "_profiler_enabled")};
   TensorQuestion requires_grad_{"requires_grad"};
   TensorQuestion is_negated_{"is_neg"};
   py::object forward_mode_ = attribute("torch.autograd.forward_ad", "__dict__");

@@ -1,4 +1,4 @@
-"""A small GPT whose matrix products and attention are given to it.
+"""A small GPT whose matrix products, attention and rotations are given to it.
 
 The network is GPT-2's (Radford et al., 2019) without biases: normalisation before each half of a
 block, one matrix for the embedding and for the output. Positions are rotations of the queries and
@@ -64,6 +64,8 @@ class Operators:
         linear: ``(input (..., in), weight (out, in)) -> (..., out)``.
         linear_gelu: the same, and GELU of its result.
         attention: the signature of ``torch.nn.functional.scaled_dot_product_attention``.
+        rotation: ``(heads (..., tokens, size), cosine, sine (tokens, size / 2))``: each element of
+            the first half turned with that of the second.
         decoding: attention of a single query to all that a cache holds.
     """
 
@@ -71,6 +73,7 @@ class Operators:
     linear: Callable[[Tensor, Tensor], Tensor]
     linear_gelu: Callable[[Tensor, Tensor], Tensor]
     attention: Callable[..., Tensor]
+    rotation: Callable[[Tensor, Tensor, Tensor], Tensor]
     decoding: Callable[[Tensor, KeyValueCache], Tensor] = attention_to_slices
 
 
@@ -80,9 +83,13 @@ def pytorch_operators() -> Operators:
     def linear_gelu(input: Tensor, weight: Tensor) -> Tensor:
         return functional.gelu(functional.linear(input, weight))
 
-    return Operators(
-        "PyTorch", functional.linear, linear_gelu, functional.scaled_dot_product_attention
-    )
+    def rotation(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        left, right = heads.chunk(2, -1)
+        turned = (left * cosine - right * sine, left * sine + right * cosine)
+        return torch.cat(turned, -1).to(heads.dtype)
+
+    attention = functional.scaled_dot_product_attention
+    return Operators("PyTorch", functional.linear, linear_gelu, attention, rotation)
 
 
 def pkg_operators() -> Operators:
@@ -99,7 +106,8 @@ def pkg_operators() -> Operators:
     def decoding(query: Tensor, cache: KeyValueCache) -> Tensor:
         return ops.decode_attention(query, cache.keys, cache.values, cache.lengths)
 
-    return Operators("pkg", ops.linear, linear_gelu, ops.scaled_dot_product_attention, decoding)
+    attention = ops.scaled_dot_product_attention
+    return Operators("pkg", ops.linear, linear_gelu, attention, ops.rotary_embedding, decoding)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,7 @@ class Rotation(nn.Module):
     """Turns each pair of channels by an angle that grows with the position.
 
     Args:
+        turn: of :class:`Operators`, its ``rotation``.
         context: positions that there are.
         size: of a head; even.
     """
@@ -133,8 +142,11 @@ class Rotation(nn.Module):
     cosine: Tensor
     sine: Tensor
 
-    def __init__(self, context: int, size: int) -> None:
+    def __init__(
+        self, turn: Callable[[Tensor, Tensor, Tensor], Tensor], context: int, size: int
+    ) -> None:
         super().__init__()
+        self.turn = turn
         # Wavelengths from 2 pi to as many positions as a model of this size ever sees.
         frequencies = 1000.0 ** -(torch.arange(size // 2) / (size // 2))
         angles = torch.outer(torch.arange(context), frequencies)
@@ -144,10 +156,7 @@ class Rotation(nn.Module):
     def forward(self, heads: Tensor, start: int) -> Tensor:
         """Turn (..., tokens, size), whose first token is at position `start`."""
         end = start + heads.size(-2)
-        cosine, sine = self.cosine[start:end], self.sine[start:end]
-        left, right = heads.chunk(2, -1)
-        turned = (left * cosine - right * sine, left * sine + right * cosine)
-        return torch.cat(turned, -1).to(heads.dtype)
+        return self.turn(heads, self.cosine[start:end], self.sine[start:end])
 
 
 class Linear(nn.Module):
@@ -172,7 +181,7 @@ class Block(nn.Module):
         residual_deviation = 0.02 / (2 * config.layers) ** 0.5
         self.operators = operators
         self.heads = config.heads
-        self.rotation = Rotation(config.context, width // config.heads)
+        self.rotation = Rotation(operators.rotation, config.context, width // config.heads)
         self.attention_norm = nn.LayerNorm(width, bias=False)
         self.attention_input = Linear(operators, width, 3 * width, 0.02)
         self.attention_output = Linear(operators, width, width, residual_deviation)

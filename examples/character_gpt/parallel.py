@@ -39,7 +39,7 @@ class Block(nn.Module):
         super().__init__()
         width = config.width
         self.head_size = width // config.heads
-        self.rotation = Rotation(config.context, self.head_size)
+        self.rotation = Rotation(pkg.ops.rotary_embedding, config.context, self.head_size)
         self.attention_norm = nn.LayerNorm(width, bias=False)
         self.query, self.key, self.value, self.attention_output = (
             pkg.nn.Linear(width, width, bias=False) for _ in range(4)

@@ -116,43 +116,6 @@ class KeyValueCache:
         return (lengths - leftpad.long()).clamp(min=0)
 
 
-class Rotary:
-    """Rotary embedding (https://arxiv.org/abs/2104.09864), computed in float32 at least."""
-
-    def __init__(
-        self, name: str, cos: Tensor | None, sin: Tensor | None, interleaved: bool
-    ) -> None:
-        if cos is None or sin is None:
-            raise RuntimeError(f"{name}: of rotary_cos and rotary_sin only one is given")
-        if cos.dim() != 2 or cos.shape != sin.shape:
-            raise RuntimeError(
-                f"{name}: rotary_cos is of shape {list(cos.shape)} and rotary_sin of "
-                f"{list(sin.shape)}; both must be (positions, half of what is turned)"
-            )
-        self.name, self.cos, self.sin, self.interleaved = name, cos, sin, interleaved
-
-    def __call__(self, tensor: Tensor, places: Tensor) -> Tensor:
-        """Turns a tensor of shape (B, L, heads, E) by its places, of shape (B, L)."""
-        positions, half = self.cos.shape
-        if 2 * half > tensor.shape[-1]:
-            raise RuntimeError(
-                f"{self.name}: rotary_cos has {half} columns, which turn {2 * half} elements; a "
-                f"head has {tensor.shape[-1]}"
-            )
-        if places.numel() and places.device.type == "cpu" and int(places.max()) >= positions:
-            raise RuntimeError(
-                f"{self.name}: rotary_cos has {positions} rows; place {int(places.max())} of the "
-                "cache needs one more than its number"
-            )
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        cos, sin = (each[places].unsqueeze(2).to(wide) for each in (self.cos, self.sin))
-        turned, rest = tensor[..., : 2 * half], tensor[..., 2 * half :]
-        shape = (half, 2) if self.interleaved else (2, half)
-        x, y = turned.to(wide).unflatten(-1, shape).unbind(-1 if self.interleaved else -2)
-        pair = torch.stack((x * cos - y * sin, x * sin + y * cos), -1 if self.interleaved else -2)
-        return torch.cat((pair.flatten(-2).to(tensor.dtype), rest), -1)
-
-
 def decode(
     q: Tensor,
     cache: KeyValueCache,

@@ -22,14 +22,15 @@ from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attention_varlen
 from ._key_value_cache import (
     KeyValueCache,
-    Rotary,
     attend_to_copy,
     decode,
     out_of_pages,
     with_infinity,
 )
+from ._rotary import Rotary, apply_rotary_emb
 
 __all__ = [
+    "apply_rotary_emb",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -500,7 +501,7 @@ def flash_attn_with_kvcache(
             raise RuntimeError(f"{name}: of k and v only one is given; they go together")
         places = cache.places_of_new(lengths, k, v)
         if rotary_cos is not None or rotary_sin is not None:
-            turn = Rotary(name, rotary_cos, rotary_sin, rotary_interleaved)
+            turn = Rotary(name, rotary_cos, rotary_sin, rotary_interleaved, "rotary_")
             k = turn(k, places)
             moves = left >= 0 or right >= 0
             steps = torch.arange(q.shape[1], device=q.device) * int(moves)

@@ -17,6 +17,7 @@ from .pack_linear_weight import pack_linear_weight
 from .pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
 from .packed_linear import packed_linear
 from .quantize_rowwise import quantize_rowwise
+from .rotary_embedding import rotary_embedding
 from .rowwise_scaled_linear_s4s4 import rowwise_scaled_linear_s4s4
 from .rowwise_scaled_linear_s8s4 import rowwise_scaled_linear_s8s4
 from .scaled_dot_product_attention import scaled_dot_product_attention
@@ -40,6 +41,7 @@ __all__ = [
     "pack_tensor_core_tiled_layout",
     "packed_linear",
     "quantize_rowwise",
+    "rotary_embedding",
     "rowwise_scaled_linear_s4s4",
     "rowwise_scaled_linear_s8s4",
     "scaled_dot_product_attention",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import emulator
@@ -30,6 +30,15 @@ def cuda_emulator() -> emulator.Emulator:
 
 
 @pytest.fixture(scope="session")
+def counting_emulator() -> emulator.Emulator:
+    """The same program compiled so that plain loads and stores are counted."""
+    reason = emulator.missing_compiler() or emulator.missing_announcements()
+    if reason is not None:
+        pytest.skip(reason)
+    return emulator.Emulator(emulator.build(counting=True), counting=True)
+
+
+@pytest.fixture(scope="session")
 def library_of_operators() -> Path:
     """The CUDA operators, host code and kernels, for CPU tensors."""
     reason = emulator.missing_compiler()
@@ -43,6 +52,18 @@ def emulated_operators(library_of_operators: Path) -> torch._ops._OpNamespace:
     """Those operators, as PyTorch calls them."""
     torch.ops.load_library(library_of_operators)
     return getattr(torch.ops, emulator.NAMESPACE)
+
+
+@pytest.fixture
+def choose_float32_products(library_of_operators: Path) -> Iterator[Callable[[int], None]]:
+    """Tells the operators how many products in TF32 to make for one of float32, 0 afterwards."""
+    library = ctypes.CDLL(str(library_of_operators))
+
+    def choose(products: int) -> None:
+        library.pkg_choose_cuda_float32_products(ctypes.c_int64(products))
+
+    yield choose
+    choose(0)
 
 
 @pytest.fixture(scope="session")

@@ -12,18 +12,19 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "asynchronous.h"
 #include "clocks.h"
+#include "counters.h"
 #include "emulated_mbarrier.h"
 #include "emulated_tensor_map.h"
 #include "emulated_wgmma.h"
 #include "emulator_state.h"
 #include "fiber.h"
+#include "waiting_blocks.h"
 
 namespace pkg::emulation {
 namespace {
@@ -53,7 +54,6 @@ const std::function<void()>* running_kernel = nullptr;
 Block* block = &blocks[0];
 int running = kScheduler;
 std::mt19937_64 order{0};
-Counters counted{};
 
 Thread::Thread() : fiber(kStackBytes) {}
 
@@ -166,11 +166,15 @@ void finish_block_barrier() {
     block->threads[i]->state = State::ready;
   }
   block->last_block_barrier = block->now++;
+  count_accesses();
 }
 
 // Nobody can go on: either a barrier of the whole block is complete, or the
-// block has ended, or it never will.
+// block waits for another one, or has ended, or it never will.
 bool next_phase() {
+  if (some_wait_for_blocks()) {
+    return true;
+  }
   size_t in_barrier = 0;
   const Thread* in_exchange = nullptr;
   for (size_t i = 0; i < block->thread_count; ++i) {
@@ -209,6 +213,7 @@ void begin_block(unsigned linear) {
     const auto place = static_cast<unsigned>(i);
     threads[i]->copies.assign(1, {});
     threads[i]->clocks.clear();
+    threads[i]->activations.clear();
     threads[i]->published = 0;
     threads[i]->state = State::ready;
     threads[i]->index = {place % size.x, place / size.x % size.y,
@@ -221,6 +226,8 @@ void begin_block(unsigned linear) {
   block->last_block_barrier = 0;
   block->readers.clear();
   block->is_running = true;
+  block->is_stuck = false;
+  forget_waits();
   forget_operations();
   forget_mbarriers();
   forget_products();
@@ -247,6 +254,8 @@ void check_somebody_waits() {
 // The turn of a block: until its threads wait for each other, or have returned.
 void run_turn() {
   blockIdx = block->index;
+  wake_those_in_turn();
+  block->is_stuck = true;
   bool progress = true;
   while (progress) {
     progress = false;
@@ -262,60 +271,9 @@ void run_turn() {
       run_operation();
       progress = true;
     }
+    block->is_stuck = block->is_stuck && !progress;
   }
   block->is_running = next_phase();
-}
-
-// Cycles for vectors of sixteen bytes, of which eight lanes at a time are
-// served: those that lie in the same four banks wait for each other.
-int64_t shared_cycles(const size_t* places, size_t count) {
-  constexpr size_t kLanes = 8;
-  int64_t cycles = 0;
-  for (size_t first = 0; first < count; first += kLanes) {
-    int64_t waiting[kLanes] = {};
-    for (size_t i = first; i < std::min(first + kLanes, count); ++i) {
-      // Lanes that name the same place are served together.
-      if (std::find(places + first, places + i, places[i]) == places + i) {
-        ++waiting[places[i] / sizeof(Copy::bytes) % kLanes];
-      }
-    }
-    cycles += *std::max_element(std::begin(waiting), std::end(waiting));
-  }
-  return cycles;
-}
-
-// Counts an instruction of a warp: the copies of those lanes that have it.
-void count_copy(const std::vector<CopiedVector>& copies) {
-  constexpr uintptr_t kSector = 32;
-  std::vector<size_t> places;
-  std::set<uintptr_t> sectors;
-  for (const CopiedVector& copy : copies) {
-    places.push_back(copy.place);
-    if (copy.valid > 0) {
-      sectors.insert(copy.from / kSector);
-    }
-    counted.copied_bytes += static_cast<int64_t>(copy.valid);
-  }
-  ++counted.copies;
-  counted.copy_cycles += shared_cycles(places.data(), places.size());
-  counted.copied_sectors += static_cast<int64_t>(sectors.size());
-}
-
-void count_copies() {
-  for (const Warp& warp : block->warps) {
-    for (size_t i = 0;; ++i) {
-      std::vector<CopiedVector> copies;
-      for (const auto& of_lane : warp.copies) {
-        if (i < of_lane.size()) {
-          copies.push_back(of_lane[i]);
-        }
-      }
-      if (copies.empty()) {
-        break;
-      }
-      count_copy(copies);
-    }
-  }
 }
 
 void begin_to_watch() {
@@ -604,25 +562,6 @@ void report_lane(int source, Site site) {
          running, source, site.file_name(), site.line());
 }
 
-const Counters& counters() { return counted; }
-
-void count_product() { ++counted.products; }
-
-void count_group_product() { ++counted.group_products; }
-
-void count_box() { ++counted.boxes; }
-
-void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size) {
-  ++counted.matrix_loads;
-  size_t places[kWarpSize];
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    int64_t first;
-    std::memcpy(&first, rows[lane], sizeof(first));
-    places[lane] = static_cast<size_t>(first) * element_size;
-  }
-  counted.matrix_load_cycles += shared_cycles(places, kWarpSize);
-}
-
 SharedStorage& shared_storage(const char* declaration, const char* name,
                               size_t element_size, size_t count) {
   const auto found = block->arrays.find(declaration);
@@ -669,6 +608,9 @@ const LaneBytes* collective(unsigned mask, const void* given, size_t given_size,
   if (state.arrived == (mask & existing)) {
     state.arrived = 0;
     ++state.generation;
+    if (mask == ~0u) {
+      count_accesses(warp_index);
+    }
     combine(state.given[generation], state.taken[generation]);
     for (int other = 0; other < kWarpSize; ++other) {
       if ((mask & existing) >> other & 1) {
@@ -738,12 +680,26 @@ void check_launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes) {
   }
 }
 
+// A block that had its turn in vain may go on once another has changed what it
+// waits for: so nobody is stuck but where all are.
+void check_for_deadlock(const std::vector<Block*>& places) {
+  const auto is_stuck = [](const Block* each) { return each->is_stuck; };
+  if (!block->is_stuck) {
+    for (Block* each : places) {
+      each->is_stuck = false;
+    }
+  } else if (std::all_of(places.begin(), places.end(), is_stuck)) {
+    report_blocks_that_wait();
+  }
+}
+
 // By turns, in random order, as many at a time as there are places.
 void run_blocks(const std::vector<size_t>& numbers) {
   auto next = numbers.begin();
   std::vector<Block*> places;
   for (Block& each : blocks) {
     each.arrays.clear();
+    each.is_stuck = false;
     places.push_back(&each);
   }
   while (!places.empty()) {
@@ -760,7 +716,9 @@ void run_blocks(const std::vector<size_t>& numbers) {
     note_changes();
     if (!block->is_running) {
       count_copies();
+      count_accesses();
     }
+    check_for_deadlock(places);
   }
 }
 
@@ -774,6 +732,7 @@ void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
   running_kernel = &kernel;
   dynamic_bytes = dynamic_shared_bytes;
   begin_to_watch();
+  forget_turns();
   try {
     run_blocks(shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z));
   } catch (...) {

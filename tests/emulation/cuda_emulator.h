@@ -225,12 +225,33 @@ struct Counters {
   int64_t copied_sectors;      // of 32 bytes in it, that have to move
   int64_t group_products;      // wgmma
   int64_t boxes;               // bulk tensor copies
+  int64_t word_loads;          // of 32 bits a lane
+  int64_t word_load_cycles;    // of the shared memory: 1 without conflicts
 };
 const Counters& counters();
+
+// Loads or stores of one kind of memory. Counted where the kernels are compiled
+// with -fsanitize=thread, whose calls before each access lead to the emulator.
+struct AccessCount {
+  int64_t requests;      // instructions of a warp
+  int64_t bytes;         // without those that several lanes of a request name
+  int64_t transactions;  // cycles of shared memory, sectors of global memory
+  int64_t least;         // as few as could have done
+};
+struct AccessCounts {
+  AccessCount loads;
+  AccessCount stores;
+};
+const AccessCounts& shared_access_counts();
+// From now on, of these bytes of global memory.
+const AccessCounts& count_accesses_to(const std::byte* bytes, size_t size);
+
 void count_product();
 void count_group_product();
 // Of the rows of matrices that the lanes name by their first element.
 void count_matrix_load(const LaneBytes (&rows)[32], size_t element_size);
+// Of the words that the lanes name by their places.
+void count_word_load(const LaneBytes (&words)[32]);
 
 template <class Value>
 Value shuffle(unsigned mask, Value value, int source, Site site) {
@@ -377,13 +398,13 @@ auto atomicCAS(Pointer address, Value expected, Value value) {
 }
 
 // Half types, with the conversions that device code uses: to nearest, ties to
-// even, and CUDA's own NaN.
-struct __half {
-  uint16_t bits;
-};
+// even, and CUDA's own NaN. Scalars, since GCC announces no access by which a
+// structure is passed or returned (counters.cpp).
+enum class __half : uint16_t {};
 
 inline float __half2float(__half half) {
-  const uint32_t magnitude = half.bits & 0x7fffu;
+  const auto all = static_cast<uint32_t>(half);
+  const uint32_t magnitude = all & 0x7fffu;
   float result;
   if (magnitude >= 0x7c00) {
     result = magnitude == 0x7c00 ? INFINITY : NAN;
@@ -394,12 +415,12 @@ inline float __half2float(__half half) {
     std::memcpy(&result, &bits, sizeof(result));
     result *= 0x1p112f;
   }
-  return copysignf(result, (half.bits & 0x8000u) != 0 ? -1.0f : 1.0f);
+  return copysignf(result, (all & 0x8000u) != 0 ? -1.0f : 1.0f);
 }
 
 inline __half __float2half_rn(float value) {
   if (value != value) {
-    return {0x7fff};
+    return __half{0x7fff};
   }
   const uint32_t sign = signbit(value) ? 0x8000 : 0;
   const float magnitude = fabsf(value);
@@ -413,15 +434,13 @@ inline __half __float2half_rn(float value) {
     bits += 0xfff + (bits >> 13 & 1);
     bits = (bits - (112u << 23)) >> 13;
   }
-  return {static_cast<uint16_t>(sign | bits)};
+  return static_cast<__half>(sign | bits);
 }
 
-struct __nv_bfloat16 {
-  uint16_t bits;
-};
+enum class __nv_bfloat16 : uint16_t {};
 
 inline float __bfloat162float(__nv_bfloat16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
   float result;
   std::memcpy(&result, &bits, sizeof(result));
   return result;
@@ -429,10 +448,10 @@ inline float __bfloat162float(__nv_bfloat16 value) {
 
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   if (value != value) {
-    return {0x7fff};
+    return __nv_bfloat16{0x7fff};
   }
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   bits += 0x7fff + (bits >> 16 & 1);
-  return {static_cast<uint16_t>(bits >> 16)};
+  return static_cast<__nv_bfloat16>(bits >> 16);
 }

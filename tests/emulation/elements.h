@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/tf32.cuh"
 #include "request.h"
 
 namespace pkg::emulation {
@@ -16,11 +17,18 @@ inline constexpr const char* kNameOf<double> = "float64";
 template <>
 inline constexpr const char* kNameOf<float> = "float32";
 template <>
+inline constexpr const char* kNameOf<cuda::Tf32> = "tf32";
+template <>
 inline constexpr const char* kNameOf<cuda::float16> = "float16";
 template <>
 inline constexpr const char* kNameOf<cuda::bfloat16> = "bfloat16";
 template <>
 inline constexpr const char* kNameOf<int8_t> = "int8";
+
+// The element of a tensor that is multiplied as one of these types.
+template <class Element>
+using StoredElement =
+    std::conditional_t<std::is_same_v<Element, cuda::Tf32>, float, Element>;
 
 // Whether the kernels of a type are compiled: of every type, but where a test
 // plants a fault and names those that it runs, -DPKG_EMULATED_TYPES=float.

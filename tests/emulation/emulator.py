@@ -30,17 +30,24 @@ BUILDS = ROOT / "build" / "emulation"
 HERE = Path("tests", "emulation")  # in the tree that is built
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
+LINK_SANITIZERS = ("-fsanitize=address,undefined",)
 # A register that is read before it is written holds neither 0 nor a plausible number.
 SANITIZE_ADDRESSES = ["-fsanitize=address", "-ftrivial-auto-var-init=pattern"]
 SANITIZE = [*SANITIZE_ADDRESSES, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+# The calls that these put before each access and each block of machine code go to the emulator,
+# which counts accesses (counters.cpp). -Og leaves packets whole. The types are those of the tests.
+COUNT_ACCESSES = ["-fsanitize=thread", "-fsanitize-coverage=trace-pc"]
+COUNTED_TYPES = ["-DPKG_EMULATED_TYPES=float,pkg::cuda::bfloat16,int8_t"]
 # The checker itself is called for every access to shared memory, and is not what is checked: no
 # sanitizers, and optimised.
 PLAIN_FLAGS = ["-O2"]
 PLAIN = (
     "asynchronous.cpp",
     "clocks.cpp",
+    "counters.cpp",
     "cuda_emulator.cpp",
     "emulated_mbarrier.cpp",
+    "emulated_turns.cpp",
     "emulated_wgmma.cpp",
     "fiber.cpp",
 )
@@ -65,6 +72,13 @@ def missing_compiler() -> str | None:
     if shutil.which(COMPILER.split()[0]) is None:
         return f"the emulator needs a C++ compiler, and there is no {COMPILER}"
     return None
+
+
+def missing_announcements() -> str | None:
+    """Why accesses cannot be counted here, if so."""
+    command = [*COMPILER.split(), "-dM", "-E", "-x", "c++", "/dev/null"]
+    macros = subprocess.run(command, text=True, capture_output=True, check=True).stdout
+    return "the calls by which accesses are counted are GCC's" if "__clang__" in macros else None
 
 
 def digest(root: Path, files: Sequence[Path], flags: Sequence[str]) -> str:
@@ -133,7 +147,7 @@ def run_compiler(command: Sequence[str | Path], target: Path) -> None:
     partial.replace(target)
 
 
-def link(objects: Sequence[Path], flags: Sequence[str] = ("-fsanitize=address,undefined",)) -> Path:
+def link(objects: Sequence[Path], flags: Sequence[str] = LINK_SANITIZERS) -> Path:
     """The program or library made of these objects, whose names say what is in them."""
     names = " ".join([*flags, *(each.name for each in objects)])
     target = BUILDS / f"emulation-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
@@ -159,31 +173,39 @@ def building() -> Iterator[None]:
 
 
 @functools.cache
-def build_objects() -> dict[str, Path]:
+def build_objects(counting: bool = False) -> dict[str, Path]:
     """Compile what has changed of the program since it was built last; its objects by source."""
     names = sorted(file.name for file in (ROOT / HERE).glob("*.cpp"))
+    sanitize = [*COUNT_ACCESSES, *COUNTED_TYPES] if counting else SANITIZE
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = pool.map(lambda name: compile_object(ROOT, ROOT / HERE / name), names)
+        objects = pool.map(
+            lambda name: compile_object(ROOT, ROOT / HERE / name, sanitize=sanitize), names
+        )
         return dict(zip(names, objects, strict=True))
 
 
-def build() -> Path:
-    """Build the program; returns its path."""
-    objects = list(build_objects().values())
+def build(counting: bool = False) -> Path:
+    """Build the program; returns its path.
+
+    Args:
+        counting: the one that counts plain loads and stores, without the sanitizers' checks.
+    """
+    objects = list(build_objects(counting).values())
     with building():
-        return link(objects)
+        return link(objects, () if counting else LINK_SANITIZERS)
 
 
-def build_changed(tree: Path, name: str, flags: Sequence[str]) -> Path:
+def build_changed(tree: Path, name: str, flags: Sequence[str], counting: bool = False) -> Path:
     """Build the program with one file (``run_matmul.cpp``) compiled from another tree.
 
     Tests plant faults in the kernels so. Nobody waits for it: each tree is one test's.
     """
     tree = tree.resolve()
-    others = [each for source, each in build_objects().items() if source != name]
-    changed = compile_object(tree, tree / HERE / name, ["-O0", *flags], ())
+    others = [each for source, each in build_objects(counting).items() if source != name]
+    own = ["-Og", *COUNT_ACCESSES] if counting else ["-O0"]
+    changed = compile_object(tree, tree / HERE / name, [*own, *flags], ())
     # The changed first: of a template that several instantiate the linker keeps the first.
-    return link([changed, *others])
+    return link([changed, *others], () if counting else LINK_SANITIZERS)
 
 
 def contraction() -> list[str]:
@@ -265,6 +287,28 @@ class Counters:
     copied_sectors: int
     group_products: int
     boxes: int
+    word_loads: int
+    word_load_cycles: int
+
+
+@dataclass(frozen=True)
+class AccessCount:
+    """Loads or stores of one memory, as ``cuda_emulator.h`` says."""
+
+    requests: int
+    bytes: int
+    transactions: int
+    least: int
+
+
+@dataclass(frozen=True)
+class AccessCounts:
+    loads: AccessCount
+    stores: AccessCount
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> AccessCounts:
+        return AccessCounts(AccessCount(*numbers[:4]), AccessCount(*numbers[4:]))
 
 
 class Emulator:
@@ -272,12 +316,16 @@ class Emulator:
 
     Attributes:
         counters: of the kernel that ran last.
+        accesses: of that kernel, to each tensor by the name of its argument and to ``"shared"``
+            memory; of a program that counts them.
     """
 
     counters: Counters
+    accesses: dict[str, AccessCounts]
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, counting: bool = False) -> None:
         self.program = program
+        self.counting = counting
 
     def run(
         self, kernel: str, outputs: Sequence[str], blocks: int = 3, **arguments: Argument
@@ -297,6 +345,11 @@ class Emulator:
         numbers = torch.zeros(len(fields(Counters)), dtype=torch.int64)
         given["counters"] = numbers
         outputs = [*outputs, "counters"]
+        if self.counting:
+            tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+            memories = ["shared", *sorted([*tensors, "accesses"])]
+            given["accesses"] = accesses = torch.zeros(len(memories), 8, dtype=torch.int64)
+            outputs.append("accesses")
         request = b"".join(argument_line(name, value) for name, value in given.items())
         request += b"".join(f"output {name}\n".encode() for name in outputs)
         # Another order for every call, the same each time.
@@ -321,3 +374,6 @@ class Emulator:
             received = received[offset + size :]
         assert len(received) == 0
         self.counters = Counters(*numbers.tolist())
+        if self.counting:
+            counts = map(AccessCounts.of, accesses.tolist())
+            self.accesses = dict(zip(memories, counts, strict=True))

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda_emulator.h"
@@ -22,6 +23,7 @@ enum class State {
   in_warp_exchange,
   in_mbarrier,
   in_warpgroup,
+  in_turn,
   finished,
 };
 
@@ -33,12 +35,27 @@ struct Copy {
   std::byte bytes[16];
 };
 
+// A function that a thread is in: the blocks of machine code on its way, none
+// twice. To come to one again is to begin another turn of a loop, whose first
+// block that is; what came after it is forgotten.
+struct VisitedCode {
+  uintptr_t block;
+  uint64_t turn;
+};
+struct Activation {
+  uint64_t call;  // tells by which calls, and in which turns of loops
+  std::vector<VisitedCode> way;
+};
+
 struct Thread {
   Thread();
   Fiber fiber;
   uint3 index;
   State state = State::ready;
   Site site;
+  // The turn of blocks that the thread waits for.
+  const int* counter = nullptr;
+  int wanted_turn = 0;
   // Groups of asynchronous copies, the oldest first; the last is not committed.
   std::deque<std::vector<Copy>> copies{{}};
   // Of each thread, and of the copies to each mbarrier, how much of what it did
@@ -48,6 +65,7 @@ struct Thread {
   // The own clock when what the thread had written was last published to copies
   // and products.
   uint32_t published = 0;
+  std::vector<Activation> activations;  // as far as accesses are counted
 };
 
 // What the lanes named by one mask exchange. Two generations of values, since a
@@ -67,11 +85,24 @@ struct CopiedVector {
   size_t valid;
 };
 
+// What lanes of a warp access by one instruction, in the same turn of its
+// loops.
+struct AccessedPlace {
+  int lane;
+  uintptr_t place;
+};
+struct AccessRequest {
+  AccessCount* count;
+  size_t size;
+  std::vector<AccessedPlace> places;
+};
+
 struct Warp {
   std::map<unsigned, Exchange> exchanges;
   uint32_t last_barrier = 0;
   // The copies of the block's lanes: the n-th of each is one instruction.
   std::vector<CopiedVector> copies[kWarpSize];
+  std::unordered_map<uint64_t, AccessRequest> requests;
 };
 
 struct SharedArray : SharedStorage {
@@ -87,7 +118,8 @@ struct Block {
 
   size_t slot;  // of kBlocksAtATime
   bool is_running = false;
-  unsigned linear = 0;  // its number in the grid
+  bool is_stuck = false;  // waits for another block, as in its last turn
+  unsigned linear = 0;    // its number in the grid
   uint3 index;
   size_t thread_count = 0;
   // There may be more, of a larger block before.
@@ -106,7 +138,6 @@ struct Block {
 extern Block* block;  // that has its turn
 extern int running;   // a thread of it, or kScheduler
 extern std::mt19937_64 order;
-extern Counters counted;
 
 inline int warp_of(int thread) { return thread / kWarpSize; }
 

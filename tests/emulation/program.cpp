@@ -8,15 +8,20 @@
 
 int main() {
   using namespace pkg::emulation;
-  const Request request = Request::read();
+  Request request = Request::read();
+  const bool counts_accesses = request.buffer<AccessCounts>("accesses");
   set_order(static_cast<uint64_t>(request.integer("order")));
   request.watch_outputs();
+  if (counts_accesses) {
+    request.count_accesses();
+  }
   try {
     const bool known =
         run_pointwise(request) || run_matmul(request) ||
         run_matmul_warpgroups(request) || run_linear(request) ||
         run_int4_linear(request) || run_rowwise_scaled_linear(request) ||
-        run_lltm(request) || run_decode_attention(request) ||
+        run_lltm(request) || run_rotary_embedding(request) ||
+        run_decode_attention(request) ||
         run_spatial_correlation_sample(request) ||
         run_attention_forward(request) || run_attention_backward(request) ||
         run_attention_uncovered(request) || run_attention_dropout_mask(request);
@@ -36,8 +41,13 @@ int main() {
                            counted.copied_bytes,
                            counted.copied_sectors,
                            counted.group_products,
-                           counted.boxes};
+                           counted.boxes,
+                           counted.word_loads,
+                           counted.word_load_cycles};
     std::copy(std::begin(all), std::end(all), numbers);
+  }
+  if (counts_accesses) {
+    request.write_access_counts();
   }
   request.write_outputs();
 }

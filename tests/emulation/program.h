@@ -18,6 +18,7 @@ bool run_linear(const Request& request);
 bool run_int4_linear(const Request& request);
 bool run_rowwise_scaled_linear(const Request& request);
 bool run_lltm(const Request& request);
+bool run_rotary_embedding(const Request& request);
 bool run_decode_attention(const Request& request);
 bool run_spatial_correlation_sample(const Request& request);
 bool run_attention_forward(const Request& request);

@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "cuda_emulator.h"
-
 namespace pkg::emulation {
 namespace {
 
@@ -16,6 +14,16 @@ const auto& find(const Map& map, const std::string& name) {
     fail("the request has no " + name);
   }
   return found->second;
+}
+
+// Where CUDA would: with the same sectors.
+std::byte* allocate(size_t size) {
+  constexpr size_t kAlignment = 512;
+  void* bytes = nullptr;
+  if (posix_memalign(&bytes, kAlignment, size) != 0) {
+    fail("no memory for " + std::to_string(size) + " bytes");
+  }
+  return static_cast<std::byte*>(bytes);
 }
 
 }  // namespace
@@ -50,7 +58,7 @@ Request Request::read() {
       Buffer buffer = {};
       std::cin >> buffer.offset >> buffer.size;
       std::cin.get();  // the end of the line
-      buffer.bytes = static_cast<std::byte*>(std::malloc(buffer.size));
+      buffer.bytes = allocate(buffer.size);
       std::cin.read(reinterpret_cast<char*>(buffer.bytes),
                     static_cast<std::streamsize>(buffer.size));
       request.buffers_[name] = buffer;
@@ -65,6 +73,20 @@ void Request::watch_outputs() const {
   for (const std::string& name : outputs_) {
     const Buffer& buffer = find(buffers_, name);
     watch_output(name.c_str(), buffer.bytes, buffer.size);
+  }
+}
+
+void Request::count_accesses() {
+  access_counts_.push_back(&shared_access_counts());
+  for (const auto& [name, buffer] : buffers_) {
+    access_counts_.push_back(&count_accesses_to(buffer.bytes, buffer.size));
+  }
+}
+
+void Request::write_access_counts() const {
+  auto* to = buffer<AccessCounts>("accesses");
+  for (const AccessCounts* counts : access_counts_) {
+    *to++ = *counts;
   }
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda_emulator.h"
+
 namespace pkg::emulation {
 
 class Request {
@@ -18,6 +20,11 @@ class Request {
   static Request read();
   // Lets the emulator see that no two blocks of a launch write the same.
   void watch_outputs() const;
+  // Counts accesses to each buffer, and writes what was counted, of shared
+  // memory and then of the buffers in the order of their names, as the test's
+  // numbers.
+  void count_accesses();
+  void write_access_counts() const;
   void write_outputs() const;
 
   const std::string& text(const std::string& name) const;
@@ -45,6 +52,7 @@ class Request {
   std::map<std::string, std::vector<int64_t>> integers_;
   std::map<std::string, Buffer> buffers_;
   std::vector<std::string> outputs_;
+  std::vector<const AccessCounts*> access_counts_;
 };
 
 [[noreturn]] void fail(const std::string& message);

@@ -1,4 +1,5 @@
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "attention_request.h"
@@ -59,26 +60,61 @@ cuda::AttentionDevice device_of(const Request& request) {
 }
 
 template <class Element>
-void run_grad_query(const Request& request) {
-  const cuda::AttentionGradQuery<Element> call = {
+cuda::AttentionGradQuery<Element> grad_query_of(const Request& request) {
+  return {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "query"),
       .grad_query = result_batch<Element>(request, "grad_query"),
   };
-  cuda::launch_attention_grad_query_kernel(call, device_of(request),
-                                           launcher(request));
 }
 
 template <class Element>
-void run_grad_key_value(const Request& request) {
-  const cuda::AttentionGradKeyValue<Element> call = {
+cuda::AttentionGradKeyValue<Element> grad_key_value_of(const Request& request) {
+  return {
       .backward = backward_of<Element>(request),
       .partition = partition(request, "key"),
       .grad_key = result_batch<Element>(request, "grad_key"),
       .grad_value = result_batch<Element>(request, "grad_value"),
   };
-  cuda::launch_attention_grad_key_value_kernel(call, device_of(request),
-                                               launcher(request));
+}
+
+template <class Element>
+void run_grad_query(const Request& request) {
+  cuda::launch_attention_grad_query_kernel(
+      grad_query_of<Element>(request), device_of(request), launcher(request));
+}
+
+template <class Element>
+void run_grad_key_value(const Request& request) {
+  cuda::launch_attention_grad_key_value_kernel(
+      grad_key_value_of<Element>(request), device_of(request),
+      launcher(request));
+}
+
+// Where the call suits one kernel for all gradients: else nothing is written.
+template <class Element>
+void run_joint_gradients(const Request& request) {
+  if constexpr (sizeof(Element) == 2) {
+    const auto query = grad_query_of<Element>(request);
+    const auto key_value = grad_key_value_of<Element>(request);
+    cuda::AttentionDevice device = device_of(request);
+    device.joins_gradients = true;
+    if (!cuda::suits_joint_gradients(query, key_value, device)) {
+      return;
+    }
+    std::unique_ptr<float[]> sums;
+    std::unique_ptr<int[]> turns;
+    cuda::launch_joint_gradients_kernel(
+        query, key_value, device,
+        [&](auto& call, int64_t numbers, int64_t zeros) {
+          // To the byte, so that the sanitizer sees what is beyond them.
+          sums = std::make_unique<float[]>(static_cast<size_t>(numbers));
+          turns = std::make_unique<int[]>(static_cast<size_t>(zeros));
+          call.sums = sums.get();
+          call.turns = turns.get();
+        },
+        launcher(request));
+  }
 }
 
 template <class Element, class MaskElement>
@@ -122,6 +158,10 @@ bool run_attention_backward(const Request& request) {
   } else if (kernel == "attention_grad_key_value") {
     for_attention_type(request, [&]<class Element>() {
       run_grad_key_value<Element>(request);
+    });
+  } else if (kernel == "attention_joint_gradients") {
+    for_attention_type(request, [&]<class Element>() {
+      run_joint_gradients<Element>(request);
     });
   } else if (kernel == "attention_grad_mask") {
     for_attention_type(request, [&]<class Element>() {

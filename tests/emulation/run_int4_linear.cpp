@@ -19,10 +19,9 @@ void run_wide(const Request& request,
                 cuda::int4_linear_wide_kernel<Element>, problem);
 }
 
-template <int kRowParts, class Element>
+template <class Block, class Element>
 void run_half(const Request& request,
               cuda::Int4LinearProblem<Element>& problem) {
-  using Block = cuda::Int4Block<Element, kRowParts>;
   const int64_t turns = request.integer("split_turns");
   std::vector<float> parts;
   if (turns > 0) {
@@ -35,7 +34,7 @@ void run_half(const Request& request,
   }
   const cuda::LaunchShape shape = Block::prepare(problem);
   launch_blocks(request, problem.pieces, shape,
-                cuda::int4_linear_half_kernel<Element, kRowParts>, problem);
+                cuda::int4_linear_half_kernel<Block, Element>, problem);
   if (problem.splits > 1) {
     launch_blocks(request, problem.sum_pieces(), cuda::kInt4SumThreads,
                   cuda::int4_linear_sum_kernel<Element>, problem);
@@ -63,10 +62,9 @@ void run(const Request& request) {
   problem.batch_strides = batch_strides(request.integers("batch_strides"));
   if constexpr (sizeof(Element) > 2) {
     run_wide(request, problem);
-  } else if (problem.rows <= cuda::kInt4FewRows) {
-    run_half<1>(request, problem);
   } else {
-    run_half<4>(request, problem);
+    cuda::with_int4_block(
+        problem, [&]<class Block>() { run_half<Block>(request, problem); });
   }
 }
 

@@ -1,17 +1,20 @@
 #include "batches.h"
 #include "cuda/gemm/linear.cuh"
 #include "cuda/gemm/pack_weight.cuh"
+#include "elements.h"
 #include "program.h"
 #include "warpgroups.h"
 
 namespace pkg::emulation {
 namespace {
 
-template <class Element, class Activation>
+// Input: as what the elements are multiplied.
+template <class Input, class Activation>
 void run(const Request& request) {
-  cuda::MatmulProblem<Element, Element> problem = {};
-  problem.a = request.buffer<Element>("input");
-  problem.b = request.buffer<Element>("weight");
+  using Element = StoredElement<Input>;
+  cuda::MatmulProblem<Input, Element> problem = {};
+  problem.a = request.buffer<Input>("input");
+  problem.b = request.buffer<Input>("weight");
   problem.c = request.buffer<Element>("output");
   problem.rows = request.integer("rows");
   problem.columns = request.integer("columns");
@@ -35,8 +38,8 @@ void run(const Request& request) {
     }
   }
   launch_blocks(request, problem.count_tiles(),
-                cuda::launch_shape<cuda::BlockProduct<Element>>(),
-                cuda::matmul_kernel<Element, Element,
+                cuda::launch_shape<cuda::BlockProduct<Input>>(),
+                cuda::matmul_kernel<Input, Element,
                                     cuda::LinearEpilogue<Element, Activation>>,
                 problem, epilogue);
 }
@@ -57,6 +60,8 @@ void run(const Request& request) {
     run<float, cuda::Silu>(request);
   } else if (type == "float64" && activation == "gelu") {
     run<double, cuda::Gelu>(request);
+  } else if (type == "tf32" && activation == "gelu") {
+    run<cuda::Tf32, cuda::Gelu>(request);
   } else if (type == "float16" && activation == "gelu") {
     run<cuda::float16, cuda::Gelu>(request);
   } else if (type == "bfloat16" && activation == "gelu") {

@@ -54,6 +54,9 @@ bool run_matmul(const Request& request) {
       (input == output &&
        with_type<double, float>(
            input, [&]<class Element>() { run<Element, Element>(request); })) ||
+      (output == "float32" &&
+       with_type<cuda::Tf32>(
+           input, [&]<class Input>() { run<Input, float>(request); })) ||
       with_tensor_core_types(request, [&](auto input, auto output) {
         run<decltype(input), decltype(output)>(request);
       });

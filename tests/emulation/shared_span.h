@@ -52,8 +52,10 @@ class SharedSpan {
 
   // Four matrices of eight rows of sixteen bytes: lane i says where row i % 8
   // of matrix i / 8 begins, and gets 32 bits of each matrix.
-  void load_matrices(int64_t index, bool transposed, uint32_t (&words)[4],
-                     Site site = Site::current()) const {
+  // It is counted as such, and not as the loads by which it is emulated.
+  [[gnu::no_sanitize("thread"), gnu::no_sanitize_coverage]] void load_matrices(
+      int64_t index, bool transposed, uint32_t (&words)[4],
+      Site site = Site::current()) const {
     check_vector_place(*storage_, place<std::byte[16]>(index),
                        16 / sizeof(Element));
     const int64_t row = static_cast<int64_t>(first_) + index;
@@ -73,16 +75,28 @@ class SharedSpan {
             transposed ? lane_index() / 4 : lane_index() % 4 * 2 + half;
         int64_t begin;
         std::memcpy(&begin, rows[matrix * 8 + at_row], sizeof(begin));
-        constexpr int kPerHalf = 2 / sizeof(Element);
-        const auto element = static_cast<size_t>(begin + at_column * kPerHalf);
-        for (size_t i = 0; i < kPerHalf; ++i) {
-          check_access(*storage_, element + i, Access::read);
+        const size_t byte = static_cast<size_t>(begin) * sizeof(Element) +
+                            static_cast<size_t>(at_column) * sizeof(uint16_t);
+        for (size_t i = 0; i < sizeof(uint16_t); i += sizeof(Element)) {
+          check_access(*storage_, (byte + i) / sizeof(Element), Access::read);
         }
-        std::memcpy(&halves[half], storage_->bytes + element * sizeof(Element),
-                    sizeof(uint16_t));
+        std::memcpy(&halves[half], storage_->bytes + byte, sizeof(uint16_t));
       }
       words[matrix] = halves[0] | static_cast<uint32_t>(halves[1]) << 16;
     }
+  }
+
+  // The bits of an element, by a load of the whole warp.
+  uint32_t load_word(int64_t index, Site site = Site::current()) const {
+    static_assert(sizeof(Element) == sizeof(uint32_t));
+    const int64_t element = place<uint32_t>(index);
+    collective(
+        ~0u, &element, sizeof(element), nullptr, 0,
+        [](const LaneBytes(&given)[32], LaneBytes(&)[32]) {
+          count_word_load(given);
+        },
+        site);
+    return load<uint32_t>(index);
   }
 
   // Where the element is in the storage.

@@ -251,8 +251,12 @@ def emulated_backward(
     blocks: int = 3,
     shared_bytes: int = MOST_SHARED_BYTES,
     warpgroups: bool = False,
+    joint: bool = False,
 ) -> list[Tensor]:
-    """The gradients of query, key, value and a floating mask."""
+    """The gradients of query, key, value and a floating mask.
+
+    Where one kernel makes all of them (``joint``), it is not asked for the mask's.
+    """
     assert call.grad_output is not None
     output, log_sum_exp, residual = outputs
     arguments = arguments_of(call) | operand("output", output, call.batch)
@@ -281,6 +285,9 @@ def emulated_backward(
         emulator.run(kernel, names, blocks, **given, **arguments)
         return list(results.values())
 
+    if joint:
+        inputs = {"query": call.query, "key": call.key, "value": call.value}
+        return gradients("attention_joint_gradients", **inputs)
     results = gradients("attention_grad_query", query=call.query)
     owned = [arguments["key_owned"], arguments["value_owned"]]
     if owned[0] == owned[1]:

@@ -170,7 +170,9 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
     return arguments | packed_operand("value", call.value, 0)
 
 
-def emulated(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tensor]:
+def emulated(
+    emulator: Emulator, call: PackedCall, blocks: int = 3, joint: bool = False
+) -> list[Tensor]:
     """Output, log-sum-exp and the gradients of query, key and value."""
     arguments = arguments_of(call)
     accumulator = torch.float64 if call.dtype == torch.float64 else torch.float32
@@ -201,12 +203,17 @@ def emulated(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tens
     zeroed["zeroed_size"] = call.query.shape[2]
     emulator.run("attention_uncovered_queries", ["output"], blocks, **arguments | zeroed)
     arguments["warpgroups"] = 1
-    emulator.run("attention_grad_query", ["grad_query"], blocks, **given, **arguments)
-    given = packed_operand("grad_key", gradients[1], 0)
-    given |= packed_operand("grad_value", gradients[2], 0)
     names = ["grad_key", "grad_value"]
-    emulator.run("attention_uncovered_keys", names, blocks, **given, **arguments)
-    emulator.run("attention_grad_key_value", names, blocks, **given, **arguments)
+    of_keys = packed_operand("grad_key", gradients[1], 0)
+    of_keys |= packed_operand("grad_value", gradients[2], 0)
+    emulator.run("attention_uncovered_keys", names, blocks, **of_keys, **arguments)
+    if joint:
+        given |= of_keys
+        names.append("grad_query")
+        emulator.run("attention_joint_gradients", names, blocks, **given, **arguments)
+    else:
+        emulator.run("attention_grad_query", ["grad_query"], blocks, **given, **arguments)
+        emulator.run("attention_grad_key_value", names, blocks, **of_keys, **arguments)
     return [output, log_sum_exp, *gradients]
 
 
@@ -237,8 +244,10 @@ def compare(call: PackedCall, results: list[Tensor]) -> None:
         assert (result == 0).all()
 
 
-def check(emulator: Emulator, call: PackedCall, blocks: int = 3) -> list[Tensor]:
-    results = emulated(emulator, call, blocks)
+def check(
+    emulator: Emulator, call: PackedCall, blocks: int = 3, joint: bool = False
+) -> list[Tensor]:
+    results = emulated(emulator, call, blocks, joint)
     compare(call, results)
     return results
 

@@ -87,7 +87,7 @@ def test_every_layout(
     cuda_emulator: Emulator, dtype: torch.dtype, inner_k_tiles: int, group_size: int
 ) -> None:
     """Few rows and many; every other slice of 128 steps is another team's."""
-    for rows in (3, 19):
+    for rows in (3, 19, 40):
         input, bias = make(rows, 768, dtype=dtype), make(40, dtype=dtype)
         packed = words(40, 768, inner_k_tiles)
         arguments = (packed, scales_and_zeros(40, 768, group_size), group_size, inner_k_tiles, bias)
@@ -96,7 +96,7 @@ def test_every_layout(
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
 def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
-    sizes = [(rows, 32, 8) for rows in (0, 1, 3, 4, 5, 15, 16, 17, 64, 65)]
+    sizes = [(rows, 32, 8) for rows in (0, 1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 64, 65)]
     sizes += [(2, 32, columns) for columns in (0, 24, 32, 40, 120, 128, 136, 264)]
     sizes += [(17, 32, columns) for columns in (24, 136)]
     sizes += [(3, depth, 16) for depth in (0, 96, 128, 160, 256, 288, 640, 768, 800, 1056)]
@@ -110,7 +110,7 @@ def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) ->
 @pytest.mark.parametrize("blocks", [1, 2, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name_of)
 def test_batches_and_strides(cuda_emulator: Emulator, dtype: torch.dtype, blocks: int) -> None:
-    for rows in (3, 18):
+    for rows in (3, 18, 35):
         input = make(64, rows, 2, 5, dtype=dtype).permute(2, 3, 1, 0)
         bias = make(80, dtype=dtype)[::2]
         arguments = (words(40, 64, 4), scales_and_zeros(40, 64, 64), 64, 4, bias)
@@ -125,7 +125,7 @@ def misaligned(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=name_of)
-@pytest.mark.parametrize("rows", [5, 21])
+@pytest.mark.parametrize("rows", [5, 21, 37])
 def test_operands_of_any_address(cuda_emulator: Emulator, dtype: torch.dtype, rows: int) -> None:
     dense = make(rows, 192, dtype=dtype)
     packed, pairs = words(40, 192, 4), scales_and_zeros(40, 192, 64)
@@ -147,7 +147,7 @@ def test_operands_of_any_address(cuda_emulator: Emulator, dtype: torch.dtype, ro
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
-@pytest.mark.parametrize("rows", [3, 66])
+@pytest.mark.parametrize("rows", [3, 30, 66])
 def test_parts_of_a_divided_product_are_added_up(
     cuda_emulator: Emulator, dtype: torch.dtype, rows: int
 ) -> None:
@@ -161,7 +161,7 @@ def test_parts_of_a_divided_product_are_added_up(
 
 
 @pytest.mark.parametrize("split_turns", [0, 1])
-@pytest.mark.parametrize("rows", [3, 130])
+@pytest.mark.parametrize("rows", [3, 27, 130])
 def test_the_grid_changes_no_bit(cuda_emulator: Emulator, rows: int, split_turns: int) -> None:
     input = make(rows, 544, dtype=torch.float16)
     arguments = (words(136, 544, 2), scales_and_zeros(136, 544, 32), 32, 2)
@@ -175,7 +175,7 @@ def test_the_grid_changes_no_bit(cuda_emulator: Emulator, rows: int, split_turns
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
 def test_nan_stays_in_its_row(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
-    for rows in (13, 18):
+    for rows in (13, 18, 35):
         input = make(rows, 64, dtype=dtype)
         input[3, 5] = torch.nan
         arguments = (words(16, 64, 4), scales_and_zeros(16, 64, 32), 32, 4)
@@ -185,7 +185,7 @@ def test_nan_stays_in_its_row(cuda_emulator: Emulator, dtype: torch.dtype) -> No
         assert torch.equal(result.isnan(), expected)
 
 
-@pytest.mark.parametrize(("rows", "depth"), [(2, 1024), (17, 2048)])
+@pytest.mark.parametrize(("rows", "depth"), [(2, 1024), (17, 2048), (33, 2048)])
 def test_a_long_product_of_few_tiles_is_divided(
     emulated_operators: torch._ops._OpNamespace, rows: int, depth: int
 ) -> None:

@@ -21,6 +21,7 @@ def emulated_linear(
     keep: bool = False,
     blocks: int = 3,
     tile_columns: int = 0,
+    multiplied_as: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the activation's argument where it is to be kept.
 
@@ -33,7 +34,7 @@ def emulated_linear(
         "linear",
         ["output", "pre_activation"] if keep else ["output"],
         blocks,
-        type=name_of(input.dtype),
+        type=multiplied_as or name_of(input.dtype),
         activation=activation,
         input=input,
         weight=weight,

@@ -25,11 +25,13 @@ def emulated_matmul(
     blocks: int = 3,
     split_depth: int = 0,
     tile_columns: int = 0,
+    multiplied_as: str | None = None,
 ) -> torch.Tensor:
     """``a @ b`` of operands of at least two dimensions, whose batches broadcast.
 
     With a ``split_depth`` the summed dimension is divided into parts of so many steps, with
-    ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many.
+    ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. float32 may be
+    ``multiplied_as`` ``"tf32"``.
     """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = a.expand(*batch, *a.shape[-2:])
@@ -43,7 +45,7 @@ def emulated_matmul(
         a=a,
         b=b,
         c=c,
-        input_type=name_of(a.dtype),
+        input_type=multiplied_as or name_of(a.dtype),
         output_type=name_of(c.dtype),
         rows=rows,
         columns=columns,

@@ -6,12 +6,13 @@ is shown elsewhere; here the point is what the host code makes of a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import references
 import test_emulated_attention as attention
+import test_emulated_tf32 as tf32
 import torch
 from emulator import Emulator
 from pointwise_samples import binary_samples, mixed_samples
@@ -177,6 +178,39 @@ def test_products_that_warpgroups_do_not_make(
     monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
     monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
     assert threads_of(left, right) != WARPGROUP_THREADS
+
+
+def test_float32_in_tf32(
+    emulated_operators: Operators, choose_float32_products: Callable[[int], None]
+) -> None:
+    """Whole and divided products of every operator that follows the setting, and back again."""
+    for a, b in (((70, 40), (40, 72)), ((2, 3, 33), (33, 5)), ((5, 600), (600, 7)), ((9,), (9,))):
+        left, right = torch.randn(a), torch.randn(b)
+        packed = emulated_operators.pack_linear_weight(right.mT) if right.dim() == 2 else None
+
+        def results(
+            left: Tensor = left, right: Tensor = right, packed: Tensor | None = packed
+        ) -> Iterator[Tensor]:
+            yield emulated_operators.matmul(left, right, out_dtype=None)
+            if packed is not None:
+                yield emulated_operators.linear(left, right.mT, None, None)
+                yield emulated_operators.linear_forward(left, right.mT, None, None)[0]
+                yield emulated_operators.packed_linear(left, packed, right.shape[1], None, None)
+
+        choose_float32_products(1)
+        for result in results():
+            tf32.assert_product(result, left, right)
+        choose_float32_products(0)
+        for result in results():
+            assert_product(result, left, right)
+
+
+def test_float64_is_not_made_in_tf32(
+    emulated_operators: Operators, choose_float32_products: Callable[[int], None]
+) -> None:
+    choose_float32_products(1)
+    left, right = torch.randn(7, 40).double(), torch.randn(40, 9).double()
+    assert_product(emulated_operators.matmul(left, right), left, right)
 
 
 @pytest.mark.usefixtures("capability_90")
@@ -494,6 +528,21 @@ def test_attention_backward_by_warpgroups(
     for gradient, each in zip(backward(emulated_operators, call, outputs), without, strict=True):
         assert torch.equal(gradient, each)
     assert launched_threads() != WARPGROUP_THREADS
+
+
+def test_attention_backward_by_one_kernel(
+    emulated_operators: Operators, cuda_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are blocks for many rounds, and unless it is turned off."""
+    call = make(2, 8, key_lead=(2, 8), rows=70, columns=140, head=16, dtype=torch.bfloat16)
+    outputs = forward(emulated_operators, call)
+    gradients = backward(emulated_operators, call, outputs)
+    joint = attention.emulated_backward(cuda_emulator, call, outputs, joint=True)
+    assert all(torch.equal(*pair) for pair in zip(gradients, joint, strict=False))
+    monkeypatch.setenv("PKG_CUDA_JOINT_GRADIENTS", "0")
+    alone = backward(emulated_operators, call, outputs)
+    assert not torch.equal(alone[0], gradients[0])  # sums in another order
+    assert all(torch.equal(*pair) for pair in zip(alone[1:], gradients[1:], strict=True))
 
 
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:

@@ -18,6 +18,7 @@ from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
+from test_emulated_attention_joint_gradients import check as check_joint_gradients
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
@@ -32,6 +33,8 @@ from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
 from test_emulated_spatial_correlation_sample import check as check_correlation
 from test_emulated_spatial_correlation_sample import integers
+from test_emulated_tf32 import assert_product as assert_tf32_product
+from test_emulated_tf32 import product as multiply_in_tf32
 from test_emulated_warpgroups import bulk
 from test_emulated_warpgroups import check as check_warpgroups
 
@@ -49,7 +52,9 @@ RIGHT = [
     "groups of copies",
     "matrices",
     "transposed matrices",
+    "rounding to TF32",
     "blocks side by side",
+    "blocks in turn",
     "pipeline",
     "pipeline of columns",
     "pipeline of rows",
@@ -97,6 +102,10 @@ REPORTS = {
     "half a warpgroup": "waits for its warpgroup at|in which .* are missing",
     "operands that are not published": "has written and not published to products",
     "blocks that count without atomics": "wrong result: count of blocks",
+    "turn that is not waited for": "race in global memory|numbers that no block has written",
+    "no barrier after the wait for a turn": "race in global memory|numbers that no block has",
+    "no barrier before a turn is passed on": "race in global memory|numbers that no block has",
+    "blocks that wait for later ones": "deadlock: thread 0 waits at .* for turn .*, it is turn 0",
     "misaligned row of a matrix": "accesses 8 neighbours of shared memory from element .* on",
 }
 
@@ -151,8 +160,9 @@ def test_matrix_descriptor(faults: Path) -> None:
 def manual_places(bits: int) -> dict[tuple[str, int, int], tuple[int, int]]:
     """The fragments of mma.m16n8kK as the PTX ISA manual states them, operand by operand.
 
-    From "Matrix Fragments for mma.m16n8k16 with floating point type" (16 bits) and "for
-    mma.m16n8k32" (8 bits): i counts a thread's elements of one operand.
+    From "Matrix Fragments for mma.m16n8k16 with floating point type" (16 bits), "for
+    mma.m16n8k32" (8 bits) and "for mma.m16n8k8", of .tf32 (32 bits): i counts a thread's elements
+    of one operand.
     """
     places = {}
     for lane in range(32):
@@ -164,6 +174,12 @@ def manual_places(bits: int) -> dict[tuple[str, int, int], tuple[int, int]]:
                 places["a", lane, i] = (row, column)
             for i in range(4):
                 places["b", lane, i] = (thread * 2 + (i & 1) + (0 if i < 2 else 8), group)
+        elif bits == 32:
+            for i in range(4):
+                row = group if i in (0, 2) else group + 8
+                places["a", lane, i] = (row, thread if i in (0, 1) else thread + 4)
+            for i in range(2):
+                places["b", lane, i] = (thread if i == 0 else thread + 4, group)
         else:
             for i in range(16):
                 row = group if i < 4 or 8 <= i < 12 else group + 8
@@ -188,7 +204,7 @@ def manual_places_float64() -> dict[tuple[str, int, int], tuple[int, int]]:
     return places
 
 
-@pytest.mark.parametrize("bits", [8, 16, 64])
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_operands_of_mma_lie_where_the_manual_says(faults: Path, bits: int) -> None:
     result = run_case(faults, f"places of {bits} bits")
     assert result.returncode == 0, result.stderr
@@ -201,7 +217,13 @@ def test_operands_of_mma_lie_where_the_manual_says(faults: Path, bits: int) -> N
 
 
 def plant(
-    folder: Path, kernel: str, right: str, wrong: str, program_file: str, flags: Sequence[str]
+    folder: Path,
+    kernel: str,
+    right: str,
+    wrong: str,
+    program_file: str,
+    flags: Sequence[str],
+    counting: bool = False,
 ) -> Emulator:
     """The program with one change in the text of a kernel's file.
 
@@ -213,7 +235,8 @@ def plant(
     text = file.read_text()
     assert right in text
     file.write_text(text.replace(right, wrong, 1))
-    return Emulator(emulator.build_changed(folder, program_file, flags))
+    program = emulator.build_changed(folder, program_file, flags, counting)
+    return Emulator(program, counting)
 
 
 def run_matmul(planted: Emulator) -> None:
@@ -250,6 +273,13 @@ def run_half_matmul(planted: Emulator) -> None:
     assert_product(emulated_matmul(planted, a[:, :130], b[:130]), a[:, :130], b[:130])
 
 
+def run_tf32_matmul(planted: Emulator) -> None:
+    """Both ways that each operand lies in shared memory, and more slices than stages."""
+    a, b = torch.randn(130, 100), torch.randn(100, 136)
+    for first, second in ((a, b), (a.mT.contiguous().mT, b.mT.contiguous().mT)):
+        assert_tf32_product(multiply_in_tf32(planted, first, second), first, second)
+
+
 def run_half_gradients(planted: Emulator) -> None:
     """More turns than places; of the second head there is room for one place alone."""
     for head in (20, 128):
@@ -260,6 +290,13 @@ def run_half_gradients(planted: Emulator) -> None:
 def run_gradients_by_warpgroups(planted: Emulator) -> None:
     """More tiles of queries than stages, two parts of each head, two owned tiles a block."""
     check_gradients(planted, make_attention(2, rows=330, columns=70, head=72, dtype=torch.float16))
+
+
+def run_joint_gradients(planted: Emulator) -> None:
+    """Three tiles of keys add to each of several tiles of queries, by one block and by three."""
+    for blocks in (1, 3):
+        call = make_attention(2, rows=200, columns=300, head=72, dtype=torch.bfloat16)
+        check_joint_gradients(planted, call, blocks)
 
 
 def run_without_conflicts(planted: Emulator) -> None:
@@ -283,7 +320,7 @@ def run_rowwise(planted: Emulator) -> None:
 def run_int4_linear(planted: Emulator) -> None:
     """More turns than stages, one team and two, groups within a slice, several pieces a block."""
     weight = (words(136, 1056, 2), scales_and_zeros(136, 1056, 32), 32, 2)
-    for rows in (3, 17):
+    for rows in (3, 17, 33):
         input = torch.randn(rows, 1056).bfloat16()
         assert_int4_linear(emulated_int4_linear(planted, input, *weight, None, 1), input, *weight)
 
@@ -315,6 +352,7 @@ HALF, BFLOAT16 = "cuda::float16", "cuda::bfloat16"
 ATTENTION_GRADIENT_WARPGROUPS = ("run_attention_backward.cpp", HALF, run_gradients_by_warpgroups)
 MATMUL = ("run_matmul.cpp", "float", run_matmul)
 HALF_MATMUL = ("run_matmul.cpp", BFLOAT16, run_half_matmul)
+TF32_MATMUL = ("run_matmul.cpp", "cuda::Tf32", run_tf32_matmul)
 WARPGROUPS = (
     "run_matmul_warpgroups.cpp",
     BFLOAT16,
@@ -331,6 +369,12 @@ ATTENTION_WARPGROUPS = (
 )
 MASK_GRADIENT = ("run_attention_backward.cpp", "float", run_mask_gradient)
 HALF_GRADIENTS = ("run_attention_backward.cpp", BFLOAT16, run_half_gradients)
+JOINT_GRADIENTS = (
+    "run_attention_backward.cpp",
+    BFLOAT16,
+    run_joint_gradients,
+    "cuda/attention/joint_gradients_mma.cuh",
+)
 HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
 ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
 LLTM = ("run_lltm.cpp", f"float,{BFLOAT16}", run_lltm)
@@ -417,13 +461,34 @@ PLANTED = {
         "(lane_index_ + step * kStep)",
         "assert|uses index|nobody has written",
     ),
+    "operand that is not rounded to TF32": (
+        *TF32_MATMUL,
+        "cuda/gemm/mma_product.cuh",
+        "    round_operand<Element>(b[part % 2]);\n",
+        "",
+        "assert",
+    ),
+    "exchanged words of an operand by steps": (
+        *TF32_MATMUL,
+        "cuda/gemm/operand_tile.cuh",
+        "8 * (outer_first_ ? word % 2 : word / 2)",
+        "8 * (outer_first_ ? word / 2 : word % 2)",
+        "assert|uses index|nobody has written",
+    ),
+    "order of lines that their words are not loaded by": (
+        *TF32_MATMUL,
+        "cuda/device/shared.cuh",
+        "line % 4 * 2 + line / 4 % 2",
+        "line % 8",
+        "assert|uses index|nobody has written",
+    ),
     "lines of which each begins in the same banks": (
         "run_matmul.cpp",
         BFLOAT16,
         run_without_conflicts,
         "cuda/device/shared.cuh",
-        "place % kLine / kVector ^ line % 8;",
-        "place % kLine / kVector;",
+        ": line % 8;",
+        ": 0;",
         "assert",
     ),
     "copy beyond the last step": (
@@ -514,9 +579,33 @@ PLANTED = {
     "queries copied to the place of those before": (
         *HALF_GRADIENTS,
         "cuda/attention/grad_key_value_mma.cuh",
-        "begin + kQueries, 1 - place);",
-        "begin + kQueries, place);",
+        "begin + kQueries, place_of(turn + 1));",
+        "begin + kQueries, place_of(turn));",
         "has not arrived|race on shared|nobody has written",
+    ),
+    "turn that nobody waits for": (
+        *JOINT_GRADIENTS,
+        "place()[kHasTurn] == 0",
+        "false",
+        "race in global memory|numbers that no block has written",
+    ),
+    "missing barrier after the wait for a turn": (
+        *JOINT_GRADIENTS,
+        "      __syncthreads();\n      if (place()[kTurn] > 0)",
+        "      if (place()[kTurn] > 0)",
+        "race |nobody has written|numbers that no block",
+    ),
+    "turn passed on before its numbers are stored": (
+        *JOINT_GRADIENTS,
+        "    multiply(sums, keys);\n    if (place()",
+        "    multiply(sums, keys);\n    end();\n    if (place()",
+        "race in global memory",
+    ),
+    "turns in the other order": (
+        *JOINT_GRADIENTS,
+        "return {end - 1 - column_tile,",
+        "return {column_tile - first,",
+        "deadlock: ",
     ),
     "queries released before they are multiplied": (
         *ATTENTION_GRADIENT_WARPGROUPS,
@@ -551,8 +640,8 @@ PLANTED = {
     "exchanged words of an operand by columns": (
         *HALF_GRADIENTS,
         "cuda/gemm/operand_tile.cuh",
-        "Slice::index(lane % 16, lane / 16 * Slice::kVector)",
-        "Slice::index(lane / 16 * 8 + lane % 8, lane / 8 % 2 * Slice::kVector)",
+        "lane % 16, first_column + lane / 16 * Slice::kVector",
+        "lane / 16 * 8 + lane % 8, first_column + lane / 8 % 2 * Slice::kVector",
         "assert",
     ),
     "words of dropout that are not exchanged": (
@@ -645,8 +734,8 @@ PLANTED = {
     ),
     "scales of another group": (
         *INT4_LINEAR,
-        "(done - 1) >> problem_.slice_shift",
-        "(kSlice - done) >> problem_.slice_shift",
+        "done / kGroup - 1);",
+        "(kSlice - done) / kGroup);",
         "assert",
     ),
     "keys released before they are multiplied": (

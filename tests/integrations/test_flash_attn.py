@@ -442,6 +442,55 @@ def test_a_cache_of_keys_and_values(options: dict[str, Any]) -> None:
         each.compare(value, "output, sums or cache")
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("offsets", [0, 3, [5, 0, 2]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rotary_embedding(dtype: torch.dtype, offsets: int | list[int], pairs: bool) -> None:
+    """Of sequences of one length, and of the same packed, with tokens of none around them."""
+    x = normal(3, 4, 2, 10).to(dtype).requires_grad_()
+    cos, sin = (each.to(dtype) for each in (normal(12, 4).cos(), normal(12, 4).sin()))
+    firsts = offsets if isinstance(offsets, list) else [offsets] * 3
+    given = torch.tensor(offsets, dtype=torch.int32) if isinstance(offsets, list) else offsets
+
+    def reference(sample: Sample) -> list[Tensor]:
+        x, cos, sin = sample.args
+        each = zip(x, firsts, strict=True)
+        places = range(4)
+        return [
+            torch.stack(
+                [plain_rotary(a, cos, sin, [first + p for p in places], pairs) for a, first in each]
+            )
+        ]
+
+    (expected,) = expect(reference, Sample((x.detach(), cos, sin)))
+    turned = ours.apply_rotary_emb(x, cos, sin, pairs, seqlen_offsets=given)
+    expected.compare(turned.detach(), "turned")
+    padded = torch.cat([x.new_ones(2, 2, 10), x.flatten(0, 1), x.new_ones(1, 2, 10)])
+    starts = torch.tensor([2, 6, 10, 14], dtype=torch.int32)
+    packed = ours.apply_rotary_emb(padded, cos, sin, pairs, False, given, starts, 4)
+    assert torch.equal(packed[2:-1].unflatten(0, (3, 4)), turned)
+    (gradient,) = torch.autograd.grad(turned.square().sum() / 2, x)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(gradient, x.detach(), rtol=tolerance, atol=tolerance)
+    copy = x.detach().clone()
+    assert ours.apply_rotary_emb(copy, cos, sin, pairs, True, given) is copy
+    assert torch.equal(copy, turned)
+
+
+def test_rotary_embedding_refuses_what_does_not_fit() -> None:
+    x, table = torch.zeros(2, 3, 1, 4), torch.zeros(3, 2)
+    for arguments, words in (
+        ((x[0], table, table), "x is of shape .* it must be \\(batch, tokens, heads, size"),
+        ((x, table, table[:2]), "both must be \\(positions, half of what is turned"),
+        ((x, table.repeat(1, 2), table.repeat(1, 2)), "cos has 4 columns, which turn 8"),
+        ((x, table, table, False, False, 1), "cos has 3 rows; place 3 is asked for"),
+        ((x, table, table, False, False, -1), "cos has 3 rows; place -1 is asked for"),
+        ((x, table, table, False, False, 0, torch.tensor([0, 3])), "it must be \\(tokens, heads"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            ours.apply_rotary_emb(*arguments)
+
+
 def test_the_signatures_are_flash_attns() -> None:
     """Names, order and defaults of flash-attn 2.8, so that calls by position mean the same."""
     options = (
@@ -463,6 +512,10 @@ def test_the_signatures_are_flash_attns() -> None:
             "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False"
         ),
     }
+    signatures["apply_rotary_emb"] = (
+        "x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, "
+        "max_seqlen=None"
+    )
     assert sorted(signatures) == sorted(ours.__all__)
     for name, expected in signatures.items():
         parameters = inspect.signature(getattr(ours, name)).parameters.values()

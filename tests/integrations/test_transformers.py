@@ -411,28 +411,22 @@ def test_a_layer_with_a_bias_of_its_own() -> None:
     there[0, ..., :2] = False
     lower = torch.ones(7, 7, dtype=torch.bool).tril()
     low = torch.finfo(torch.float32).min
-    for mask, added in (
-        (None, torch.where(lower, bias, low)),
-        (there, torch.where(there, bias, low)),
-        (torch.zeros(1, 1, 7, 7), bias),
-    ):
+    for mask, seen in ((None, lower), (there, there), (torch.zeros(1, 1, 7, 7), None)):
         output, nothing = attention(module, query, key, value, mask, position_bias=bias)
         assert nothing is None
+
+        def plain(sample: Sample, seen: Tensor | None = seen) -> list[Tensor]:
+            inputs = query, key, value, bias = [x.detach().requires_grad_() for x in sample.args]
+            added = bias if seen is None else torch.where(seen, bias, low)
+            scores = query @ key.mT / 4 + added
+            result = (scores.softmax(-1) @ value).transpose(1, 2)
+            return [result.detach(), *torch.autograd.grad(result.sum(), inputs)]
+
         inputs = (query, key, value, bias)
-
-        def plain(
-            dtype: torch.dtype, added: Tensor = added, inputs: tuple[Tensor, ...] = inputs
-        ) -> list[Tensor]:
-            scores = query.to(dtype) @ key.to(dtype).mT / 4 + added.to(dtype)
-            result = (scores.softmax(-1) @ value.to(dtype)).transpose(1, 2)
-            grads = torch.autograd.grad(result.sum(), inputs, retain_graph=True)
-            return [result.detach(), *grads]
-
         actual = [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
-        for mine, right, other in zip(
-            actual, plain(torch.float64), plain(torch.float32), strict=True
-        ):
-            expect_beside(right, other).compare(mine, "with a bias")
+        expected = expect(plain, Sample(tuple(x.detach() for x in inputs)))
+        for mine, right in zip(actual, expected, strict=True):
+            right.compare(mine, "with a bias")
 
 
 def test_dropout_is_reproducible() -> None:

@@ -175,9 +175,9 @@ void run_forward(const AttentionCall& call, AttentionResults& results) {
   const AttentionShape shape = plan(call, extras);
   const auto mask = mask_of(call);
   const std::optional<TensorView> seed;
-  const passes::ForwardResults made{empty_output(query),
-                                    allocate_log_sum_exp(shape, query),
-                                    nothing(query.dtype)};
+  const passes::ForwardResults made{
+      empty_output(query), allocate_log_sum_exp(shape, query),
+      nothing(query.dtype), aoti_torch_grad_mode_is_enabled()};
   passes::run_forward({shape, query, *call.key, *call.value, mask, seed, 0.0,
                        call.is_causal, extras},
                       made);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/decode.h"
@@ -22,19 +23,31 @@
 
 namespace pkg::cpu::attention {
 
-// Above this many rows packing the keys pays. With few keys its cost is small,
-// and the blocked pass rounds each score as the backward pass will. Under
-// causality the few rows see few keys, unless they are the last ones.
+// Above this many rows packing the keys pays, and above fewer where the keys
+// are few: Zen 4, 48 heads of 64, one thread, 2026-11-24, us by blocks and
+// decoding, float32 (bfloat16):
+//           1 row               4 rows             8 rows
+//   64 keys  80 / 40 (57 / 50)   88 / 74 (59 / 80)  130 / 137 (85 / 156)
+//   256     360 / 134 (325 / 113) 406 / 251 (238 / 232) 514 / 500 (361 / 473)
+// Where a backward pass may follow, the blocked pass is kept while it costs
+// little: it rounds each score as that will. Under causality the few rows see
+// few keys, unless they are the last ones.
 inline constexpr int64_t kDecodeRows = 8;
+template <class Input>
+inline constexpr int64_t kDecodeRowsOfAnyColumns =
+    std::is_same_v<Input, simd::Compute<Input>> ? 4 : 2;
 inline constexpr int64_t kLeastDecodeColumns = 2 * kKeyBlock;
 
 template <class Input>
-bool decodes(const Problem<Input>& problem) {
+bool decodes(const Problem<Input>& problem, bool has_backward) {
   const auto contiguous = [](const AttentionOperand& layout, int64_t size) {
     return layout.column_stride == 1 || size <= 1;
   };
-  return !problem.is_causal && problem.shape.rows <= kDecodeRows &&
-         problem.shape.columns >= kLeastDecodeColumns &&
+  const bool has_many_columns = problem.shape.columns >= kLeastDecodeColumns;
+  const int64_t most_rows = has_many_columns ? kDecodeRows
+                            : has_backward   ? 0
+                                             : kDecodeRowsOfAnyColumns<Input>;
+  return !problem.is_causal && problem.shape.rows <= most_rows &&
          contiguous(problem.key.layout, problem.shape.head_size) &&
          contiguous(problem.value.layout, problem.shape.value_size);
 }

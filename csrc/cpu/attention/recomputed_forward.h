@@ -36,7 +36,7 @@ class RecomputedForward {
       }
       // The rows are few, so that it costs little, and PyTorch accumulates
       // their scores in short parts: so does this.
-      if (decodes(problem.forward)) {
+      if (decodes(problem.forward, true)) {
         problem.forward.accumulation_length = kShortAccumulationLength;
         run(problem);
         problem.log_sum_exp_residual = log_sum_exp_residual_.data();

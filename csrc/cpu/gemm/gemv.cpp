@@ -1,6 +1,8 @@
 // The sums of a row vector times a matrix, with contiguous rows or columns.
 #include "cpu/gemm/gemv.h"
 
+#include "cpu/simd/reduce.h"
+
 namespace pkg::cpu::detail {
 
 // Eight rows at a time are scaled and added to sums that stay in the L1 cache;
@@ -52,7 +54,8 @@ void add_scaled_rows(const simd::Compute<T>* vector,
 
 // Dot products, eight columns at a time. Zen 4, one thread, 2026-11-20: half
 // precision is read at 26 GB/s, with four columns at 20; prefetching by
-// instruction only lost.
+// instruction only lost. Of columns that fill few registers, where adding up
+// lanes is most of the work, as many as a register has lanes.
 template <class T>
 void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
                  int64_t begin, int64_t end, int64_t inner,
@@ -60,9 +63,10 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
   using C = simd::Compute<T>;
   constexpr int kLanes = simd::kLanes<C>;
   constexpr int kColumns = 8;
-  constexpr int kAccumulators = simd::kVectorRegisters >= 32 ? 2 : 1;
+  constexpr bool kHasRegisters = simd::kVectorRegisters >= 32;
   const auto dot = [&]<int kCount>(int64_t column,
                                    std::integral_constant<int, kCount>) {
+    constexpr int kAccumulators = kHasRegisters && kCount <= kColumns ? 2 : 1;
     const T* columns[kCount];
     Vector<C> sums_of[kCount][kAccumulators] = {};
     for (int c = 0; c < kCount; ++c) {
@@ -86,14 +90,23 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
             simd::load_partial(columns[c] + k, rest) * x + sums_of[c][0];
       }
     }
+    Vector<C> sum_of[kCount];
     for (int c = 0; c < kCount; ++c) {
+      sum_of[c] = sums_of[c][0];
       for (int i = 1; i < kAccumulators; ++i) {
-        sums_of[c][0] += sums_of[c][i];
+        sum_of[c] += sums_of[c][i];
       }
-      sums[column - begin + c] = simd::reduce_add(sums_of[c][0]);
     }
+    simd::reduce_add_each(sum_of, sums + (column - begin));
   };
   int64_t column = begin;
+  if constexpr (kHasRegisters && kLanes > kColumns) {
+    if (inner <= 4 * kLanes) {
+      for (; column + kLanes <= end; column += kLanes) {
+        dot(column, std::integral_constant<int, kLanes>{});
+      }
+    }
+  }
   for (; column + kColumns <= end; column += kColumns) {
     dot(column, std::integral_constant<int, kColumns>{});
   }

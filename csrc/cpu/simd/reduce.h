@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "cpu/simd/simd.h"
@@ -30,29 +32,45 @@ template <int kBit, class V, int kLanes>
   }
 }
 
+// The same of kCount registers: as many as there are lanes at a time; of at
+// most half as many, halves are added first.
+template <int kCount, class V, class T>
+[[gnu::always_inline]] inline void reduce_add_run(const V* values, T* totals) {
+  constexpr int kLanes = sizeof(V) / sizeof(T);
+  if constexpr (2 * kCount <= kLanes && sizeof(V) > 16) {
+    using Half = typename VectorOf<T, sizeof(V) / 2>::type;
+    struct Halves {
+      Half low, high;
+    };
+    Half sums[kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      const auto halves = std::bit_cast<Halves>(values[i]);
+      sums[i] = halves.low + halves.high;
+    }
+    reduce_add_run<kCount>(sums, totals);
+  } else {
+    constexpr int kTaken = std::min(kCount, kLanes);
+    V square[kLanes] = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < kTaken; ++i) {
+      square[i] = values[i];
+    }
+    const V sums = reduce_add_square<1>(square);
+    std::memcpy(totals, &sums, kTaken * sizeof(T));
+    if constexpr (kCount > kTaken) {
+      reduce_add_run<kCount - kTaken>(values + kTaken, totals + kTaken);
+    }
+  }
+}
+
 }  // namespace detail
 
 // totals[i] = the sum of the lanes of values[i].
 template <class V, class T, int kCount>
 [[gnu::always_inline]] inline void reduce_add_each(const V (&values)[kCount],
-                                                   T (&totals)[kCount]) {
-  constexpr int kLanes = sizeof(V) / sizeof(T);
-#pragma GCC unroll 16
-  for (int first = 0; first < kCount; first += kLanes) {
-    const int count = std::min(kLanes, kCount - first);
-    V square[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      square[i] = i < count ? values[first + i] : V{};
-    }
-    const V sums = detail::reduce_add_square<1>(square);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      if (i < count) {
-        totals[first + i] = sums[i];
-      }
-    }
-  }
+                                                   T* totals) {
+  detail::reduce_add_run<kCount>(values, totals);
 }
 
 }  // namespace pkg::simd

@@ -1,8 +1,8 @@
-// Transposition of a square of registers: kLanes registers of kLanes lanes of 4
-// or 8 bytes, by log2(kLanes) stages of kLanes shuffles each. The first stages
-// interleave lanes within the 128-bit parts (UNPCK: 1.5 a cycle on Zen 4), the
-// last exchange whole parts; general two-register permutes run at 1 a cycle and
-// need their indices in registers.
+// Lanes exchanged between registers. Transposition of a square: kLanes
+// registers of kLanes lanes of 4 or 8 bytes, by log2(kLanes) stages of kLanes
+// shuffles each. The first stages interleave lanes within the 128-bit parts
+// (UNPCK: 1.5 a cycle on Zen 4), the last exchange whole parts; general
+// two-register permutes run at 1 a cycle and need their indices in registers.
 #pragma once
 
 #include <cstddef>
@@ -65,6 +65,10 @@ struct Exchanged {
   }
 };
 
+struct NeighbourOf {
+  static constexpr int of(int lane) { return lane ^ 1; }
+};
+
 // Stages of two registers `kDistance` apart, over all registers.
 template <int kDistance, class First, class Second, class V, int kLanes>
 [[gnu::always_inline]] inline void butterfly(V (&rows)[kLanes]) {
@@ -107,6 +111,27 @@ template <class V, int kLanes>
     butterfly<2 * kPart, AlternateParts<kLanes, kPart, 0>,
               AlternateParts<kLanes, kPart, 1>>(rows);
   }
+}
+
+// Lanes of the two registers in turns.
+template <class V>
+[[gnu::always_inline]] inline void interleave(V& first, V& second) {
+  constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(first[0]));
+  constexpr auto kSequence = std::make_index_sequence<kLanes>{};
+  const V a = first;
+  const V b = second;
+  first = detail::shuffle<detail::Interleaved<kLanes, kLanes, 1, 0>>(a, b,
+                                                                     kSequence);
+  second = detail::shuffle<detail::Interleaved<kLanes, kLanes, 1, 1>>(
+      a, b, kSequence);
+}
+
+// Lanes 2 i and 2 i + 1 exchanged.
+template <class V>
+[[gnu::always_inline]] inline V swap_neighbours(V value) {
+  constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(value[0]));
+  return detail::shuffle<detail::NeighbourOf>(
+      value, value, std::make_index_sequence<kLanes>{});
 }
 
 // Lane i of the result is what `combine` makes of all lanes of rows[i]: each

@@ -590,6 +590,14 @@ class PlainScores {
 
   template <class Weights>
   __device__ __forceinline__ void drop_tile(Weights&, int64_t, int64_t) const {}
+  template <class Weights>
+  __device__ __forceinline__ uint32_t kept_of_transposed(int64_t,
+                                                         int64_t) const {
+    return ~uint32_t{0};
+  }
+  __device__ __forceinline__ float keep_scale() const { return 1.0f; }
+  __device__ __forceinline__ bool caps() const { return false; }
+  __device__ __forceinline__ float cap_slope(float) const { return 1.0f; }
 
  private:
   // What lies further than any key is as good as no limit.
@@ -611,6 +619,7 @@ struct AttentionDevice {
   int most_shared_bytes;  // of a block
   int multiprocessors;
   bool has_warpgroup_products;
+  bool joins_gradients = false;  // of query, key and value, in one kernel
 };
 
 // Calls function.operator()<width>() with the width of the tiles for heads of

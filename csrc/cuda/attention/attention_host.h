@@ -170,11 +170,10 @@ void launch_attention_forward(const AttentionForward<Element>& call,
 template <class Element>
 void launch_attention_delta(const AttentionBackward<Element>& call,
                             cudaStream_t stream);
+// All but the mask's gradient, where key and value have the same matrices.
 template <class Element>
-void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
-                                 cudaStream_t stream);
-template <class Element>
-void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
-                                     cudaStream_t stream);
+void launch_attention_gradients(const AttentionGradQuery<Element>& query,
+                                const AttentionGradKeyValue<Element>& key_value,
+                                DeviceId device, cudaStream_t stream);
 
 }  // namespace pkg::cuda

@@ -39,7 +39,28 @@
 
 namespace pkg::cuda {
 
-template <class Element, int kWidth>
+// The gradient of the query is another kernel's.
+struct NoGradQuery {
+  template <class Element>
+  using Scores = AttentionScores<Element>;
+  static constexpr int kTileRows = 1;
+  static constexpr int kSharedElements = 0;
+
+  __device__ __forceinline__ void begin(int64_t, const AttentionExtent&,
+                                        int64_t, int64_t) {}
+  __device__ __forceinline__ void begin_step(int) {}
+  template <class Gradients>
+  __device__ __forceinline__ NoGradQuery share(const Gradients&, int) {
+    return {};
+  }
+  template <class Memory>
+  __device__ __forceinline__ void add(NoGradQuery, const Memory&, int) {}
+  __device__ __forceinline__ void end() {}
+};
+
+// GradQuery gets the gradients of the scores tile by tile: NoGradQuery, or
+// JointGradQuery of cuda/attention/joint_gradients_mma.cuh.
+template <class Element, int kWidth, class GradQuery = NoGradQuery>
 class GradKeyValueMma {
  public:
   static constexpr int kKeys = 128;
@@ -53,7 +74,8 @@ class GradKeyValueMma {
 
   static LaunchShape launch_shape(const AttentionProblem<Element>& problem,
                                   int query_places) {
-    const int elements = Places(problem, query_places).end;
+    const int elements =
+        Places(problem, query_places).end + GradQuery::kSharedElements;
     return {kThreads, elements * static_cast<int>(sizeof(Element))};
   }
 
@@ -73,16 +95,23 @@ class GradKeyValueMma {
     bool wants_value;
   };
 
+  // What is the gradient of the query's of the shared memory.
+  __device__ __forceinline__ SharedSpan<Element> grad_query_memory() const {
+    return memory_.part(places_.end, GradQuery::kSharedElements);
+  }
+
   // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
   __device__ __forceinline__ void add(int64_t batch, const Part& part,
-                                      Sums& key_sums, Sums& value_sums) const {
+                                      Sums& key_sums, Sums& value_sums,
+                                      GradQuery& grad_query) const {
     const AttentionExtent extent = problem_.extent(batch);
-    int64_t begin = problem_.first_row(extent, part.column_begin);
-    const int64_t end = problem_.row_end(extent, part.column_begin + kKeys);
+    auto [begin, end] = rows_of_tiles(extent, part.column_begin);
     if (begin >= end) {
       return;
     }
-    const AttentionScores<Element> attention(problem_, batch, extent);
+    grad_query.begin(batch, extent, part.column_begin, begin);
+    const typename GradQuery::template Scores<Element> attention(problem_,
+                                                                 batch, extent);
     const Key key = load_keys(batch, extent, part.column_begin);
     const auto queries =
         rows_of(problem_.query, batch, extent, problem_.head_size);
@@ -90,15 +119,9 @@ class GradKeyValueMma {
         rows_of(call_.grad_output, batch, extent, problem_.value_size);
     load_queries(queries, grad_outputs, begin, 0);
     for (int turn = 0; begin < end; begin += kQueries, ++turn) {
-      const bool goes_on = begin + kQueries < end;
-      const int place = query_places_ == 1 ? 0 : turn % 2;
+      const int place = place_of(turn);
       const Numbers log_sum_exp = numbers_of(call_.log_sum_exp, extent, begin);
-      // The queries have come, and all are done with those before.
-      wait_for_copies<0>();
-      __syncthreads();
-      if (goes_on && query_places_ > 1) {
-        load_queries(queries, grad_outputs, begin + kQueries, 1 - place);
-      }
+      begin_tile(queries, grad_outputs, begin, end, turn, grad_query);
       const Query query(queries, begin, 0, false);
       const auto score = [&](Weights& tile) {
         multiply_all_slices<Element, kWarpKeys, kQueries>(
@@ -123,16 +146,49 @@ class GradKeyValueMma {
         gradients = dropout.dropped(gradients);
         differentiate(weights, gradients, delta);
         multiply_by_cap_slopes(attention, gradients, score);
+        auto query_sums = grad_query.share(gradients, turn);
         multiply_from_registers<Element>(
             key_sums, gradients, QueriesAsSteps(),
             slices_of(query_memory(place), part.head_begin));
+        grad_query.add(query_sums, key_memory(), turn);
       }
-      if (goes_on && query_places_ == 1) {
+      if (begin + kQueries < end && query_places_ == 1) {
         __syncthreads();
         load_queries(queries, grad_outputs, begin + kQueries, 0);
       }
     }
     __syncthreads();
+    grad_query.end();
+  }
+
+  // Both gradients of the part, of one matrix of the batch as the key sees it.
+  __device__ __forceinline__ void make(
+      const AttentionGradKeyValue<Element>& call, int64_t owned,
+      const Part& part, GradQuery& grad_query) const {
+    const int64_t first = call.partition.batch_index(owned, 0);
+    const AttentionExtent extent = problem_.extent(first);
+    if (part.column_begin >= extent.columns) {
+      return;
+    }
+    Sums key_sums(0);
+    Sums value_sums(0);
+    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
+      add(call.partition.batch_index(owned, shared), part, key_sums, value_sums,
+          grad_query);
+    }
+    const auto store = [&](const Sums& sums,
+                           const ResultBatch<Element>& gradient, int64_t size) {
+      store_tile(sums, gradient.row(problem_.batch, first, extent.first_column),
+                 extent.columns, size, gradient.row_stride, part.column_begin,
+                 part.head_begin);
+    };
+    if (part.wants_key) {
+      key_sums.scale(static_cast<float>(problem_.scale));
+      store(key_sums, call.grad_key, problem_.head_size);
+    }
+    if (part.wants_value) {
+      store(value_sums, call.grad_value, problem_.value_size);
+    }
   }
 
  private:
@@ -239,6 +295,40 @@ class GradKeyValueMma {
     commit_copies();
   }
 
+  // Where the queries of a tile lie that comes in this turn.
+  __device__ __forceinline__ int place_of(int turn) const {
+    return query_places_ == 1 ? 0 : turn % 2;
+  }
+
+  // Once the queries at `begin` have come and all are done with those before;
+  // the next ones are loaded meanwhile where they have a place.
+  __device__ __forceinline__ void begin_tile(
+      const PanelSource<Element>& queries,
+      const PanelSource<Element>& grad_outputs, int64_t begin, int64_t end,
+      int turn, GradQuery& grad_query) const {
+    wait_for_copies<0>();
+    __syncthreads();
+    grad_query.begin_step(turn);
+    if (begin + kQueries < end && query_places_ > 1) {
+      load_queries(queries, grad_outputs, begin + kQueries, place_of(turn + 1));
+    }
+  }
+
+  struct Rows {
+    int64_t begin;
+    int64_t end;
+  };
+
+  // The queries that see some of the keys of a block, in whole tiles of the
+  // gradient of the query.
+  __device__ __forceinline__ Rows rows_of_tiles(const AttentionExtent& extent,
+                                                int64_t column_begin) const {
+    const int64_t begin = problem_.first_row(extent, column_begin);
+    const int64_t end = problem_.row_end(extent, column_begin + kKeys);
+    return {begin, begin + tiles_of(end - begin, GradQuery::kTileRows) *
+                               GradQuery::kTileRows};
+  }
+
   const AttentionBackward<Element>& call_;
   const AttentionProblem<Element>& problem_;
   int query_places_;
@@ -262,30 +352,8 @@ __global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
         index / head_tiles % column_tiles * Mma::kKeys, head_begin,
         call.grad_key.data != nullptr && head_begin < problem.head_size,
         call.grad_value.data != nullptr && head_begin < problem.value_size};
-    const int64_t first = call.partition.batch_index(owned, 0);
-    const AttentionExtent extent = problem.extent(first);
-    if (part.column_begin >= extent.columns) {
-      continue;
-    }
-    typename Mma::Sums key_sums(0);
-    typename Mma::Sums value_sums(0);
-    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      mma.add(call.partition.batch_index(owned, shared), part, key_sums,
-              value_sums);
-    }
-    const auto store = [&](const typename Mma::Sums& sums,
-                           const ResultBatch<Element>& gradient, int64_t size) {
-      store_tile(sums, gradient.row(problem.batch, first, extent.first_column),
-                 extent.columns, size, gradient.row_stride, part.column_begin,
-                 head_begin);
-    };
-    if (part.wants_key) {
-      key_sums.scale(static_cast<float>(problem.scale));
-      store(key_sums, call.grad_key, problem.head_size);
-    }
-    if (part.wants_value) {
-      store(value_sums, call.grad_value, problem.value_size);
-    }
+    NoGradQuery none;
+    mma.make(call, owned, part, none);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/attention/grad_query_mma.cuh"
 #include "cuda/attention/grad_query_panels.cuh"
 #include "cuda/attention/grad_query_warpgroups.cuh"
+#include "cuda/attention/joint_gradients_mma.cuh"
 
 namespace pkg::cuda {
 
@@ -130,6 +131,75 @@ bool launch_grad_key_value_warpgroups(
     });
   };
   return launch_gradient_warpgroups(call, device, kQueryBoxLines, run);
+}
+
+// Calls function.operator()<width>() with that of the kernel for all gradients.
+template <class Element, class Function>
+void with_joint_width(const AttentionProblem<Element>& problem,
+                      Function&& function) {
+  with_attention_width<Element>(std::max(problem.head_size, problem.value_size),
+                                function);
+}
+
+template <class Element, int kWidth>
+using JointGradientsMma =
+    GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth>>;
+
+// Whether one kernel of single warps can make all gradients: scores are plain,
+// since what else becomes of them takes registers that it has not; both heads
+// fit a block, key and value have the same matrices, and each query is of one
+// matrix of the batch, to whose gradient alone a block adds.
+template <class Element>
+bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
+                           const AttentionGradKeyValue<Element>& key_value,
+                           const AttentionDevice& device) {
+  constexpr int64_t kMostHead = 128;
+  const AttentionProblem<Element>& problem = query.backward.problem;
+  const AttentionJointGradients<Element> call = {key_value, {}};
+  const int64_t tiles = call.tile_count();
+  return device.joins_gradients && problem.is_plain() &&
+         problem.head_size <= kMostHead && problem.value_size <= kMostHead &&
+         !(device.has_warpgroup_products && suits_warpgroups(problem)) &&
+         query.partition.shared_count == 1 &&
+         key_value.grad_key.data != nullptr &&
+         key_value.grad_value.data != nullptr && tiles > 0 &&
+         tiles < kMostTiledLength;
+}
+
+// Whether it is worth it: twice as many rounds of blocks as make up, by the
+// count in cuda/attention/joint_gradients_mma.cuh, for the wait of the first.
+// Fewer blocks than a round would besides leave multiprocessors idle that the
+// query's own kernel keeps busy.
+template <class Element>
+bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
+                         const AttentionDevice& device) {
+  constexpr int64_t kRounds = 4;
+  const AttentionJointGradients<Element> call = {key_value, {}};
+  return call.tile_count() >= kRounds * device.multiprocessors;
+}
+
+// Calls launch(kernel, blocks, shape, call) with the kernel for all gradients,
+// for a call that suits it, once make_memory(sums, zeros) has given it
+// memory for so many numbers and so many zeros: false where a block has too
+// little shared memory.
+template <class Element, class MakeMemory, class Launch>
+bool launch_joint_gradients_kernel(
+    const AttentionGradQuery<Element>& query,
+    const AttentionGradKeyValue<Element>& key_value,
+    const AttentionDevice& device, MakeMemory&& make_memory, Launch&& launch) {
+  bool is_launched = false;
+  with_joint_width(query.backward.problem, [&]<int kWidth>() {
+    AttentionJointGradients<Element> call = {key_value, query.grad_query};
+    const auto run = [&](LaunchShape shape) {
+      make_memory(call, call.sum_count(kWidth), call.turn_count());
+      launch(attention_joint_gradients_mma_kernel<Element, kWidth>,
+             std::min<int64_t>(call.tile_count(), device.multiprocessors),
+             shape, call);
+    };
+    is_launched = launch_gradient_mma<JointGradientsMma<Element, kWidth>>(
+        call, device.most_shared_bytes, run);
+  });
+  return is_launched;
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for the call.

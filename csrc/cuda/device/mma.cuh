@@ -8,6 +8,7 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma_places.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/tf32.cuh"
 #include "cuda/device/words.cuh"
 
 #ifndef __CUDACC__
@@ -36,6 +37,12 @@ __device__ __forceinline__ void multiply_add(Sum& c0, Sum& c1, Sum& c2, Sum& c3,
   } else if constexpr (std::is_same_v<Element, float16>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else if constexpr (std::is_same_v<Element, Tf32>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

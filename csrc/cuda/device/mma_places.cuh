@@ -16,7 +16,8 @@ struct MatrixPlace {
   int column;
 };
 
-// Elements of `kSize` bytes; sums are 16 x 8, the summed dimension is 32 bytes.
+// Elements of `kSize` bytes, 4 of TF32; sums are 16 x 8, the summed dimension
+// is 32 bytes.
 template <int kSize>
 struct MmaPlaces {
   static constexpr int kInWord = 4 / kSize;

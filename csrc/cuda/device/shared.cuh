@@ -70,6 +70,12 @@ class SharedSpan {
     }
   }
 
+  // The bits of an element, by a load of the whole warp.
+  __device__ __forceinline__ uint32_t load_word(int index) const {
+    static_assert(sizeof(Element) == sizeof(uint32_t));
+    return load<uint32_t>(index);
+  }
+
   // Counted from the beginning of the block's shared memory.
   __device__ __forceinline__ uint32_t address(int index) const {
     return static_cast<uint32_t>(__cvta_generic_to_shared(data_ + index));
@@ -119,7 +125,11 @@ void wait_for_copies() {
 // order in each of eight lines: those of one column, and those of one line, lie
 // in different banks. (The order is that of the 128-byte swizzle of bulk tensor
 // copies.) A tile wider than a line is several such parts, one after the other.
-template <class Element, int kLines, int kWidth>
+//
+// A warp may instead load words of 32 bits, one a lane, of four lines by eight
+// neighbours (`kByWords`). Those are two vectors of each line, and so the lines
+// differ in the other bits of the order.
+template <class Element, int kLines, int kWidth, bool kByWords = false>
 struct SwizzledTile {
   static constexpr int kVector = 16 / sizeof(Element);
   static constexpr int kLine = 128 / sizeof(Element);
@@ -128,7 +138,8 @@ struct SwizzledTile {
 
   // Where the element at `place` of a line is.
   __device__ __forceinline__ static constexpr int index(int line, int place) {
-    const int vector = place % kLine / kVector ^ line % 8;
+    const int order = kByWords ? line % 4 * 2 + line / 4 % 2 : line % 8;
+    const int vector = place % kLine / kVector ^ order;
     return (place / kLine * kLines + line) * kLine + vector * kVector +
            place % kVector;
   }

@@ -11,6 +11,17 @@
 
 namespace pkg::cuda {
 
+__device__ __forceinline__ float float_of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+__device__ __forceinline__ uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
 // One of the elements of a word.
 template <class Element>
 __device__ __forceinline__ Element element_of_word(uint32_t word, int index) {
@@ -26,10 +37,7 @@ template <class Element>
 __device__ __forceinline__ float element_of_pair(uint32_t pair, int index) {
   if constexpr (std::is_same_v<Element, bfloat16>) {
     // The upper half of a float, by one instruction.
-    const uint32_t bits = index == 0 ? pair << 16 : pair & 0xFFFF0000U;
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
+    return float_of_bits(index == 0 ? pair << 16 : pair & 0xFFFF0000U);
   } else {
     return convert<float>(element_of_word<Element>(pair, index));
   }

@@ -18,6 +18,13 @@
 // "Benchmarking GPUs to tune dense linear algebra", SC 2008). A thread's 8 x 8
 // sums need 16 numbers of shared memory for 64 multiplications.
 //
+// float32 in TF32 (`Tf32`), where the user allows it: as the halves, with the
+// same bytes for as many products, each of half of the steps, so that the
+// products take 64 cycles of the A100 too. Operands are rounded in registers,
+// by two instructions a word. They lie in shared memory as they lie in global
+// memory, by rows, by columns or by steps; what lies by steps is loaded by
+// words of 32 bits, four loads for one of ldmatrix and the same 4 KiB in all.
+//
 // 2 m n k operations. Global memory is read (m n k)(1/kRows + 1/kColumns)
 // elements, for the most part from the L2 cache.
 #pragma once

@@ -82,16 +82,16 @@ template <class Input>
 using StoredSum = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t,
                                      Accumulator<Input>>;
 
-// The same product with its summed dimension divided, into `parts`, which are
-// contiguous: batch, splits, rows, columns.
-template <class Input, class Output, class Number>
-MatmulProblem<Input, Number> divided(
-    const MatmulProblem<Input, Output>& problem, int64_t split_depth,
-    Number* parts) {
-  MatmulProblem<Input, Number> result = {
-      problem.a,
-      problem.b,
-      parts,
+// The same product of the same bytes, multiplied as elements of another type,
+// into another memory.
+template <class Element, class Input, class Output, class Number>
+MatmulProblem<Element, Number> multiplied_as(
+    const MatmulProblem<Input, Output>& problem, Number* c) {
+  static_assert(sizeof(Element) == sizeof(Input));
+  return {
+      reinterpret_cast<const Element*>(problem.a),
+      reinterpret_cast<const Element*>(problem.b),
+      c,
       problem.rows,
       problem.columns,
       problem.depth,
@@ -104,6 +104,15 @@ MatmulProblem<Input, Number> divided(
       problem.a_batch_strides,
       problem.b_batch_strides,
   };
+}
+
+// The same product with its summed dimension divided, into `parts`, which are
+// contiguous: batch, splits, rows, columns.
+template <class Input, class Output, class Number>
+MatmulProblem<Input, Number> divided(
+    const MatmulProblem<Input, Output>& problem, int64_t split_depth,
+    Number* parts) {
+  auto result = multiplied_as<Input>(problem, parts);
   result.splits = (problem.depth + split_depth - 1) / split_depth;
   result.split_depth = split_depth;
   result.batch_count *= result.splits;

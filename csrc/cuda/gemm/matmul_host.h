@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <type_traits>
 
 #include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/precision.h"
 #include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/tensor_map.h"
@@ -91,36 +93,53 @@ bool launch_by_warpgroups(const MatmulProblem<Input, Output>& problem,
   return true;
 }
 
-// The caller holds a DeviceGuard. The output is written whole.
-template <class Input, class Output, class Epilogue>
-void launch_product(MatmulProblem<Input, Output> problem,
-                    const Epilogue& epilogue, const Tensor& output) {
-  using Product = BlockProduct<Input>;
+// By warps, whose operands are multiplied as elements of the first type. The
+// problem's tiles have been counted.
+template <class Element, class Input, class Output, class Epilogue>
+void launch_by_warps(const MatmulProblem<Input, Output>& problem,
+                     const Epilogue& epilogue, const Tensor& output) {
+  using Product = BlockProduct<Element>;
   using Sum = StoredSum<Input>;
-  const int64_t tiles = problem.count_tiles();
-  if constexpr (kHasWarpgroupProduct<Input>) {
-    if (launch_by_warpgroups(problem, epilogue, output)) {
-      return;
-    }
-  }
+  static_assert(std::is_same_v<Sum, StoredSum<Element>>);
+  auto whole = multiplied_as<Element>(problem, problem.c);
+  const int64_t tiles = whole.count_tiles();
   const LaunchShape shape = launch_shape<Product>();
   const cudaStream_t stream = current_stream(output);
   const int64_t panels = tiles_of(problem.depth, Product::kDepth);
   const int64_t each = panels_of_split(
       tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks);
   if (each >= panels || problem.batch.count == kMaxBatchDims) {
-    launch(matmul_kernel<Input, Output, Epilogue>, tiles, shape, stream,
-           problem, epilogue);
+    launch(matmul_kernel<Element, Output, Epilogue>, tiles, shape, stream,
+           whole, epilogue);
     return;
   }
   const int64_t splits = (panels + each - 1) / each;
   const Tensor parts = allocate_parts(problem, splits, output);
-  auto parts_of_product = divided(problem, each * Product::kDepth,
+  auto parts_of_product = divided(whole, each * Product::kDepth,
                                   static_cast<Sum*>(parts.mutable_data_ptr()));
   const int64_t pieces = parts_of_product.count_tiles();
-  launch(matmul_kernel<Input, Sum>, pieces, shape, stream, parts_of_product,
+  launch(matmul_kernel<Element, Sum>, pieces, shape, stream, parts_of_product,
          KeepSums{});
   launch_sum(problem, parts, splits, epilogue, stream);
+}
+
+// The caller holds a DeviceGuard. The output is written whole.
+template <class Input, class Output, class Epilogue>
+void launch_product(MatmulProblem<Input, Output> problem,
+                    const Epilogue& epilogue, const Tensor& output) {
+  problem.count_tiles();
+  if constexpr (kHasWarpgroupProduct<Input>) {
+    if (launch_by_warpgroups(problem, epilogue, output)) {
+      return;
+    }
+  }
+  if constexpr (std::is_same_v<Input, float>) {
+    if (float32_products() == Float32Products::One) {
+      launch_by_warps<Tf32>(problem, epilogue, output);
+      return;
+    }
+  }
+  launch_by_warps<Input>(problem, epilogue, output);
 }
 
 }  // namespace pkg::cuda

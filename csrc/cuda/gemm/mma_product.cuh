@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/tf32.cuh"
 #include "cuda/device/words.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -33,6 +35,17 @@ __device__ __forceinline__ void multiply_columns(
       const int j = part * 4 + half * 2;
       multiply_add<Element>(top[j], top[j + 1], bottom[j], bottom[j + 1], a[i],
                             &b[2 * half]);
+    }
+  }
+}
+
+// Words of an operand as its element's mma takes them.
+template <class Element>
+__device__ __forceinline__ void round_operand(uint32_t (&words)[4]) {
+  if constexpr (std::is_same_v<Element, Tf32>) {
+    PKG_UNROLL
+    for (uint32_t& word : words) {
+      word = round_to_tf32(word);
     }
   }
 }
@@ -73,6 +86,13 @@ __device__ __forceinline__ void multiply_slices(
     if (part % kColumnParts == 0 && step + 1 < kSteps) {
       load_a(step + 1);
     }
+    if (part % kColumnParts == 0) {
+      PKG_UNROLL
+      for (int i = 0; i < kRowParts; ++i) {
+        round_operand<Element>(a[step % 2][i]);
+      }
+    }
+    round_operand<Element>(b[part % 2]);
     multiply_columns<Element>(sums, a[step % 2], b[part % 2],
                               part % kColumnParts);
   }

@@ -4,8 +4,10 @@
 //
 // A dense and aligned operand is copied asynchronously, 16 bytes at a time.
 // Lines in shared memory are its rows or columns, or, where those are
-// neighbours in memory, steps of the summed dimension. Any other operand goes
-// element by element through registers to the same places. A block of more
+// neighbours in memory, steps of the summed dimension; elements of 16 bits are
+// transposed on the way to the registers, those of 32 loaded one by one, as
+// many bytes a cycle, and int8 goes as it were not dense. Any other operand
+// goes element by element through registers to the same places. A block of more
 // threads than copy a tile has several tiles, one for each so many threads.
 #pragma once
 
@@ -20,7 +22,7 @@ namespace pkg::cuda {
 // What the lines are of an operand's slice in shared memory.
 enum class OperandLines {
   outer,  // its rows or columns
-  steps,  // of the summed dimension; transposed on the way to the registers
+  steps,  // of the summed dimension
   as_it_lies,
 };
 
@@ -57,7 +59,8 @@ class OperandTile {
         outer_stride_(source.outer_stride),
         depth_stride_(source.depth_stride),
         depth_size_(source.depth_size),
-        outer_size_(at_most<kOuter>(source.outer_size - outer_begin)) {
+        outer_size_(at_most<kOuter>(source.outer_size - outer_begin)),
+        outer_first_(outer_first) {
     const bool is_whole = is_aligned(source.data, kVector);
     const bool along_depth =
         is_whole && depth_stride_ == 1 && outer_stride_ % kVector == 0;
@@ -66,6 +69,10 @@ class OperandTile {
     lines_are_steps_ = along_outer && !along_depth;
     is_dense_ = by_steps() ? along_outer : along_depth;
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (kLoadsWords && by_steps()) {
+      lane_index_ = BySteps::index(lane % 4, warp_outer + lane / 4);
+      return;
+    }
     const int low = lane / 8 % 2;
     const int high = lane / 16;
     const int outer = warp_outer + 8 * (outer_first ? low : high);
@@ -105,25 +112,45 @@ class OperandTile {
                                             int part, int step,
                                             uint32_t (&words)[4]) const {
     constexpr int kLine = ByOuter::kLine;
-    if (by_steps()) {
+    if (!by_steps()) {
+      from.load_matrices((lane_index_ ^ step * kStep) + part * 16 * kLine,
+                         false, words);
+    } else if constexpr (kLoadsWords) {
+      load_words(from, part, step, words);
+    } else {
       const int line = part * 16 / kLine * kDepth + step * kStep;
       from.load_matrices((lane_index_ ^ part * 16 % kLine) + line * kLine, true,
                          words);
-    } else {
-      from.load_matrices((lane_index_ ^ step * kStep) + part * 16 * kLine,
-                         false, words);
     }
   }
 
  private:
   static constexpr int kVector = 16 / sizeof(Element);
-  // ldmatrix transposes elements of 16 bits.
-  static constexpr bool kTransposes = sizeof(Element) == 2;
-  static_assert(kTransposes || kLines != OperandLines::steps);
+  // ldmatrix transposes elements of 16 bits; those of 32 are words themselves.
+  static constexpr bool kLoadsWords = sizeof(Element) == 4;
+  static constexpr bool kTakesSteps = sizeof(Element) == 2 || kLoadsWords;
+  static_assert(kTakesSteps || kLines != OperandLines::steps);
   using ByOuter = SwizzledTile<Element, kOuter, kDepth>;
   // Where lines are never steps, there may be fewer than steps have places.
   using BySteps = SwizzledTile<Element, kDepth,
-                               kLines == OperandLines::outer ? kDepth : kOuter>;
+                               kLines == OperandLines::outer ? kDepth : kOuter,
+                               kLoadsWords>;
+
+  // `fragments` of elements that are words, from lines that are steps: a lane's
+  // are four steps, or eight rows or columns, apart.
+  __device__ __forceinline__ void load_words(const SharedSpan<Element>& from,
+                                             int part, int step,
+                                             uint32_t (&words)[4]) const {
+    constexpr int kLine = BySteps::kLine;
+    PKG_UNROLL
+    for (int word = 0; word < 4; ++word) {
+      const int outer = part * 16 + 8 * (outer_first_ ? word % 2 : word / 2);
+      const int half = outer_first_ ? word / 2 : word % 2;
+      const int line = outer / kLine * kDepth + step * kStep + 4 * half;
+      words[word] = from.load_word(
+          (lane_index_ ^ (outer % kLine + kVector * half)) + line * kLine);
+    }
+  }
 
   // Of those that copy the tile.
   __device__ __forceinline__ static int thread() {
@@ -132,7 +159,7 @@ class OperandTile {
 
   // Known to the compiler where the lines do not depend on the operand.
   __device__ __forceinline__ bool by_steps() const {
-    if constexpr (!kTransposes || kLines == OperandLines::outer) {
+    if constexpr (!kTakesSteps || kLines == OperandLines::outer) {
       return false;
     } else {
       return kLines == OperandLines::steps || lines_are_steps_;
@@ -161,22 +188,29 @@ class OperandTile {
   template <class Layout, int kWidth>
   __device__ __forceinline__ static void copy_vectors(
       const SharedSpan<Element>& to, const Slice& slice) {
-    constexpr int kInLine = kWidth / kVector;
+    // So many lines at a time that all of a thread's are in one order: else
+    // each is copied in parts, 128 bytes at a time.
+    constexpr int kAll = kWidth / kVector;
+    constexpr int kInLine =
+        kThreads / kAll % 8 == 0 ? kAll : Layout::kLine / kVector;
     constexpr int kAtATime = kThreads / kInLine;  // lines
-    constexpr int kCopies = kElements / kVector / kThreads;
-    static_assert(kCopies * kVector * kThreads == kElements);
+    constexpr int kTurns = kElements / kWidth / kAtATime;
+    static_assert(kTurns * kAtATime * kWidth == kElements);
     static_assert(kThreads % kInLine == 0 && kAtATime % 8 == 0);
-    const int place = thread() % kInLine * kVector;
     const int line = thread() / kInLine;
-    const int left = slice.width - place;
-    const int valid = left < 0 ? 0 : left < kVector ? left : kVector;
-    const Element* vector = slice.from + line * slice.line_stride + place;
-    const int index = Layout::index(line, place);
     PKG_UNROLL
-    for (int i = 0; i < kCopies; ++i) {
-      to.copy_async(index + i * kAtATime * Layout::kLine, vector,
-                    line + i * kAtATime < slice.lines ? valid : 0);
-      vector += kAtATime * slice.line_stride;
+    for (int part = 0; part < kAll; part += kInLine) {
+      const int place = (thread() % kInLine + part) * kVector;
+      const int left = slice.width - place;
+      const int valid = left < 0 ? 0 : left < kVector ? left : kVector;
+      const Element* vector = slice.from + line * slice.line_stride + place;
+      const int index = Layout::index(line, place);
+      PKG_UNROLL
+      for (int i = 0; i < kTurns; ++i) {
+        to.copy_async(index + i * kAtATime * Layout::kLine, vector,
+                      line + i * kAtATime < slice.lines ? valid : 0);
+        vector += kAtATime * slice.line_stride;
+      }
     }
   }
 
@@ -206,6 +240,7 @@ class OperandTile {
   int64_t depth_size_;
   int outer_size_;
   int lane_index_;
+  bool outer_first_;
   bool lines_are_steps_;
   bool is_dense_;
 };
@@ -258,9 +293,14 @@ class LinesAsOuter {
 template <class Element, int kLines>
 class LinesAsSteps {
  public:
-  __device__ __forceinline__ LinesAsSteps() {
+  using Slice = SwizzledTile<Element, kLines, 128 / sizeof(Element)>;
+
+  // `first_column`, of a slice, is a multiple of the columns that are asked
+  // for.
+  __device__ __forceinline__ explicit LinesAsSteps(int first_column = 0) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    lane_index_ = Slice::index(lane % 16, lane / 16 * Slice::kVector);
+    lane_index_ =
+        Slice::index(lane % 16, first_column + lane / 16 * Slice::kVector);
   }
 
   // The words of mma for 16 columns, the `part`-th, and the `step`-th 16 lines.
@@ -275,7 +315,6 @@ class LinesAsSteps {
 
  private:
   static_assert(sizeof(Element) == 2);
-  using Slice = SwizzledTile<Element, kLines, 128 / sizeof(Element)>;
   int lane_index_;
 };
 

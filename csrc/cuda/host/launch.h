@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <type_traits>
 
 #include "cuda/device/batch.cuh"
@@ -82,6 +84,13 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
 #endif
 
 namespace pkg::cuda {
+
+// Whether a variable of the environment says 0, as of a way of kernels that is
+// to be compared with another.
+inline bool is_turned_off(const char* variable) {
+  const char* const asked = std::getenv(variable);
+  return asked != nullptr && std::strcmp(asked, "0") == 0;
+}
 
 // Calls function(example) with a value of the device's type.
 template <class Function>

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include "cuda/device/tensor_map.cuh"
@@ -86,9 +85,7 @@ namespace pkg::cuda {
 // two ways can be compared.
 inline bool has_warpgroup_products() {
 #ifdef PKG_CUDA_90A
-  const char* const asked = std::getenv("PKG_CUDA_WARPGROUPS");
-  return compute_capability() == 90 &&
-         (asked == nullptr || std::strcmp(asked, "0") != 0);
+  return compute_capability() == 90 && !is_turned_off("PKG_CUDA_WARPGROUPS");
 #else
   return false;
 #endif

@@ -64,8 +64,6 @@ struct Int4LinearProblem {
   // Known to the launch and not computed by each thread.
   int64_t row_tiles = 0;
   int64_t pieces = 0;
-  int slice_shift = 0;     // group_shift, but within a slice of Int4Block
-  int slice_elements = 0;  // of shared memory
 
   // Of blocks that compute Block::kRows by Block::kColumns of the result.
   template <class Block>

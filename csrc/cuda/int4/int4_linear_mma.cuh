@@ -10,20 +10,24 @@
 // nothing of the weight is rounded. The sums of the activations are those of
 // products with ones.
 //
-// A block computes 16 or 64 rows by 128 columns, a warp all rows by 32 columns,
-// so that what it loads of the activations is multiplied by four tiles. Of 16
-// rows a block has two teams of four warps, which take turns with the slices of
-// the summed dimension, and whose sums are added at the end.
+// A block computes 16, 32 or 64 rows by 128 columns, a warp all rows by 32
+// columns, so that what it loads of the activations is multiplied by four
+// tiles. Of 16 rows a block has two teams of four warps, which take turns with
+// the slices of the summed dimension, and whose sums are added at the end.
+// Groups of 32, of 64 and of more columns are kernels of their own: where a
+// group ends is known to the compiler, and its sums begin with zeros that need
+// no instructions.
 //
 // Operations: 2 M N K. Bytes: K N / 2 of the weight for 64 rows, K N / 32 of
 // scales and zeros where groups have 128 columns, M K N / 64 of activations,
 // from the L2 cache for the most part. What the machine code cannot surpass on
 // an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice,
-// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 440
-// instructions, so 110 cycles of a multiprocessor, and 65 of shared memory.
-// That is 4.5 TB/s of the weight, with scales and zeros 99 % of what its memory
-// gives; of groups of 64 and of 32 columns 90 % and 78 %. 64 rows take 185
-// cycles of shared memory and 160 of the tensor cores, 2.7 TB/s.
+// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 433
+// instructions, so 108 cycles of a multiprocessor, and 65 of shared memory.
+// That is 4.6 TB/s of the weight, with scales and zeros what its memory gives;
+// of groups of 64 columns 481 instructions and 96 %, of 32 columns 586 and 88
+// %. 64 rows take 185 cycles of shared memory and 160 of the tensor cores, 2.7
+// TB/s.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +44,13 @@
 
 namespace pkg::cuda {
 
-// More rows are taken 64 at a time.
+// Up to so many rows are one tile; more are taken 64 at a time.
 constexpr int64_t kInt4FewRows = 16;
+constexpr int64_t kInt4SomeRows = 32;
 
-template <class Element, int kRowParts>
+// `kGroup`: the steps of the summed dimension that have one scale, of a slice
+// at the most; a longer group is gone on with as another.
+template <class Element, int kRowParts, int kGroup>
 class Int4Block {
  public:
   static constexpr int kRows = 16 * kRowParts;
@@ -54,7 +61,7 @@ class Int4Block {
   static constexpr int kTeam = Thread::kThreads;
   static constexpr int kTeams = kRowParts == 1 ? 2 : 1;
   static constexpr int kThreads = kTeams * kTeam;
-  static constexpr int kBlocks = 2;  // in a multiprocessor
+  static constexpr int kBlocks = kRowParts == 2 ? 3 : 2;  // in a multiprocessor
   // Of the summed dimension: what a team multiplies between two barriers.
   static constexpr int kSlice = 128;
   static constexpr int kTurn = kTeams * kSlice;
@@ -65,15 +72,7 @@ class Int4Block {
   // Tells the problem what it is for these blocks, and returns their launch.
   static LaunchShape prepare(Int4LinearProblem<Element>& problem) {
     problem.template count_pieces<Int4Block>();
-    constexpr int kSliceShift = 7;
-    static_assert(1 << kSliceShift == kSlice);
-    // A slice ends a group, or the group is gone on with as another.
-    problem.slice_shift =
-        problem.group_shift < kSliceShift ? problem.group_shift : kSliceShift;
-    problem.slice_elements = kActivationElements + kWordElements +
-                             (kSlice >> problem.slice_shift) * kPairElements;
-    return {kThreads, kStages * kTeams * problem.slice_elements *
-                          static_cast<int>(sizeof(Element))};
+    return {kThreads, kStages * kStage * static_cast<int>(sizeof(Element))};
   }
 
   __device__ __forceinline__ Int4Block(
@@ -100,7 +99,6 @@ class Int4Block {
     constexpr int kTurnWords = kTurn / kWordSteps;
     const int turns = (end_ - begin_ + kTurnWords - 1) / kTurnWords;
     Slice next = first_slice();
-    const int stage = kTeams * problem_.slice_elements;
     int to = 0;  // the stage before that of the turn
     // The first turns only fill the stages.
     PKG_UNROLL_BY(1)
@@ -115,9 +113,10 @@ class Int4Block {
         load(slice_memory(to), next);
       }
       commit_copies();  // a group for each turn, so that groups count turns
-      to = to + stage < kStages * stage ? to + stage : 0;
+      to = to + kStage < kStages * kStage ? to + kStage : 0;
       if (turn >= 0) {
-        multiply_slice(totals, slice_memory(to));
+        const int done = (turn * kTeams + team_) * kSliceWords;
+        multiply_slice(totals, slice_memory(to), end_ - begin_ - done);
       }
     }
     wait_for_copies<0>();
@@ -169,6 +168,10 @@ class Int4Block {
   static constexpr int kActivationTiles = kSlice / Activations::kDepth;
   static constexpr int kActivationElements =
       kActivationTiles * Activations::kElements;
+  static constexpr int kSliceElements =
+      kActivationElements + kWordElements + kSlice / kGroup * kPairElements;
+  static constexpr int kStage = kTeams * kSliceElements;
+  static_assert(kSlice % kGroup == 0 && kGroup % kWordSteps == 0);
   using RowSums = float[kRowParts][4];
 
   __device__ __forceinline__ static int lane() {
@@ -181,8 +184,7 @@ class Int4Block {
   // The team's slice of a stage: its activations, words, and pairs.
   __device__ __forceinline__ SharedSpan<Element> slice_memory(
       int stage_begin) const {
-    return memory_.part(stage_begin + team_ * problem_.slice_elements,
-                        problem_.slice_elements);
+    return memory_.part(stage_begin + team_ * kSliceElements, kSliceElements);
   }
   __device__ __forceinline__ static SharedSpan<Element> activation_part(
       const SharedSpan<Element>& stage, int tile) {
@@ -192,10 +194,10 @@ class Int4Block {
       const SharedSpan<Element>& stage) {
     return stage.part(kActivationElements, kWordElements);
   }
-  __device__ __forceinline__ SharedSpan<Element> pair_part(
-      const SharedSpan<Element>& stage) const {
-    constexpr int kBefore = kActivationElements + kWordElements;
-    return stage.part(kBefore, problem_.slice_elements - kBefore);
+  __device__ __forceinline__ static SharedSpan<Element> pair_part(
+      const SharedSpan<Element>& stage) {
+    return stage.part(kActivationElements + kWordElements,
+                      kSlice / kGroup * kPairElements);
   }
 
   // Of the vectors of the activations that a thread copies.
@@ -286,7 +288,7 @@ class Int4Block {
                    (warp() * kTiles + tile) * kTileElements + lane() * kVector,
                    slice.words + tile * problem_.depth, tile * 8 < left);
     }
-    const int step = warp() << problem_.slice_shift;
+    const int step = warp() * kGroup;
     if (step < kSlice) {
       const int column = lane() * 4;
       const int group = (slice.begin + step / kWordSteps) >>
@@ -348,10 +350,14 @@ class Int4Block {
     }
   }
 
+  // Of a slice of which `left` words are there. Where those end is looked at
+  // after each group, for the sake of the registers too: what lies between two
+  // branches nvcc does not mix with what follows.
   __device__ __forceinline__ void multiply_slice(
-      Sums& totals, const SharedSpan<Element>& stage) const {
+      Sums& totals, const SharedSpan<Element>& stage, int left) const {
     constexpr int kSteps = kSlice / Activations::kStep;
     constexpr int kTileSteps = kSteps / kActivationTiles;
+    constexpr int kLook = kGroup == kSlice ? kWordSteps : kGroup;
     uint32_t words[kTiles][kSliceWords];
     read_words(word_part(stage), words);
     uint32_t a[2][kRowParts][4];
@@ -383,12 +389,15 @@ class Int4Block {
         multiply_columns<Element>(sums, a[step % 2], b, part);
       }
       const int done = (step + 1) * Activations::kStep;
-      const int largest = done & -done;  // power of two that divides it
-      if (done == kSlice ||
-          (done % kWordSteps == 0 && 1 << problem_.slice_shift <= largest)) {
-        add_group(totals, sums, row_sums, pair_part(stage),
-                  (done - 1) >> problem_.slice_shift);
+      if (kGroup < kSlice && done % kGroup == 0) {
+        add_group(totals, sums, row_sums, pair_part(stage), done / kGroup - 1);
       }
+      if (done % kLook == 0 && done < kSlice && left <= done / kWordSteps) {
+        break;
+      }
+    }
+    if constexpr (kGroup == kSlice) {
+      add_group(totals, sums, row_sums, pair_part(stage), 0);
     }
   }
 
@@ -478,12 +487,33 @@ class Int4Block {
   bool is_dense_;
 };
 
-template <class Element, int kRowParts>
-__global__ void __launch_bounds__(Int4Block<Element, kRowParts>::kThreads,
-                                  Int4Block<Element, kRowParts>::kBlocks)
+// Calls function.operator()<Block>() for the blocks that suit the problem.
+template <class Element, class Function>
+void with_int4_block(const Int4LinearProblem<Element>& problem,
+                     const Function& function) {
+  const auto of_rows = [&]<int kGroup>() {
+    if (problem.rows <= kInt4FewRows) {
+      function.template operator()<Int4Block<Element, 1, kGroup>>();
+    } else if (problem.rows <= kInt4SomeRows) {
+      function.template operator()<Int4Block<Element, 2, kGroup>>();
+    } else {
+      function.template operator()<Int4Block<Element, 4, kGroup>>();
+    }
+  };
+  switch (problem.group_shift) {
+    case 5:
+      return of_rows.template operator()<32>();
+    case 6:
+      return of_rows.template operator()<64>();
+    default:
+      return of_rows.template operator()<128>();
+  }
+}
+
+template <class Block, class Element>
+__global__ void __launch_bounds__(Block::kThreads, Block::kBlocks)
     int4_linear_half_kernel(
         const __grid_constant__ Int4LinearProblem<Element> problem) {
-  using Block = Int4Block<Element, kRowParts>;
   for (int64_t index = blockIdx.x; index < problem.pieces; index += gridDim.x) {
     const Block block(problem, problem.template place<Block>(index));
     typename Block::Sums totals(0);

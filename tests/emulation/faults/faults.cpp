@@ -9,6 +9,8 @@
 
 #include "cuda/device/mma_places.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/tf32.cuh"
+#include "cuda/device/turns.cuh"
 #include "pipelines.h"
 
 namespace {
@@ -234,7 +236,8 @@ void load_matrices(bool transposed, int offset) {
   const auto rows = pkg::cuda::dynamic_shared<pkg::cuda::float16>();
   const int lane = static_cast<int>(threadIdx.x);
   for (int i = 0; i < 8; ++i) {
-    rows[8 * lane + i] = {static_cast<uint16_t>(8 * lane + i)};
+    rows[8 * lane + i] =
+        pkg::cuda::float16{static_cast<uint16_t>(8 * lane + i)};
   }
   __syncwarp();
   uint32_t words[4];
@@ -278,6 +281,64 @@ void run_count_of_blocks() {
   expect(count == kBlocks, "count of blocks");
 }
 
+enum class TurnFault {
+  none,
+  no_wait,
+  no_barrier_after_the_wait,
+  no_barrier_before_passing,
+  waits_for_later_blocks,
+};
+
+// Blocks add one to the same numbers, one after another.
+void add_in_turn(float* sums, int* counters, TurnFault fault) {
+  PKG_SHARED(int, ticket, [1]);
+  const auto blocks = static_cast<int>(gridDim.x);
+  const bool is_first_thread = threadIdx.x == 0;
+  if (is_first_thread) {
+    ticket[0] = pkg::cuda::take_ticket(counters);
+  }
+  __syncthreads();
+  const int turn = fault == TurnFault::waits_for_later_blocks
+                       ? blocks - 1 - ticket[0]
+                       : static_cast<int>(ticket[0]);
+  const pkg::cuda::TurnCounter counter(counters + 1);
+  if (is_first_thread && fault != TurnFault::no_wait) {
+    counter.wait(turn);
+  }
+  if (fault != TurnFault::no_barrier_after_the_wait) {
+    __syncthreads();
+  }
+  float* const own = sums + 4 * threadIdx.x;
+  pkg::cuda::FourNumbers four = {};
+  if (turn > 0) {
+    four = pkg::cuda::load_in_turn(own);
+  }
+  for (float& number : four.values) {
+    number += 1;
+  }
+  pkg::cuda::store_in_turn(own, four);
+  if (fault != TurnFault::no_barrier_before_passing) {
+    __syncthreads();
+  }
+  if (is_first_thread) {
+    counter.pass_to(turn + 1);
+  }
+}
+
+void run_in_turn(TurnFault fault) {
+  constexpr int kBlocks = 8;
+  struct alignas(16) Four {
+    float values[4] = {};
+  };
+  std::vector<Four> sums(kThreads);
+  int counters[2] = {};
+  launch({kBlocks}, {kThreads}, 0,
+         [&] { add_in_turn(sums[0].values, counters, fault); });
+  for (const Four& each : sums) {
+    expect(each.values[3] == kBlocks, "sum over blocks");
+  }
+}
+
 void print_place(const char* operand, int lane, int index,
                  pkg::cuda::MatrixPlace place) {
   std::printf("%s %d %d %d %d\n", operand, lane, index, place.row,
@@ -312,6 +373,29 @@ void print_places_float64() {
   }
 }
 
+// The bits that mma reads of a float32 that is rounded for it.
+void rounding_to_tf32() {
+  const auto rounds_to = [](uint32_t bits, uint32_t expected) {
+    for (const uint32_t sign : {0u, 0x80000000u}) {
+      const uint32_t read =
+          pkg::cuda::round_to_tf32(bits | sign) & ~pkg::cuda::kBelowTf32;
+      expect(read == (expected | sign), "rounding to TF32");
+    }
+  };
+  rounds_to(0x00000000, 0x00000000);
+  rounds_to(0x3F800FFF, 0x3F800000);  // less than half of the last place
+  rounds_to(0x3F801000, 0x3F802000);  // ties: away from zero
+  rounds_to(0x3F803000, 0x3F804000);
+  rounds_to(0x3FFFF000, 0x40000000);  // to the next exponent
+  rounds_to(0x00001000, 0x00002000);  // subnormal
+  rounds_to(0x007FF000, 0x00800000);
+  rounds_to(0x7F7FEFFF, 0x7F7FE000);
+  rounds_to(0x7F7FFFFF, 0x7F7FE000);  // not to infinity
+  rounds_to(0x7F800000, 0x7F800000);
+  rounds_to(0x7FFFFFFF, 0x7FFFE000);  // NaN, as the device makes it
+  rounds_to(0x7FC00000, 0x7FC00000);
+}
+
 void write_global(float* output, size_t index) { output[index] = 1; }
 
 void in_blocks(const std::function<void()>& kernel) {
@@ -337,6 +421,7 @@ int main(int, char** arguments) {
          launch({1}, {1}, 512, [&] { copy_in_groups(counted.data(), 0); });
        }},
       {"right: matrices", [] { run_load_matrices(false, 0); }},
+      {"right: rounding to TF32", rounding_to_tf32},
       {"right: transposed matrices", [] { run_load_matrices(true, 0); }},
       {"copy that nobody waits for",
        [&] {
@@ -354,8 +439,17 @@ int main(int, char** arguments) {
       {"right: blocks side by side", [] { run_blocks_side_by_side(0); }},
       {"output of two blocks", [] { run_blocks_side_by_side(1); }},
       {"blocks that count without atomics", run_count_of_blocks},
+      {"right: blocks in turn", [] { run_in_turn(TurnFault::none); }},
+      {"turn that is not waited for", [] { run_in_turn(TurnFault::no_wait); }},
+      {"no barrier after the wait for a turn",
+       [] { run_in_turn(TurnFault::no_barrier_after_the_wait); }},
+      {"no barrier before a turn is passed on",
+       [] { run_in_turn(TurnFault::no_barrier_before_passing); }},
+      {"blocks that wait for later ones",
+       [] { run_in_turn(TurnFault::waits_for_later_blocks); }},
       {"places of 8 bits", print_places<1>},
       {"places of 16 bits", print_places<2>},
+      {"places of 32 bits", print_places<4>},
       {"places of 64 bits", print_places_float64},
       {"right: global store",
        [&] { in_blocks([&] { write_global(global.data(), threadIdx.x); }); }},

@@ -1,0 +1,436 @@
+// All gradients of attention by one kernel with tensor cores, of half
+// precision: those of key and value as cuda/attention/grad_key_value_mma.cuh
+// makes them and, from the gradients of the scores that are there, that of the
+// query too. 5 products in place of the 7 of two kernels.
+//
+// Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 2). A block of
+// 128 keys adds to the gradients of all queries that see them; to those of a
+// tile of 64 queries in its turn, from the last keys to the first. So every sum
+// runs in one order, and the result is the same to the last bit each time.
+//
+// Why that order: where causality or a window hides keys, later keys begin at
+// later queries. From the last keys to the first, a block comes to a tile that
+// another adds to before it when that one is two tiles further, and waits for
+// nobody; in the other order each would wait for the first to have come to
+// where it begins. Where nothing is hidden, all blocks of a head begin at the
+// same tile, and each waits until the one before it has added; then they stay
+// apart. To begin each at another tile instead would make a circle of blocks
+// that wait for each other, all of which had to be resident. Blocks take their
+// tiles of keys by tickets (cuda/device/turns.cuh), heads one after another.
+//
+// The gradients of the scores of 64 queries go to 16 KiB of shared memory, as
+// they are summed over what are rows in the registers; from there 32 x 32 sums
+// a warp (16 x 32 of heads of 64), times the keys that are there. Heads of 128
+// take 112 KiB, or 96 with one place for the queries. The sums so far are in
+// global memory in float32, as vectors of 16 bytes that are a lane's: the first
+// block in turn stores them, the last one stores the gradient, scaled and
+// rounded. While they are on their way, the warps add to the key's gradient. A
+// turn is passed on after the next barrier that the block has anyway, and asked
+// for 32 queries before it is needed: one warp of eight waits for memory then.
+//
+// By count, for 64 queries, 128 keys and heads of 128, a multiprocessor of an
+// A100:
+//                  tensor cores   shared memory      L2
+//   two kernels     7168 cycles     9216 cycles   64 KiB
+//   this one        5120 cycles     7040 cycles   96 KiB
+//
+// Shared memory, at 128 bytes a cycle: for 16 columns of a head and 32 queries
+// a warp loads 10 times four matrices for the first four products as there, and
+// 2 times for the fifth (3 of heads of 64), against 14 for 64 keys; 32 KiB of
+// queries that are copied, against as many again of keys; 16 KiB of gradients
+// of scores; and 64 KiB of sums, loaded and stored. L2: 14 bytes a cycle, of 47
+// that an A100's share has.
+//
+// So at best 0.76 of the time of two kernels; if the two round trips to memory
+// that pass a turn on and ask for one, some 1200 cycles, are not hidden at all,
+// 0.89. Where nothing is hidden, a block waits half a tile for the one before
+// it, a quarter of a block's time for the last of a head of as many queries as
+// keys. That is once a launch: two rounds of blocks make up for it.
+//
+// Not chosen: parts in memory that another kernel adds. Nobody waits, but that
+// kernel reads 32 KiB, 2500 cycles at 2 TB/s, more than the 2200 that are
+// saved, and the parts of heads of 128 are as large as the scores. Atomic
+// additions have no order. Nor masks, dropout, slopes and caps: with them the
+// compiler spilled 456 bytes of heads of 128, sums among them in every step;
+// without, 256, and nothing that is stored around the first four products.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/grad_key_value_mma.cuh"
+#include "cuda/attention/gradients.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/device/turns.cuh"
+#include "cuda/gemm/mma_product.cuh"
+#include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/tile.cuh"
+
+namespace pkg::cuda {
+
+constexpr int kJointKeys = 128;
+constexpr int kJointRows = kAttentionTile;
+
+// The batch as the query sees it is the whole batch.
+template <class Element>
+struct AttentionJointGradients : AttentionGradKeyValue<Element> {
+  ResultBatch<Element> grad_query;
+  float* sums = nullptr;  // sum_count()
+  int* turns = nullptr;   // turn_count() zeros, the first one for tickets
+
+  __host__ __device__ int64_t row_tiles() const {
+    return tiles_of(this->backward.problem.rows, kJointRows);
+  }
+  __host__ __device__ int64_t column_tiles() const {
+    return tiles_of(this->backward.problem.columns, kJointKeys);
+  }
+  __host__ __device__ int64_t tile_count() const {
+    return this->partition.owned_count * column_tiles();
+  }
+  int64_t turn_count() const {
+    return 1 + this->backward.problem.batch_count * row_tiles();
+  }
+  // Where one block adds up all, there are no sums in memory.
+  int64_t sum_count(int width) const {
+    return column_tiles() > 1 ? sum_tiles() * kJointRows * width : 0;
+  }
+
+  // Where the sums of a tile of queries are, counted in such tiles: those of
+  // packed sequences side by side, as many as they have tokens.
+  __device__ __forceinline__ int64_t sum_tile(int64_t batch,
+                                              const AttentionExtent& extent,
+                                              int64_t row_begin) const {
+    const PackedSequences& packed = this->backward.problem.packed;
+    if (packed.rows.data == nullptr) {
+      return batch * row_tiles() + row_begin / kJointRows;
+    }
+    // A sequence begins in a tile of its own.
+    return batch % packed.heads * packed_tiles() +
+           (extent.first_row + row_begin) / kJointRows + batch / packed.heads;
+  }
+
+ private:
+  int64_t sum_tiles() const {
+    const auto& problem = this->backward.problem;
+    return problem.packed.rows.data == nullptr
+               ? problem.batch_count * row_tiles()
+               : problem.packed.heads * packed_tiles();
+  }
+  __host__ __device__ int64_t packed_tiles() const {
+    const auto& problem = this->backward.problem;
+    return problem.packed.total_rows / kJointRows + problem.batch.sizes[0];
+  }
+};
+
+// Lines that are steps of the summed dimension as operand A: of the gradients
+// of the scores the rows are keys.
+template <class Element, int kLines>
+class LinesAsStepsOfRows {
+ public:
+  static constexpr int kDepth = kLines;
+  static constexpr int kStep = 16;
+  using Slice = SwizzledTile<Element, kLines, 128 / sizeof(Element)>;
+
+  __device__ __forceinline__ explicit LinesAsStepsOfRows(int warp_row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    lane_index_ = Slice::index(lane / 16 * 8 + lane % 8,
+                               warp_row + lane / 8 % 2 * Slice::kVector);
+  }
+
+  // The words of mma for 16 rows, the `part`-th, and the `step`-th 16 lines.
+  __device__ __forceinline__ void fragments(const SharedSpan<Element>& from,
+                                            int part, int step,
+                                            uint32_t (&words)[4]) const {
+    from.load_matrices((lane_index_ ^ part * 16) + step * kStep * Slice::kLine,
+                       true, words);
+  }
+
+ private:
+  int lane_index_;
+};
+
+// The gradient of the query as the blocks of keys add to it.
+template <class Element, int kWidth>
+class JointGradQuery {
+ public:
+  template <class Other>
+  using Scores = PlainScores<Other>;
+  static constexpr int kTileRows = kJointRows;
+  static constexpr int kSharedElements = kJointKeys * kTileRows;
+  static constexpr int kWarpRows = kWidth / 4;
+  static constexpr int kWarpColumns = 32;
+  using Sums = Tile<float, kTileRows, kWidth,
+                    MmaThread<kTileRows, kWidth, kWarpRows, kWarpColumns>>;
+
+  __device__ __forceinline__
+  JointGradQuery(const AttentionJointGradients<Element>& call,
+                 const SharedSpan<Element>& memory)
+      : call_(call), problem_(call.backward.problem), memory_(memory) {}
+
+  // The first tile of queries of a matrix, for which `share` and `add` are
+  // called with every step of 32 queries. After a barrier of the block.
+  __device__ __forceinline__ void begin(int64_t batch,
+                                        const AttentionExtent& extent,
+                                        int64_t column_begin,
+                                        int64_t row_begin) const {
+    if (threadIdx.x == 0) {
+      const auto at = place();
+      at[kBatch] = batch;
+      at[kColumnTile] = column_begin / kJointKeys;
+      at[kRow] = row_begin;
+      at[kSum] = call_.sum_tile(batch, extent, row_begin) * kTileRows * kWidth;
+      at[kCounter] = 1 + batch * call_.row_tiles() + row_begin / kTileRows;
+    }
+  }
+
+  // After a barrier of the block: the turn at the tile before is over; that at
+  // this one may have come.
+  __device__ __forceinline__ void begin_step(int step) const {
+    if (threadIdx.x == 0) {
+      if (!is_last_of_tile(step)) {
+        if (step > 0) {
+          pass_turn();
+          go_on();
+        }
+      } else {
+        take_turn();
+      }
+    }
+  }
+
+  // Gives the gradients of the scores of 32 queries to all warps. Of the last
+  // of a tile, when the block has its turn: the sums so far, on their way.
+  template <class Gradients>
+  __device__ __forceinline__ Sums share(const Gradients& gradients,
+                                        int step) const {
+    put(gradients, step % kSteps * Gradients::kTileColumns);
+    Sums sums(0);
+    if (is_last_of_tile(step)) {
+      if (threadIdx.x == 0 && place()[kHasTurn] == 0) {
+        counter().wait(static_cast<int>(place()[kTurn]));
+      }
+      __syncthreads();
+      if (place()[kTurn] > 0) {
+        const float* const from = call_.sums + place()[kSum];
+        for_each_vector([&](int i, int j, int index) {
+          const FourNumbers four = load_in_turn(from + index);
+          PKG_UNROLL
+          for (int k = 0; k < 4; ++k) {
+            sums.values[i][j + k] = four.values[k];
+          }
+        });
+      }
+    }
+    return sums;
+  }
+
+  // Adds the product with the keys.
+  __device__ __forceinline__ void add(Sums& sums,
+                                      const SharedSpan<Element>& keys,
+                                      int step) const {
+    if (!is_last_of_tile(step)) {
+      return;
+    }
+    multiply(sums, keys);
+    if (place()[kIsLast] != 0) {
+      store(sums);
+    } else {
+      float* const to = call_.sums + place()[kSum];
+      for_each_vector([&](int i, int j, int index) {
+        const float (&row)[Sums::kThreadColumns] = sums.values[i];
+        store_in_turn(to + index,
+                      {{row[j], row[j + 1], row[j + 2], row[j + 3]}});
+      });
+    }
+  }
+
+  // After a barrier of the block.
+  __device__ __forceinline__ void end() const {
+    if (threadIdx.x == 0) {
+      pass_turn();
+    }
+  }
+
+  // Zeros for queries that see no key, which no tile of keys comes to: the
+  // blocks share out the tiles of queries.
+  __device__ __forceinline__ void zero_unseen() const {
+    const int64_t row_tiles = call_.row_tiles();
+    const int64_t tiles = problem_.batch_count * row_tiles;
+    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+      const int64_t batch = index / row_tiles;
+      const int64_t row = index % row_tiles * kTileRows;
+      const AttentionExtent extent = problem_.extent(batch);
+      if (row < extent.rows && !turn_of(extent, row, 0).is_seen) {
+        store_tile(Sums(0), result(batch, extent), extent.rows,
+                   problem_.head_size, call_.grad_query.row_stride, row, 0);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSteps = 2;
+  using Keys = LinesAsSteps<Element, kJointKeys>;
+  using GradScores = LinesAsStepsOfRows<Element, kJointKeys>;
+
+  // When a tile of keys has its turn at a tile of queries.
+  struct Turn {
+    int index;
+    bool is_last;
+    bool is_seen;  // by any key
+  };
+
+  // The tiles of keys that see one of queries are those of which first_row()
+  // and row_end() say so: from `first` to before `end`, and the last begins.
+  __device__ __forceinline__ static Turn turn_of(const AttentionExtent& extent,
+                                                 int64_t row_begin,
+                                                 int column_tile) {
+    const int64_t seen = row_begin + kTileRows + extent.limits.last;
+    const int64_t columns = seen < extent.columns ? seen : extent.columns;
+    const int end =
+        columns > 0 ? static_cast<int>(tiles_of(columns, kJointKeys)) : 0;
+    const int64_t column = row_begin + extent.limits.first;
+    const int first = column > 0 ? static_cast<int>(column / kJointKeys) : 0;
+    return {end - 1 - column_tile, column_tile == first, first < end};
+  }
+
+  __device__ __forceinline__ static bool is_last_of_tile(int step) {
+    return step % kSteps == kSteps - 1;
+  }
+
+  // Where the block is. In shared memory, since registers are few: the first
+  // thread writes it after one barrier, and all read it after the next.
+  enum Place {
+    kBatch,
+    kColumnTile,
+    kRow,      // the first one of the tile of queries
+    kSum,      // of the tile
+    kCounter,  // of its turns
+    kTurn,     // of the block
+    kIsLast,   // turn of all
+    kHasTurn,  // has come
+    kPlaces,
+  };
+  __device__ __forceinline__ static auto place() {
+    PKG_SHARED(int64_t, joint_place, [kPlaces]);
+    return joint_place;
+  }
+
+  // These are the first thread's.
+  __device__ __forceinline__ TurnCounter counter() const {
+    return TurnCounter(call_.turns + place()[kCounter]);
+  }
+  __device__ __forceinline__ void take_turn() const {
+    const auto at = place();
+    const Turn turn = turn_of(problem_.extent(at[kBatch]), at[kRow],
+                              static_cast<int>(at[kColumnTile]));
+    at[kTurn] = turn.index;
+    at[kIsLast] = turn.is_last;
+    at[kHasTurn] = turn.index == 0 || counter().is(turn.index);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if (place()[kIsLast] == 0) {
+      counter().pass_to(static_cast<int>(place()[kTurn]) + 1);
+    }
+  }
+  __device__ __forceinline__ void go_on() const {
+    const auto at = place();
+    at[kRow] += kTileRows;
+    at[kSum] += kTileRows * kWidth;
+    at[kCounter] += 1;
+  }
+
+  // A lane's neighbours are queries: a word of a key's line.
+  template <class Gradients>
+  __device__ __forceinline__ void put(const Gradients& gradients,
+                                      int first_query) const {
+    const typename Gradients::Thread thread;
+    PKG_UNROLL
+    for (int i = 0; i < Gradients::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < Gradients::kThreadColumns; j += 2) {
+        memory_.store(GradScores::Slice::index(thread.row(i),
+                                               first_query + thread.column(j)),
+                      pair_of<Element>(gradients.values[i][j],
+                                       gradients.values[i][j + 1]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(
+      Sums& sums, const SharedSpan<Element>& keys) const {
+    const typename Sums::Thread thread;
+    constexpr int kSlice = Keys::Slice::kLine;
+    const int slice = thread.warp_column / kSlice;
+    if (slice < tiles_of(problem_.head_size, kSlice)) {
+      multiply_slices<Element, kWarpRows, kWarpColumns>(
+          sums, GradScores(thread.warp_row), memory_,
+          Keys(thread.warp_column % kSlice),
+          keys.part(slice * Keys::Slice::kElements, Keys::Slice::kElements));
+    }
+  }
+
+  // Calls function(i, j, index) for every four of the thread's sums, from row i
+  // and column j on, with where they are in the tile in memory.
+  template <class Function>
+  __device__ __forceinline__ static void for_each_vector(Function&& function) {
+    constexpr int kOfRow = Sums::kThreadColumns / 4;
+    constexpr int kThreads = Sums::Thread::kThreads;
+    PKG_UNROLL
+    for (int i = 0; i < Sums::kThreadRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < kOfRow; ++j) {
+        function(
+            i, 4 * j,
+            4 * ((i * kOfRow + j) * kThreads + static_cast<int>(threadIdx.x)));
+      }
+    }
+  }
+
+  __device__ __forceinline__ Element* result(
+      int64_t batch, const AttentionExtent& extent) const {
+    return call_.grad_query.row(problem_.batch, batch, extent.first_row);
+  }
+
+  __device__ __forceinline__ void store(Sums& sums) const {
+    const int64_t batch = place()[kBatch];
+    const AttentionExtent extent = problem_.extent(batch);
+    sums.scale(static_cast<float>(problem_.scale));
+    store_tile(sums, result(batch, extent), extent.rows, problem_.head_size,
+               call_.grad_query.row_stride, place()[kRow], 0);
+  }
+
+  const AttentionJointGradients<Element>& call_;
+  const AttentionProblem<Element>& problem_;
+  SharedSpan<Element> memory_;
+};
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
+    const __grid_constant__ AttentionJointGradients<Element> call) {
+  using GradQuery = JointGradQuery<Element, kWidth>;
+  using Mma = GradKeyValueMma<Element, kWidth, GradQuery>;
+  static_assert(Mma::kKeys == kJointKeys);
+  PKG_SHARED(int, ticket, [1]);
+  const Mma mma(call);
+  GradQuery grad_query(call, mma.grad_query_memory());
+  const int64_t tiles = call.tile_count();
+  const int64_t column_tiles = call.column_tiles();
+  while (true) {
+    if (threadIdx.x == 0) {
+      ticket[0] = take_ticket(call.turns);
+    }
+    __syncthreads();
+    const int64_t index = ticket[0];
+    __syncthreads();
+    if (index >= tiles) {
+      break;
+    }
+    const int64_t owned = index / column_tiles;
+    const int64_t column_tile = column_tiles - 1 - index % column_tiles;
+    mma.make(call, owned, {column_tile * kJointKeys, 0, true, true},
+             grad_query);
+  }
+  grad_query.zero_unseen();
+}
+
+}  // namespace pkg::cuda

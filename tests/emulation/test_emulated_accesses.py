@@ -1,0 +1,291 @@
+"""Plain loads and stores of the kernels, counted by request of a warp, against what headers say.
+
+What a header says is moved sixteen bytes at a time, in whole sectors, once, or without conflicts
+of the shared memory's banks is counted here. A tile of panels is not: its reads are written one by
+one, and nvcc makes vectors of them, which the counters do not know.
+"""
+
+from __future__ import annotations
+
+import torch
+from emulator import AccessCount, Emulator
+from quantised_samples import scales_and_zeros, words
+from rowwise_scaled_samples import call
+from test_emulated_attention import emulated_backward, emulated_forward
+from test_emulated_attention import make as make_attention
+from test_emulated_decode_attention import emulated as emulated_decoding
+from test_emulated_decode_attention import make as make_decoding
+from test_emulated_int4_linear import emulated as emulated_int4_linear
+from test_emulated_lltm import arguments as lltm_arguments
+from test_emulated_lltm import emulated_step
+from test_emulated_matmul import emulated_matmul
+from test_emulated_pointwise import emulated_dense, emulated_strided
+from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_rowwise_scaled_linear import emulated_quantized
+from test_emulated_spatial_correlation_sample import (
+    emulated as emulated_correlation,
+)
+from test_emulated_spatial_correlation_sample import emulated_gradient, integers
+from torch import Tensor
+
+from pkg.testing import Sample
+
+SECTOR = 32
+VECTORS = 512  # bytes of a request of which each lane moves sixteen
+
+
+def size_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def assert_whole_sectors(count: AccessCount) -> None:
+    assert count.bytes > 0
+    assert count.transactions * SECTOR == count.bytes
+
+
+def assert_vectors(count: AccessCount) -> None:
+    """Sixteen bytes a lane, in whole sectors."""
+    assert_whole_sectors(count)
+    assert count.requests * VECTORS == count.bytes
+
+
+def assert_no_conflicts(count: AccessCount) -> None:
+    assert count.requests > 0
+    assert count.transactions == count.least
+
+
+def check_matmul(emulator: Emulator) -> None:
+    """cuda/gemm/tile.cuh: a lane writes eight neighbours, four lanes a line of 64 bytes."""
+    a, b = torch.randn(256, 64).bfloat16(), torch.randn(64, 256).bfloat16()
+    c = emulated_matmul(emulator, a, b)
+    stores = emulator.accesses["c"].stores
+    assert_vectors(stores)
+    assert stores.bytes == size_of(c)
+
+
+def test_matmul_of_halves(counting_emulator: Emulator) -> None:
+    check_matmul(counting_emulator)
+    a, b = torch.randn(128, 64).bfloat16(), torch.randn(64, 128).bfloat16()
+    c = emulated_matmul(counting_emulator, a, b, torch.float32)
+    assert_whole_sectors(counting_emulator.accesses["c"].stores)
+    assert counting_emulator.accesses["c"].stores.bytes == size_of(c)
+
+
+def check_panels(emulator: Emulator) -> None:
+    """cuda/gemm/panel.cuh: what is written down a panel's depth is in different banks."""
+    a, b = torch.randn(128, 64), torch.randn(128, 64).mT
+    emulated_matmul(emulator, a, b)
+    assert_no_conflicts(emulator.accesses["shared"].stores)
+
+
+def test_matmul_by_panels(counting_emulator: Emulator) -> None:
+    check_panels(counting_emulator)
+    a, b = torch.randn(256, 64), torch.randn(64, 128)
+    c = emulated_matmul(counting_emulator, a, b)
+    counted = counting_emulator.accesses
+    for count in (counted["a"].loads, counted["b"].loads, counted["c"].stores):
+        assert_vectors(count)
+    assert counted["a"].loads.bytes == size_of(a)
+    assert counted["b"].loads.bytes == 2 * size_of(b)  # for two tiles of rows
+    assert counted["c"].stores.bytes == size_of(c)
+
+
+def test_attention(counting_emulator: Emulator) -> None:
+    """Outputs and gradients are written once, as the results of a product are."""
+    call = make_attention(2, rows=128, columns=192, head=128, dtype=torch.bfloat16)
+    stores = {}
+
+    class Recorder(Emulator):
+        def run(self, kernel: str, *others: object, **arguments: object) -> None:
+            super().run(kernel, *others, **arguments)  # type: ignore[arg-type]
+            stores.update({name: each.stores for name, each in self.accesses.items()})
+
+    recorder = Recorder(counting_emulator.program, counting=True)
+    outputs = emulated_forward(recorder, call)
+    assert_vectors(stores["output"])
+    assert_vectors(stores["output_residual"])
+    assert_whole_sectors(stores["log_sum_exp"])
+    assert stores["output"].bytes == size_of(call.query)
+    emulated_backward(recorder, call, outputs)
+    for name, like in (
+        ("grad_query", call.query),
+        ("grad_key", call.key),
+        ("grad_value", call.value),
+    ):
+        assert_vectors(stores[name])
+        assert stores[name].bytes == size_of(like)
+
+
+def check_decoding(emulator: Emulator) -> None:
+    """cuda/attention/decode_mma.cuh: rows of the combined outputs begin in other banks."""
+    options = {"sizes": (128, 128), "page_size": 16, "dtype": torch.bfloat16}
+    emulated_decoding(emulator, make_decoding((200, 64), (4, 2), 2, **options), 1)
+    assert_no_conflicts(emulator.accesses["shared"].loads)
+    assert_no_conflicts(emulator.accesses["shared"].stores)
+    assert_whole_sectors(emulator.accesses["output"].stores)
+
+
+def test_decoding(counting_emulator: Emulator) -> None:
+    check_decoding(counting_emulator)
+
+
+def test_decoding_by_panels(counting_emulator: Emulator) -> None:
+    """Of float32: the keys and values that there are, once for each tile of columns and rows."""
+    options = {"sizes": (128, 128), "page_size": 16, "dtype": torch.float32}
+    emulated_decoding(counting_emulator, make_decoding((200, 64), (4, 2), 2, **options), 1)
+    counted = counting_emulator.accesses
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    of_a_cache = (200 + 64) * 2 * 128 * 4
+    for name in ("key", "value"):
+        assert_whole_sectors(counted[name].loads)
+        assert counted[name].loads.bytes == of_a_cache
+    assert_whole_sectors(counted["output"].stores)
+
+
+def check_quantising(emulator: Emulator) -> None:
+    """cuda/int4/quantize_rowwise.cuh: reads sixteen bytes at a time, twice, writes as many once."""
+    input = torch.randn(6, 512).bfloat16()
+    for bits in (8, 4):
+        values, _ = emulated_quantized(emulator, input, bits)
+        loads, stores = emulator.accesses["input"].loads, emulator.accesses["values"].stores
+        assert_vectors(loads)
+        assert loads.bytes == 2 * size_of(input)
+        assert_whole_sectors(stores)
+        assert stores.bytes == size_of(values)
+        assert stores.requests == loads.requests // 2  # for each packet read the second time
+
+
+def test_quantising(counting_emulator: Emulator) -> None:
+    check_quantising(counting_emulator)
+
+
+def check_few_rows(emulator: Emulator) -> None:
+    """cuda/int4/rowwise_few_rows.cuh: the weight once; sums of two rows in different banks."""
+    sample = call((16,), 512, 128, False).converted(torch.bfloat16)
+    emulated_rowwise(emulator, "s8s4", *sample.args, way="few_rows")
+    counted = emulator.accesses
+    assert_vectors(counted["weight"].loads)
+    assert counted["weight"].loads.bytes == size_of(sample.args[2])
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    assert_whole_sectors(counted["output"].stores)
+
+
+def test_few_rows_of_four_bits(counting_emulator: Emulator) -> None:
+    check_few_rows(counting_emulator)
+
+
+def test_tiles_of_four_bits(counting_emulator: Emulator) -> None:
+    """cuda/int4/rowwise_slice.cuh: what a warp reads lies in different banks."""
+    sample = call((128,), 512, 128, False).converted(torch.bfloat16)
+    output = emulated_rowwise(counting_emulator, "s8s4", *sample.args, way="tiles")
+    counted = counting_emulator.accesses
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    assert_vectors(counted["output"].stores)
+    assert counted["output"].stores.bytes == size_of(output)
+
+
+def test_int4_linear(counting_emulator: Emulator) -> None:
+    """cuda/int4/int4_linear_mma.cuh: teams write and read neighbouring vectors; the weight once."""
+    for group_size in (32, 128):
+        for rows in (3, 16):
+            packed = words(256, 1024, 8)
+            weight = (packed, scales_and_zeros(256, 1024, group_size), group_size, 8)
+            input = torch.randn(rows, 1024).bfloat16()
+            output = emulated_int4_linear(counting_emulator, input, *weight, None, 1)
+            counted, counters = counting_emulator.accesses, counting_emulator.counters
+            assert_no_conflicts(counted["shared"].loads)
+            assert_vectors_of_shared(counted["shared"].stores)
+            assert_whole_sectors(counted["output"].stores)
+            assert counted["output"].stores.bytes == size_of(output)
+            copied = size_of(packed) + size_of(weight[1]) + 2 * size_of(input)  # two tiles
+            assert counters.copied_bytes == copied == counters.copied_sectors * SECTOR
+
+
+def assert_vectors_of_shared(count: AccessCount) -> None:
+    """Sixteen bytes a lane, without conflicts."""
+    assert_no_conflicts(count)
+    assert count.bytes == VECTORS * count.requests
+    assert count.least == 4 * count.requests
+
+
+def check_correlation(emulator: Emulator) -> None:
+    """cuda/correlation/forward.cuh: 6 vectors for 72 products, without conflicts."""
+    images = integers(1, 64, 8, 32).float(), integers(1, 64, 8, 32).float()
+    emulated_correlation(emulator, *images, 1, 9, 1, 0, 1, 1)
+    loads = emulator.accesses["shared"].loads
+    assert_no_conflicts(loads)
+    assert loads.least == 4 * loads.requests  # vectors
+    assert loads.requests % (6 * 64) == 0  # of a warp and channel
+
+
+def test_correlation(counting_emulator: Emulator) -> None:
+    check_correlation(counting_emulator)
+
+
+def test_correlation_by_tensor_cores(counting_emulator: Emulator) -> None:
+    """cuda/correlation/forward_mma.cuh: octets, sums and rows of totals lie in different banks."""
+    images = integers(1, 64, 8, 32).bfloat16(), integers(1, 64, 8, 32).bfloat16()
+    emulated_correlation(counting_emulator, *images, 1, 9, 1, 0, 1, 1)
+    assert_no_conflicts(counting_emulator.accesses["shared"].loads)
+    assert_no_conflicts(counting_emulator.accesses["shared"].stores)
+
+
+def test_gradient_of_correlation(counting_emulator: Emulator) -> None:
+    """cuda/correlation/gradient.cuh: vectors, of which none waits for another."""
+    other = integers(1, 64, 8, 32).float()
+    grad = integers(1, 9, 9, 8, 32).float()
+    emulated_gradient(counting_emulator, grad, other, False, 1, 9, 1, 4, 1, 1)
+    loads = counting_emulator.accesses["shared"].loads
+    assert_no_conflicts(loads)
+    assert_no_conflicts(counting_emulator.accesses["shared"].stores)
+
+
+def check_dense(emulator: Emulator) -> None:
+    """cuda/pointwise/pointwise.cuh: a thread moves 16 bytes of each tensor, once."""
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.randn(4096).to(dtype), torch.randn(4096).to(dtype)
+        emulated_dense(emulator, "mul", a, b)
+        counted = emulator.accesses
+        for count in (counted["a"].loads, counted["b"].loads, counted["output"].stores):
+            assert_vectors(count)
+            assert count.bytes == size_of(a)
+
+
+def test_pointwise(counting_emulator: Emulator) -> None:
+    check_dense(counting_emulator)
+
+
+def test_pointwise_of_strides(counting_emulator: Emulator) -> None:
+    """Neighbouring threads have neighbouring elements of the output, in its order."""
+    a, b = torch.randn(64, 128), torch.randn(128)
+    emulated_strided(counting_emulator, "mul", torch.zeros(64, 128), a, b)
+    counted = counting_emulator.accesses
+    for count in (counted["a"].loads, counted["b"].loads, counted["output"].stores):
+        assert_whole_sectors(count)
+        assert count.bytes == size_of(a)  # of b too, for each row
+
+
+def test_lltm(counting_emulator: Emulator) -> None:
+    """cuda/lltm/step.cuh: B 3H (H + F) (1 / (3 units) + 1 / rows) elements, of 32 rows or more."""
+    sample = Sample(lltm_arguments((8, 128, 128))).converted(torch.float32)
+    emulated_step(counting_emulator, sample, 3, 0)
+    counted = counting_emulator.accesses
+    weights = sample.args[1]
+    assert_whole_sectors(counted["weights"].loads)
+    assert counted["weights"].loads.bytes == size_of(weights)
+    assert_no_conflicts(counted["shared"].stores)
+    for name in ("gates", "new_h", "new_cell"):
+        assert counted[name].stores.bytes == (3 if name == "gates" else 1) * 8 * 128 * 4
+
+
+def test_what_is_written_one_by_one_is_seen(counting_emulator: Emulator) -> None:
+    """An output of an odd number of columns has rows that no vector begins."""
+    c = emulated_matmul(
+        counting_emulator, torch.randn(128, 8).bfloat16(), torch.randn(8, 127).bfloat16()
+    )
+    stores = counting_emulator.accesses["c"].stores
+    assert stores.bytes == size_of(c)
+    assert stores.transactions * SECTOR > 2 * stores.bytes

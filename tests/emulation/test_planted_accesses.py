@@ -1,0 +1,92 @@
+"""Kernels that compute the same and move more: what their accesses' counts are for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from emulator import Emulator
+from test_emulated_accesses import (
+    check_decoding,
+    check_dense,
+    check_few_rows,
+    check_matmul,
+    check_panels,
+    check_quantising,
+)
+from test_emulator import plant
+
+BFLOAT16 = "cuda::bfloat16"
+Planted = tuple[str, str, Callable[[Emulator], None], str, str, str]
+PLANTED: dict[str, Planted] = {
+    "results written by pairs": (
+        "run_matmul.cpp",
+        BFLOAT16,
+        check_matmul,
+        "cuda/gemm/tile.cuh",
+        "if (row_stride % 8 == 0 && column_count % 8 == 0 && is_aligned(matrix, 8)) {",
+        "if (row_stride < 0) {",
+    ),
+    "lines of a panel without padding": (
+        "run_matmul.cpp",
+        "float",
+        check_panels,
+        "cuda/gemm/panel.cuh",
+        "kPanelPadding = 4;",
+        "kPanelPadding = 0;",
+    ),
+    "sums of rows in the same banks": (
+        "run_rowwise_scaled_linear.cpp",
+        BFLOAT16,
+        check_few_rows,
+        "cuda/int4/rowwise_few_rows.cuh",
+        "kFewPitch = kFewColumns + 4;",
+        "kFewPitch = kFewColumns;",
+    ),
+    "rows of outputs in the same banks": (
+        "run_decode_attention.cpp",
+        BFLOAT16,
+        check_decoding,
+        "cuda/attention/decode_mma.cuh",
+        "kCombinedLine = kWidth + 8;",
+        "kCombinedLine = kWidth;",
+    ),
+    "packets of eight bytes": (
+        "run_pointwise.cpp",
+        f"float,{BFLOAT16}",
+        check_dense,
+        "cuda/pointwise/pointwise.cuh",
+        "constexpr int kPacket = 16 / sizeof(Element);\n  const int64_t packets",
+        "constexpr int kPacket = 8 / sizeof(Element);\n  const int64_t packets",
+    ),
+    "packets in an order that spreads them": (
+        "run_pointwise.cpp",
+        f"float,{BFLOAT16}",
+        check_dense,
+        "cuda/pointwise/pointwise.cuh",
+        "int64_t index = global_thread_index(); index < packets;\n       index += threads) {",
+        "int64_t at = global_thread_index(); at < packets; at += threads) {\n"
+        "    const int64_t index = at * 37 % packets;",
+    ),
+    "rows that are read one by one": (
+        "run_rowwise_scaled_linear.cpp",
+        BFLOAT16,
+        check_quantising,
+        "cuda/int4/quantize_rowwise.cuh",
+        "packets(stride == 1 && is_aligned(data, kPacket) ? inner / kPacket",
+        "packets(stride == 2 ? inner / kPacket",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_catches_a_kernel_that_moves_more(
+    counting_emulator: Emulator, tmp_path: Path, fault: str
+) -> None:
+    program_file, elements, check, kernel, right, wrong = PLANTED[fault]
+    check(counting_emulator)
+    flags = [f"-DPKG_EMULATED_TYPES={elements}"]
+    planted = plant(tmp_path, kernel, right, wrong, program_file, flags, counting=True)
+    with pytest.raises(AssertionError):
+        check(planted)
