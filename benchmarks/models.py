@@ -127,8 +127,7 @@ class Recipe:
         model, inputs = self.make().to(device), self.inputs().to(device)
         exact = copy.deepcopy(model).double()
         run = self._forward if self.mode == "forward" else self._train
-        model = model.to(self.dtype) if self.mode == "forward" else model
-        plain = run(model, _cast(inputs, model), self.mode == AUTOCAST)
+        plain = self._plain(model, inputs)
         exactly = run(exact, _cast(inputs, exact), False)
 
         def accelerated() -> list[Tensor]:
@@ -146,6 +145,15 @@ class Recipe:
             kind=self.mode,
             compiles=self.mode == "forward",
         )
+
+    def alone(self) -> Callable[[], list[Tensor]]:
+        """A step by PyTorch, on the CPU, without the exact one to compare it with."""
+        return self._plain(self.make(), self.inputs())
+
+    def _plain(self, model: nn.Module, inputs: Tensor) -> Callable[[], list[Tensor]]:
+        run = self._forward if self.mode == "forward" else self._train
+        model = model.to(self.dtype) if self.mode == "forward" else model
+        return run(model, _cast(inputs, model), self.mode == AUTOCAST)
 
     def _forward(self, model: nn.Module, inputs: Tensor, _: bool) -> Callable[[], list[Tensor]]:
         model.eval()
