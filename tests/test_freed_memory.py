@@ -21,8 +21,8 @@ torch.set_num_threads(1)
 {before}
 
 class Information(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks hblks hblkhd usmblks".split()]
-    _fields_ += [(name, ctypes.c_int) for name in "fsmblks uordblks fordblks keepcost".split()]
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_int) for name in names.split()]
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""Times models in processes of their own: PyTorch's, with this package, and that without its memory.
+"""Times models in processes of their own: PyTorch's, and with this package, its memory or not.
 
 ``python -m pkg bench models`` alternates within one process, where what accelerate() does to the C
 library's memory (``keep_memory``) serves PyTorch's own passes too. This runs each model in one
