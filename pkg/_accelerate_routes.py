@@ -58,13 +58,15 @@ class Counts:
     """What became of the calls of one operator with one dtype.
 
     Attributes:
-        operator: One of :data:`OPERATORS`.
+        operator: One of :data:`OPERATORS`, or an optimizer: ``optim.adam``.
         dtype: One of :data:`DTYPES`.
-        taken: Calls that ran in our kernel.
+        taken: Calls that ran in our kernel, steps that ran fused.
         left: Calls that were left to PyTorch's.
         seconds: Time in ours; 0 where no report was asked for.
-        saved: What PyTorch's kernel would have taken more, by the table.
+        saved: What PyTorch's kernel would have taken more, by the table; None of what has none.
     """
+
+    saved: float | None
 
     def __init__(self, operator: str, dtype: str, numbers: list[int]) -> None:
         """Of the four numbers that the library counts."""

@@ -2,10 +2,11 @@
 
 A tensor on the CPU is a block of malloc's. glibc maps a block of its own for what is larger than a
 threshold, and gives the end of its heap back to the system when more than twice that is free there.
-The threshold begins at 128 KiB and becomes the size of the largest such block that was freed. So the
-temporaries of a model, freed after each operator, go back and come again as pages that the kernel
-has to clear at their first touch: 1.6 us for 4 KiB in a virtual machine with a Zen 4 processor,
-where AdamW's square roots of a million weights took 2.9 ms for what is 0.4 ms of memory traffic.
+The threshold begins at 128 KiB and becomes the size of the largest such block that was freed. So
+the temporaries of a model, freed after each operator, go back and come again as pages that the
+kernel has to clear at their first touch: 1.6 us for 4 KiB in a virtual machine with a Zen 4
+processor, where AdamW's square roots of a million weights took 2.9 ms for what is 0.4 ms of memory
+traffic.
 """
 
 from __future__ import annotations
