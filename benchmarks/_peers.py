@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._case import ForeignCall
+from ._apart import Apart
+from ._case import ForeignCall, Returned
 from ._threads import place
 
 WORKER = Path(__file__).with_name("_zentorch_worker.py")
@@ -37,10 +38,14 @@ def numpy_function(name: str, *tensors: Tensor) -> dict[str, Callable[[], Any]]:
     return {"NumPy": lambda: function(*arrays)}
 
 
-def compiled(function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+def compiled(function: Callable[[], Returned]) -> Callable[[], Returned] | None:
     """What torch.compile makes of a peer, compiled; None where it cannot."""
-    torch._dynamo.reset()  # or a function that was seen with other shapes is no longer compiled
-    result: Callable[[], Tensor] = torch.compile(lambda: function())
+    result: Callable[[], Returned]
+    if isinstance(function, Apart):
+        result = function.compiled()
+    else:
+        torch._dynamo.reset()  # or a function that was seen with other shapes is not compiled anew
+        result = torch.compile(lambda: function())
     try:
         result()
     except Exception:  # of the compiler, in many kinds

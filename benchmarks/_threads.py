@@ -49,6 +49,20 @@ def place(process: int, on: Sequence[int]) -> None:
         _bind(thread, {processor})
 
 
+def in_use() -> list[int]:
+    """The logical processors that this process's threads may run on, the main thread's first.
+
+    None where the system has no affinity, or where threads are not bound.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    found = {}
+    for thread in (os.getpid(), *_threads(os.getpid())):
+        with suppress(ProcessLookupError):
+            found |= dict.fromkeys(sorted(os.sched_getaffinity(thread)))
+    return list(found)[: torch.get_num_threads()]
+
+
 def _threads(process: int) -> list[int]:
     return [int(entry.name) for entry in Path(f"/proc/{process}/task").iterdir()]
 

@@ -14,6 +14,7 @@ from torch.utils.benchmark.utils.timer import timer
 
 from pkg.testing import Expected, exactly, expect, expect_beside, expect_of_terms
 
+from ._apart import Apart
 from ._case import OURS, Case, Reference, Result, Returned
 
 ROUNDS = 9
@@ -23,7 +24,8 @@ LEAST_ROUNDS = 3  # fewer have no median worth the name
 LONG_SECONDS, LONG_ROUND_SECONDS = 0.5, 5.0
 # For so long the threads of a pool go on spinning, on the cores of the next peer's: OpenBLAS's for
 # 2^28 cycles of the clock, OpenMP's for a few milliseconds.
-SPINNING_SECONDS = {"NumPy": 0.15, "zentorch": 0.01, "PyTorch": 0.01}
+SPINNING_SECONDS = {"NumPy": 0.15}
+SPINNING_OPENMP = 0.01
 
 
 def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> dict[str, float]:
@@ -118,11 +120,12 @@ def measure(
     # NumPy at the end, where it has two turns running: its threads have to come to rest less often.
     order = sorted(clocks, key=lambda name: name == "NumPy")
     before = order[-1]
+    pools = {name: _pool(name, here.get(name)) for name in order}
 
     def take_turn(name: str, number: int) -> float:
         nonlocal before
-        if threads > 1 and _pool(name) != _pool(before):
-            time.sleep(SPINNING_SECONDS[_pool(before)])
+        if threads > 1 and pools[name] != pools[before]:
+            time.sleep(SPINNING_SECONDS.get(pools[before], SPINNING_OPENMP))
         before = name
         return clocks[name](number)
 
@@ -160,6 +163,7 @@ def _quartiles(times: Sequence[float], ours: Sequence[float]) -> tuple[float, fl
     return low, median, high
 
 
-def _pool(peer: str) -> str:
+def _pool(peer: str, function: Callable[[], Returned] | None) -> str:
     """Whose threads a peer runs on."""
-    return peer if peer in SPINNING_SECONDS else "PyTorch"
+    is_apart = isinstance(function, Apart) or peer in {"NumPy", "zentorch"}
+    return peer if is_apart else "PyTorch"

@@ -1,5 +1,6 @@
 """Whole models, unchanged, with ``pkg.accelerate()`` and without: training and forward passes.
 
+Each way is a process of its own (``_apart.py``), and on the CPU alone: accelerate() is for that.
 Training is forward, backward and a step of AdamW whose rate of learning is 0, so that every step
 has the same result. Models of ``transformers`` and ``torchvision`` are made of a configuration,
 with random weights, and are part of a full run where these packages are installed; a line says
@@ -12,7 +13,6 @@ none: it replaces operators on import, and runs in a process of its own that has
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import pkg
-
+from ._apart import ACCELERATED, PYTORCH, Apart
 from ._case import OURS, Case
 
 AUTOCAST = "autocast"
@@ -122,22 +121,20 @@ class Recipe:
         return f"{self.model_name}, {done} {short}"
 
     def case(self, device: torch.device) -> Case:
-        """Both ways of running it, on the same weights and inputs."""
+        """Both ways of running it, on the same weights and inputs, in a process each."""
+        is_measured = device.type == "cpu"
+        ways = {OURS: ACCELERATED, "PyTorch": PYTORCH}
+        peers = {name: Apart(self.name, way) for name, way in ways.items()} if is_measured else {}
         torch.manual_seed(0)
-        model, inputs = self.make().to(device), self.inputs().to(device)
-        exact = copy.deepcopy(model).double()
+        exact, inputs = self.make().to(device).double(), self.inputs().to(device)
         run = self._forward if self.mode == "forward" else self._train
-        plain = self._plain(model, inputs)
         exactly = run(exact, _cast(inputs, exact), False)
-
-        def accelerated() -> list[Tensor]:
-            with pkg.accelerate():
-                return plain()
-
+        for peer in peers.values():
+            peer.wait()
         limit = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16"}
         return Case(
             self.name,
-            {OURS: accelerated, "PyTorch": plain},
+            peers or dict.fromkeys(ways, exactly),
             exactly,
             _operations(exactly) / 1e9,
             "GFLOP/s",
@@ -147,10 +144,8 @@ class Recipe:
         )
 
     def alone(self) -> Callable[[], list[Tensor]]:
-        """A step by PyTorch, on the CPU, without the exact one to compare it with."""
-        return self._plain(self.make(), self.inputs())
-
-    def _plain(self, model: nn.Module, inputs: Tensor) -> Callable[[], list[Tensor]]:
+        """A step on the CPU, in the model's own precision."""
+        model, inputs = self.make(), self.inputs()
         run = self._forward if self.mode == "forward" else self._train
         model = model.to(self.dtype) if self.mode == "forward" else model
         return run(model, _cast(inputs, model), self.mode == AUTOCAST)
