@@ -530,11 +530,18 @@ def test_attention_backward_by_warpgroups(
     assert launched_threads() != WARPGROUP_THREADS
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0, "dropout": 0.2}], ids=["plain", "features"]
+)
 def test_attention_backward_by_one_kernel(
-    emulated_operators: Operators, cuda_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
 ) -> None:
     """Where there are blocks for many rounds, and unless it is turned off."""
-    call = make(2, 8, key_lead=(2, 8), rows=70, columns=140, head=16, dtype=torch.bfloat16)
+    options = {"rows": 70, "columns": 140, "head": 16, "dtype": torch.bfloat16, **options}
+    call = make(2, 8, **options)
     outputs = forward(emulated_operators, call)
     gradients = backward(emulated_operators, call, outputs)
     joint = attention.emulated_backward(cuda_emulator, call, outputs, joint=True)
