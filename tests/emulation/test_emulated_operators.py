@@ -552,6 +552,23 @@ def test_attention_backward_by_one_kernel(
     assert all(torch.equal(*pair) for pair in zip(alone[1:], gradients[1:], strict=True))
 
 
+@pytest.mark.parametrize(("options", "joint"), [({}, False), ({"window": (40, 30)}, True)])
+def test_few_queries_of_many_keys_have_a_kernel_of_their_own(
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    options: dict[str, object],
+    joint: bool,
+) -> None:
+    """Unless they see few of them: blocks of keys that begin together wait for one another."""
+    call = make(1, 4, rows=100, columns=300, head=8, dtype=torch.float16, **options)
+    call.key[..., 0] = 100  # for sums that cancel, and so depend on their order
+    outputs = forward(emulated_operators, call)
+    gradients = backward(emulated_operators, call, outputs)
+    for way in (False, True):
+        others = attention.emulated_backward(cuda_emulator, call, outputs, joint=way)
+        assert torch.equal(gradients[0], others[0]) == (way == joint)
+
+
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:
     call = make(2, 3, dtype=torch.float16, mask=torch.randn(5, 7))
     gradients = backward(emulated_operators, call, forward(emulated_operators, call))

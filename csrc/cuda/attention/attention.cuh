@@ -195,13 +195,7 @@ struct AttentionProblem {
   // Where the matrices are of one length, without the code for others.
   __device__ __forceinline__ AttentionExtent
   extent_of_one_length(int64_t index) const {
-    return {rows,
-            columns,
-            0,
-            0,
-            attention_key_limits(rows, columns, is_causal, variant.window_left,
-                                 variant.window_right),
-            index * rows};
+    return {rows, columns, 0, 0, limits_of_one_length(), index * rows};
   }
 
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
@@ -217,10 +211,14 @@ struct AttentionProblem {
             column.count,
             row.begin,
             column.begin,
-            attention_key_limits(row.count, column.count, false,
-                                 variant.window_left,
-                                 is_causal ? 0 : variant.window_right),
+            limits_of_sequence(row.count, column.count),
             index % packed.heads * packed.total_rows + row.begin};
+  }
+
+  // Of the longest matrices.
+  KeyLimits longest_limits() const {
+    return packed.rows.data == nullptr ? limits_of_one_length()
+                                       : limits_of_sequence(rows, columns);
   }
 
   // Behind the last key that a row before `row_end` sees.
@@ -249,6 +247,18 @@ struct AttentionProblem {
                                              int64_t column_end) const {
     const int64_t end = column_end - extent.limits.first;
     return end < extent.rows ? end : extent.rows;
+  }
+
+ private:
+  __host__ __device__ KeyLimits limits_of_one_length() const {
+    return attention_key_limits(rows, columns, is_causal, variant.window_left,
+                                variant.window_right);
+  }
+  __host__ __device__ KeyLimits limits_of_sequence(int64_t own_rows,
+                                                   int64_t own_columns) const {
+    return attention_key_limits(own_rows, own_columns, false,
+                                variant.window_left,
+                                is_causal ? 0 : variant.window_right);
   }
 };
 

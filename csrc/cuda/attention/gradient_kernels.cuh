@@ -139,7 +139,7 @@ using JointGradientsMma =
 
 // Whether one kernel of single warps can make all gradients: both heads fit a
 // block, key and value have the same matrices, and each query is of one matrix
-// of the batch, to whose gradient alone a block adds.
+// of the batch: blocks of several would wait for one another to add to it.
 template <class Element>
 bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
                            const AttentionGradKeyValue<Element>& key_value,
@@ -157,16 +157,29 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
          tiles < kMostTiledLength;
 }
 
+// The tiles of keys of the longest matrices that see the first tile of queries,
+// and so begin with it.
+template <class Element>
+int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
+  const KeyLimits limits = problem.longest_limits();
+  const int64_t end = std::min(problem.columns, kJointRows + limits.last);
+  const int64_t begin = std::max<int64_t>(0, limits.first);
+  return end > begin ? tiles_of(end, kJointKeys) - begin / kJointKeys : 0;
+}
+
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
 // count in cuda/attention/joint_gradients_mma.cuh, for the wait of the first.
 // Fewer blocks than a round would besides leave multiprocessors idle that the
-// query's own kernel keeps busy.
+// query's own kernel keeps busy; and where more blocks begin together than
+// there are tiles of queries, they wait for longer than they save.
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
                          const AttentionDevice& device) {
   constexpr int64_t kRounds = 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return call.tile_count() >= kRounds * device.multiprocessors;
+  return call.tile_count() >= kRounds * device.multiprocessors &&
+         tiles_that_begin_together(key_value.backward.problem) <=
+             call.row_tiles();
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for all gradients,
