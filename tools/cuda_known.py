@@ -89,12 +89,7 @@ EXEMPTIONS = (
         "sm_90a",
     ),
     Exemption(
-        r"attention_forward_mma_kernel<.*>",
-        SPILLS,
-        "registers that the end of a tile needs: stored before the loop over keys, read after it",
-    ),
-    Exemption(
-        r"attention_forward_warpgroups_kernel<.*, (64|128), false>",
+        r"attention_forward_warpgroups_kernel<.*, 128, false>",
         SPILLS,
         "what the end of a tile of queries needs, the copies' places and the addresses of a mask",
         "sm_90a",
@@ -111,18 +106,13 @@ EXEMPTIONS = (
         "what is the same for all tiles, loaded again once a tile; none in the loops of products",
     ),
     Exemption(
-        r"attention_joint_gradients_mma_kernel<\w+, 128>",
+        r"attention_joint_gradients_mma_kernel<\w+, 128, (true|false)>",
         SPILLS,
-        "as of the other gradients, and around what is added to the query's once a tile",
+        "as of the other gradients, and what the ends of tiles need; nothing is stored in a tile",
     ),
     Exemption(
-        r"attention_grad_query_mma_kernel<\w+, 64>",
-        SPILLS,
-        "as of heads of 128",
-        "sm_80",
-    ),
-    Exemption(
-        r"attention_grad_(query|key_value)_warpgroups_kernel<.*, false>",
+        r"attention_grad_(query_warpgroups_kernel<\w+, 128|key_value_warpgroups_kernel<\w+, 64), "
+        r"false>",
         SPILLS,
         "as of the other gradients: what masks, windows and dropout take, once a tile",
         "sm_90a",
@@ -292,8 +282,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_mma_kernel<.*, 128>": 114688,
     r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
-    r"attention_joint_gradients_mma_kernel<.*, 64>": 65536,
-    r"attention_joint_gradients_mma_kernel<.*, 128>": 114688,
+    r"attention_joint_gradients_mma_kernel<.*, 64, .*>": 65536,
+    r"attention_joint_gradients_mma_kernel<.*, 128, .*>": 114688,
     # Of a window of one place and up to 64 channels; totals of 36 KiB for more.
     r"spatial_correlation_kernel<float>": 38272,
     r"spatial_correlation_kernel<double>": 26304,

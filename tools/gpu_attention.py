@@ -20,9 +20,9 @@ JOINT_VARIABLE = "PKG_CUDA_JOINT_GRADIENTS"
 # By what is not 0 then, the variables that are.
 WAYS = {VARIABLE: (), JOINT_VARIABLE: (VARIABLE,)}
 DTYPES = (torch.bfloat16, torch.float16)
-# Queries, keys: parts of tiles, more tiles than stages, blocks for four rounds of any GPU; head
-# sizes of queries and of values.
-LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100), (300, 12000))
+# Queries, keys: parts of tiles, more tiles than stages, blocks for four rounds of any GPU and
+# as many tiles of queries as of keys; head sizes of queries and of values.
+LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100), (6000, 12000))
 RESULTS = ("attention", "grad_query", "grad_key", "grad_value")
 HEADS = ((64, 64), (40, 72), (128, 128), (256, 200))
 

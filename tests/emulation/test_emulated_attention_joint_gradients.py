@@ -89,6 +89,28 @@ def test_causal_and_windows(
     check(cuda_emulator, of_head(rows=rows, columns=columns, **limits))
 
 
+@pytest.mark.parametrize("head", [40, 104])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_may_become_of_a_score(cuda_emulator: Emulator, head: int, feature: str) -> None:
+    check(cuda_emulator, with_feature(feature, head, rows=100, hidden_below=0.7))
+
+
+def test_a_row_without_keys_passes_no_gradient(cuda_emulator: Emulator) -> None:
+    mask = torch.rand(130, 140) > 0.3
+    mask[[0, 70, 129]] = False
+    mask[:, [5, 139]] = False
+    results = check(cuda_emulator, of_head(rows=130, columns=140, mask=mask))
+    assert (results[0][:, [0, 70, 129]] == 0).all()
+    assert all((each[:, [5, 139]] == 0).all() for each in results[1:])
+
+
+def test_slopes_and_masks_of_grouped_heads(cuda_emulator: Emulator) -> None:
+    """Each matrix of a block has its own slope, mask and words of dropout."""
+    options = {"rows": 70, "columns": 140, "head": 24, "dtype": HALVES[0], "enable_gqa": True}
+    options |= {"slopes": torch.rand(2, 6), "mask": torch.randn(2, 6, 1, 140), "dropout": 0.3}
+    check(cuda_emulator, make(2, 6, key_lead=(2, 3), **options))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_grouped_queries(cuda_emulator: Emulator, inside: bool) -> None:
     options = {"rows": 70, "columns": 140, "head": 64, "dtype": HALVES[0], "enable_gqa": True}
@@ -115,6 +137,10 @@ PACKED = {
     "windows": ((200, 0, 70), (140, 300, 0), {"window": (70, 3)}),
     "negative scale": ((64, 65), (300, 7), {"scale": -0.5}),
     "uneven": ((5, 190, 66), (270, 5, 130), {}),
+    "all": (
+        *((70, 0, 130), (266, 129, 1)),
+        {"slopes": torch.rand(3, 4), "softcap": 2.0, "dropout": 0.3, "window": (70, 3)},
+    ),
 }
 
 
@@ -127,12 +153,16 @@ def test_packed_sequences(cuda_emulator: Emulator, name: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("limits", [{}, {"is_causal": True}, {"window": (150, 20)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": True}, {"window": (150, 20), "dropout": 0.2, "softcap": 3.0}],
+    ids=str,
+)
 def test_the_order_of_sums_is_that_of_the_keys(
-    cuda_emulator: Emulator, limits: dict[str, object]
+    cuda_emulator: Emulator, options: dict[str, object]
 ) -> None:
     """Whatever blocks there are, and whenever they run: each call has another order."""
-    call = of_head(72, lead=(2,), rows=330, columns=520, **limits)
+    call = of_head(72, lead=(2,), rows=330, columns=520, **options)
     outputs = emulated_forward(cuda_emulator, call)
     results = [
         emulated_backward(cuda_emulator, call, outputs, blocks, joint=True)
@@ -143,8 +173,17 @@ def test_the_order_of_sums_is_that_of_the_keys(
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 
 
-def test_keys_and_values_are_those_of_their_own_kernel(cuda_emulator: Emulator) -> None:
-    call = of_head(104, lead=(2,), rows=200, columns=270)
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda: of_head(104, lead=(2,), rows=200, columns=270), id="plain"),
+        pytest.param(lambda: with_feature("booleans", 40, 100, 0.7), id="all"),
+    ],
+)
+def test_keys_and_values_are_those_of_their_own_kernel(
+    cuda_emulator: Emulator, made: Callable[[], Call]
+) -> None:
+    call = made()
     outputs = emulated_forward(cuda_emulator, call)
     joint = emulated_backward(cuda_emulator, call, outputs, joint=True)
     alone = emulated_backward(cuda_emulator, call, outputs)
@@ -157,10 +196,6 @@ def test_keys_and_values_are_those_of_their_own_kernel(cuda_emulator: Emulator) 
         pytest.param(lambda: make(3, key_lead=(2, 3), dtype=torch.float16), id="shared queries"),
         pytest.param(lambda: make(2, head=136, dtype=torch.float16), id="wide heads"),
         pytest.param(lambda: make(2, value_head=136, dtype=torch.float16), id="wide values"),
-        *(
-            pytest.param(lambda name=name: with_feature(name, 40, 9, 0.7), id=name)
-            for name in FEATURES
-        ),
     ],
 )
 def test_what_goes_another_way(cuda_emulator: Emulator, call: Callable[[], Call]) -> None:

@@ -383,6 +383,27 @@ def test_the_operator_is_that_of_the_kernels(
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout": 0.2, "slopes": torch.rand(4)}], ids=["plain", "features"]
+)
+def test_the_operator_makes_all_gradients_by_one_kernel(
+    cuda_emulator: Emulator,
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+) -> None:
+    """Where there are blocks for many rounds, and unless it is turned off."""
+    call = make((9, 70), (140, 5), (4, 4), (8, 8), torch.float16, is_causal=True, **options)
+    call.key[..., 0] = 100  # for sums that cancel, and so depend on their order
+    actual = operator_results(emulated_operators, call)
+    expected = check(cuda_emulator, call, joint=True)
+    assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+    monkeypatch.setenv("PKG_CUDA_JOINT_GRADIENTS", "0")
+    alone = operator_results(emulated_operators, call)
+    assert not torch.equal(alone[2], actual[2])  # sums in another order
+    assert all(torch.equal(*pair) for pair in zip(alone[3:], actual[3:], strict=True))
+
+
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in TOO_SHORT])
 def test_the_cpu_is_within_the_same_bounds(name: str) -> None:
     call = converted(CALLS[name](), torch.float64)

@@ -98,18 +98,23 @@ def test_attention_backward(cuda_emulator: Emulator, head: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("head", "loads_of_fifth"), [(64, 3), (128, 2)])
-def test_joint_gradients(cuda_emulator: Emulator, head: int, loads_of_fifth: int) -> None:
-    """As cuda/attention/joint_gradients_mma.cuh says: of five products."""
-    call = make(2, rows=256, columns=256, head=head, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("head", "loads_of_fifth", "softcap"), [(64, 3, 0.0), (128, 2, 0.0), (64, 3, 2.0)]
+)
+def test_joint_gradients(
+    cuda_emulator: Emulator, head: int, loads_of_fifth: int, softcap: float
+) -> None:
+    """As cuda/attention/joint_gradients_mma.cuh says: of five products, or six with a cap."""
+    call = make(2, rows=256, columns=256, head=head, dtype=torch.bfloat16, softcap=softcap)
     outputs = emulated_forward(cuda_emulator, call)
     emulated_backward(cuda_emulator, call, outputs, joint=True)
     counted = cuda_emulator.counters
     check_accesses(counted)
     # Of 16 columns of a head, 32 queries and 128 keys, by 8 warps.
     parts = 2 * head // 16 * 256 // 32 * 256 // 128
-    assert counted.products == parts * 8 * (16 + 4)
-    assert counted.matrix_loads == parts * 8 * (10 + loads_of_fifth)
+    again = int(softcap > 0)  # the first product
+    assert counted.products == parts * 8 * (16 + 4 + 4 * again)
+    assert counted.matrix_loads == parts * 8 * (10 + loads_of_fifth + 3 * again)
     # Queries and gradients once for each 128 keys, keys and values once.
     assert counted.copied_bytes == 2 * (2 * 2 * call.query.numel() + 2 * call.key.numel())
 

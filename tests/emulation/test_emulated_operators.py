@@ -530,11 +530,18 @@ def test_attention_backward_by_warpgroups(
     assert launched_threads() != WARPGROUP_THREADS
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0, "dropout": 0.2}], ids=["plain", "features"]
+)
 def test_attention_backward_by_one_kernel(
-    emulated_operators: Operators, cuda_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
 ) -> None:
     """Where there are blocks for many rounds, and unless it is turned off."""
-    call = make(2, 8, key_lead=(2, 8), rows=70, columns=140, head=16, dtype=torch.bfloat16)
+    options = {"rows": 70, "columns": 140, "head": 16, "dtype": torch.bfloat16, **options}
+    call = make(2, 8, **options)
     outputs = forward(emulated_operators, call)
     gradients = backward(emulated_operators, call, outputs)
     joint = attention.emulated_backward(cuda_emulator, call, outputs, joint=True)
@@ -543,6 +550,23 @@ def test_attention_backward_by_one_kernel(
     alone = backward(emulated_operators, call, outputs)
     assert not torch.equal(alone[0], gradients[0])  # sums in another order
     assert all(torch.equal(*pair) for pair in zip(alone[1:], gradients[1:], strict=True))
+
+
+@pytest.mark.parametrize(("options", "joint"), [({}, False), ({"window": (40, 30)}, True)])
+def test_few_queries_of_many_keys_have_a_kernel_of_their_own(
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    options: dict[str, object],
+    joint: bool,
+) -> None:
+    """Unless they see few of them: blocks of keys that begin together wait for one another."""
+    call = make(1, 4, rows=100, columns=300, head=8, dtype=torch.float16, **options)
+    call.key[..., 0] = 100  # for sums that cancel, and so depend on their order
+    outputs = forward(emulated_operators, call)
+    gradients = backward(emulated_operators, call, outputs)
+    for way in (False, True):
+        others = attention.emulated_backward(cuda_emulator, call, outputs, joint=way)
+        assert torch.equal(gradients[0], others[0]) == (way == joint)
 
 
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:

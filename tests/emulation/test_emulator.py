@@ -299,6 +299,14 @@ def run_joint_gradients(planted: Emulator) -> None:
         check_joint_gradients(planted, call, blocks)
 
 
+def run_joint_gradients_with_features(planted: Emulator) -> None:
+    """Of three heads that share a key, each of which has its own mask, slope and dropout."""
+    options = {"mask": torch.randn(3, 33, 140), "slopes": torch.rand(3), "dropout": 0.2}
+    options |= {"rows": 33, "columns": 140, "key_lead": (1,), "enable_gqa": True}
+    call = make_attention(3, head=24, dtype=torch.bfloat16, **options)
+    check_joint_gradients(planted, call, 1)
+
+
 def run_without_conflicts(planted: Emulator) -> None:
     emulated_matmul(planted, torch.randn(128, 64).bfloat16(), torch.randn(64, 128).bfloat16())
     check_accesses(planted.counters)
@@ -374,6 +382,11 @@ JOINT_GRADIENTS = (
     BFLOAT16,
     run_joint_gradients,
     "cuda/attention/joint_gradients_mma.cuh",
+)
+JOINT_GRADIENTS_WITH_FEATURES = (
+    "run_attention_backward.cpp",
+    BFLOAT16,
+    run_joint_gradients_with_features,
 )
 HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
 ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
@@ -606,6 +619,34 @@ PLANTED = {
         "return {end - 1 - column_tile,",
         "return {column_tile - first,",
         "deadlock: ",
+    ),
+    "numbers of a matrix that every thread writes": (
+        *JOINT_GRADIENTS_WITH_FEATURES,
+        "cuda/attention/attention.cuh",
+        "    if (threadIdx.x == 0) {\n      place()[0] =",
+        "    {\n      place()[0] =",
+        "race on shared",
+    ),
+    "numbers of the next matrix while scores are made": (
+        *JOINT_GRADIENTS_WITH_FEATURES,
+        "cuda/attention/grad_key_value_mma.cuh",
+        "    __syncthreads();\n    grad_query.end();",
+        "    grad_query.end();",
+        "race on shared",
+    ),
+    "numbers of the first matrix for all": (
+        *JOINT_GRADIENTS_WITH_FEATURES,
+        "cuda/attention/attention.cuh",
+        "    if (threadIdx.x == 0) {\n      place()[0] =",
+        "    if (threadIdx.x == 0 && batch == 0) {\n      place()[0] =",
+        "assert",
+    ),
+    "mask of another key": (
+        *JOINT_GRADIENTS_WITH_FEATURES,
+        "cuda/attention/attention.cuh",
+        "        last_column = column;\n",
+        "",
+        "heap-buffer-overflow|assert",
     ),
     "queries released before they are multiplied": (
         *ATTENTION_GRADIENT_WARPGROUPS,

@@ -195,13 +195,7 @@ struct AttentionProblem {
   // Where the matrices are of one length, without the code for others.
   __device__ __forceinline__ AttentionExtent
   extent_of_one_length(int64_t index) const {
-    return {rows,
-            columns,
-            0,
-            0,
-            attention_key_limits(rows, columns, is_causal, variant.window_left,
-                                 variant.window_right),
-            index * rows};
+    return {rows, columns, 0, 0, limits_of_one_length(), index * rows};
   }
 
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
@@ -217,10 +211,14 @@ struct AttentionProblem {
             column.count,
             row.begin,
             column.begin,
-            attention_key_limits(row.count, column.count, false,
-                                 variant.window_left,
-                                 is_causal ? 0 : variant.window_right),
+            limits_of_sequence(row.count, column.count),
             index % packed.heads * packed.total_rows + row.begin};
+  }
+
+  // Of the longest matrices.
+  KeyLimits longest_limits() const {
+    return packed.rows.data == nullptr ? limits_of_one_length()
+                                       : limits_of_sequence(rows, columns);
   }
 
   // Behind the last key that a row before `row_end` sees.
@@ -249,6 +247,18 @@ struct AttentionProblem {
                                              int64_t column_end) const {
     const int64_t end = column_end - extent.limits.first;
     return end < extent.rows ? end : extent.rows;
+  }
+
+ private:
+  __host__ __device__ KeyLimits limits_of_one_length() const {
+    return attention_key_limits(rows, columns, is_causal, variant.window_left,
+                                variant.window_right);
+  }
+  __host__ __device__ KeyLimits limits_of_sequence(int64_t own_rows,
+                                                   int64_t own_columns) const {
+    return attention_key_limits(own_rows, own_columns, false,
+                                variant.window_left,
+                                is_causal ? 0 : variant.window_right);
   }
 };
 
@@ -321,6 +331,18 @@ class AttentionScores {
  public:
   using Number = Accumulator<Element>;
 
+  // What they take of the matrix, for who keeps it elsewhere than in registers.
+  struct Matrix {
+    int64_t rows;
+    int64_t columns;
+    int64_t first;  // KeyLimits
+    int64_t last;
+    int64_t batch;
+    int64_t mask_offset;
+    int64_t seed;
+    Number slope;
+  };
+
   __device__ __forceinline__
   AttentionScores(const AttentionProblem<Element>& problem, int64_t batch,
                   const AttentionExtent& extent)
@@ -332,6 +354,28 @@ class AttentionScores {
         seed_(problem.dropout.seed == nullptr ? 0 : *problem.dropout.seed),
         slope_(alibi_slope(problem, batch)),
         softcap_(static_cast<Number>(problem.variant.softcap)) {}
+
+  __device__ __forceinline__ AttentionScores(
+      const AttentionProblem<Element>& problem, const Matrix& matrix)
+      : problem_(problem),
+        extent_{
+            matrix.rows, matrix.columns, 0, 0, {matrix.first, matrix.last}, 0},
+        batch_(matrix.batch),
+        mask_offset_(matrix.mask_offset),
+        seed_(matrix.seed),
+        slope_(matrix.slope),
+        softcap_(static_cast<Number>(problem.variant.softcap)) {}
+
+  __device__ __forceinline__ Matrix matrix() const {
+    return {extent_.rows,
+            extent_.columns,
+            extent_.limits.first,
+            extent_.limits.last,
+            batch_,
+            mask_offset_,
+            seed_,
+            slope_};
+  }
 
   // Minus infinity where the key takes no part, which is not computed from the
   // product: keys that are masked out may hold NaN.
@@ -506,12 +550,20 @@ class AttentionScores {
     const auto with_offset = [&](auto&& function) {
       const int64_t row_stride = computed_here(mask.row_stride);
       const int64_t column_stride = computed_here(mask.column_stride);
-      const int64_t first =
+      int64_t offset =
           mask_offset_ + row_begin * row_stride + column_begin * column_stride;
+      // Each from the one before, so that one at a time is in registers: of
+      // sums of products, many at a time, the kernels of tensor cores spilled
+      // up to 80 bytes of a thread more (nvcc 13.0).
+      int last_row = 0;
+      int last_column = 0;
       tile.transform([&](int row, int column, Number score) {
+        offset = computed_here(offset + (row - last_row) * row_stride +
+                               (column - last_column) * column_stride);
+        last_row = row;
+        last_column = column;
         return row < limits.rows && column < limits.columns
-                   ? function(first + row * row_stride + column * column_stride,
-                              score)
+                   ? function(offset, score)
                    : score;
       });
     };
@@ -561,6 +613,54 @@ class AttentionScores {
   int64_t seed_;
   Number slope_;
   Number softcap_;  // 0 without
+};
+
+// The same of tiles, for kernels without registers to spare: what belongs to
+// the matrix is in shared memory, and read for each tile. From the next barrier
+// of the block on; the scores of another matrix come after one more.
+template <class Element>
+class SharedAttentionScores {
+ public:
+  __device__ __forceinline__
+  SharedAttentionScores(const AttentionProblem<Element>& problem, int64_t batch,
+                        const AttentionExtent& extent)
+      : problem_(problem) {
+    if (threadIdx.x == 0) {
+      place()[0] = Scores(problem, batch, extent).matrix();
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void score_tile(Tile& tile, int64_t row_begin,
+                                             int64_t column_begin) const {
+    scores().score_tile(tile, row_begin, column_begin);
+  }
+  template <class Weights>
+  __device__ __forceinline__ uint32_t
+  kept_of_transposed(int64_t row_begin, int64_t column_begin) const {
+    return scores().template kept_of_transposed<Weights>(row_begin,
+                                                         column_begin);
+  }
+  __device__ __forceinline__ float keep_scale() const {
+    return scores().keep_scale();
+  }
+  __device__ __forceinline__ bool caps() const { return scores().caps(); }
+  __device__ __forceinline__ float cap_slope(float product) const {
+    return scores().cap_slope(product);
+  }
+
+ private:
+  using Scores = AttentionScores<Element>;
+
+  __device__ __forceinline__ static auto place() {
+    PKG_SHARED(typename Scores::Matrix, scored_matrix, [1]);
+    return scored_matrix;
+  }
+  __device__ __forceinline__ Scores scores() const {
+    return Scores(problem_, place()[0]);
+  }
+
+  const AttentionProblem<Element>& problem_;
 };
 
 // The scores of a problem that is_plain(), whose limits take one register each.

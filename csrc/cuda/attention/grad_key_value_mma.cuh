@@ -40,8 +40,8 @@
 namespace pkg::cuda {
 
 // The gradient of the query is another kernel's.
+template <class Element>
 struct NoGradQuery {
-  template <class Element>
   using Scores = AttentionScores<Element>;
   static constexpr int kTileRows = 1;
   static constexpr int kSharedElements = 0;
@@ -60,7 +60,7 @@ struct NoGradQuery {
 
 // GradQuery gets the gradients of the scores tile by tile: NoGradQuery, or
 // JointGradQuery of cuda/attention/joint_gradients_mma.cuh.
-template <class Element, int kWidth, class GradQuery = NoGradQuery>
+template <class Element, int kWidth, class GradQuery = NoGradQuery<Element>>
 class GradKeyValueMma {
  public:
   static constexpr int kKeys = 128;
@@ -87,10 +87,11 @@ class GradKeyValueMma {
         places_(problem_, query_places_),
         memory_(dynamic_shared<Element>()) {}
 
-  // What a block computes.
+  // What a block computes. Places are below kMostTiledLength, as registers are
+  // few.
   struct Part {
-    int64_t column_begin;
-    int64_t head_begin;
+    int column_begin;
+    int head_begin;
     bool wants_key;
     bool wants_value;
   };
@@ -110,8 +111,7 @@ class GradKeyValueMma {
       return;
     }
     grad_query.begin(batch, extent, part.column_begin, begin);
-    const typename GradQuery::template Scores<Element> attention(problem_,
-                                                                 batch, extent);
+    const typename GradQuery::Scores attention(problem_, batch, extent);
     const Key key = load_keys(batch, extent, part.column_begin);
     const auto queries =
         rows_of(problem_.query, batch, extent, problem_.head_size);
@@ -254,9 +254,8 @@ class GradKeyValueMma {
   }
   // The slices of kWidth columns.
   __device__ __forceinline__ static SharedSpan<Element> slices_of(
-      const SharedSpan<Element>& memory, int64_t head_begin) {
-    return memory.part(static_cast<int>(head_begin) * kQueries,
-                       kWidth * kQueries);
+      const SharedSpan<Element>& memory, int head_begin) {
+    return memory.part(head_begin * kQueries, kWidth * kQueries);
   }
 
   __device__ __forceinline__ PanelSource<Element> rows_of(
@@ -315,8 +314,8 @@ class GradKeyValueMma {
   }
 
   struct Rows {
-    int64_t begin;
-    int64_t end;
+    int begin;
+    int end;
   };
 
   // The queries that see some of the keys of a block, in whole tiles of the
@@ -325,8 +324,9 @@ class GradKeyValueMma {
                                                 int64_t column_begin) const {
     const int64_t begin = problem_.first_row(extent, column_begin);
     const int64_t end = problem_.row_end(extent, column_begin + kKeys);
-    return {begin, begin + tiles_of(end - begin, GradQuery::kTileRows) *
-                               GradQuery::kTileRows};
+    const int64_t size =
+        tiles_of(end - begin, GradQuery::kTileRows) * GradQuery::kTileRows;
+    return {static_cast<int>(begin), static_cast<int>(begin + size)};
   }
 
   const AttentionBackward<Element>& call_;
@@ -347,12 +347,13 @@ __global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
   const int64_t tiles = call.template tile_count<Mma::kKeys, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t owned = index / head_tiles / column_tiles;
-    const int64_t head_begin = index % head_tiles * kWidth;
+    const int head_begin = static_cast<int>(index % head_tiles) * kWidth;
     const typename Mma::Part part = {
-        index / head_tiles % column_tiles * Mma::kKeys, head_begin,
+        static_cast<int>(index / head_tiles % column_tiles) * Mma::kKeys,
+        head_begin,
         call.grad_key.data != nullptr && head_begin < problem.head_size,
         call.grad_value.data != nullptr && head_begin < problem.value_size};
-    NoGradQuery none;
+    NoGradQuery<Element> none;
     mma.make(call, owned, part, none);
   }
 }

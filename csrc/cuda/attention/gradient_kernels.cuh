@@ -80,8 +80,8 @@ int64_t gradient_blocks(const AttentionProblem<Element>& problem, int64_t tiles,
              : tiles;
 }
 
-// Calls function.operator()<width, plain>() with the width of heads as the
-// kernels of warpgroups have it.
+// Calls function.operator()<width, plain>() with the width of heads as kernels
+// have it whose blocks take whole heads, and whether scores are plain.
 template <class Element, class Function>
 void with_gradient_width(const AttentionProblem<Element>& problem,
                          Function&& function) {
@@ -133,22 +133,13 @@ bool launch_grad_key_value_warpgroups(
   return launch_gradient_warpgroups(call, device, kQueryBoxLines, run);
 }
 
-// Calls function.operator()<width>() with that of the kernel for all gradients.
-template <class Element, class Function>
-void with_joint_width(const AttentionProblem<Element>& problem,
-                      Function&& function) {
-  with_attention_width<Element>(std::max(problem.head_size, problem.value_size),
-                                function);
-}
-
-template <class Element, int kWidth>
+template <class Element, int kWidth, bool kPlain>
 using JointGradientsMma =
-    GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth>>;
+    GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth, kPlain>>;
 
-// Whether one kernel of single warps can make all gradients: scores are plain,
-// since what else becomes of them takes registers that it has not; both heads
-// fit a block, key and value have the same matrices, and each query is of one
-// matrix of the batch, to whose gradient alone a block adds.
+// Whether one kernel of single warps can make all gradients: both heads fit a
+// block, key and value have the same matrices, and each query is of one matrix
+// of the batch: blocks of several would wait for one another to add to it.
 template <class Element>
 bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
                            const AttentionGradKeyValue<Element>& key_value,
@@ -157,8 +148,8 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
   const AttentionProblem<Element>& problem = query.backward.problem;
   const AttentionJointGradients<Element> call = {key_value, {}};
   const int64_t tiles = call.tile_count();
-  return device.joins_gradients && problem.is_plain() &&
-         problem.head_size <= kMostHead && problem.value_size <= kMostHead &&
+  return device.joins_gradients && problem.head_size <= kMostHead &&
+         problem.value_size <= kMostHead &&
          !(device.has_warpgroup_products && suits_warpgroups(problem)) &&
          query.partition.shared_count == 1 &&
          key_value.grad_key.data != nullptr &&
@@ -166,16 +157,29 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
          tiles < kMostTiledLength;
 }
 
+// The tiles of keys of the longest matrices that see the first tile of queries,
+// and so begin with it.
+template <class Element>
+int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
+  const KeyLimits limits = problem.longest_limits();
+  const int64_t end = std::min(problem.columns, kJointRows + limits.last);
+  const int64_t begin = std::max<int64_t>(0, limits.first);
+  return end > begin ? tiles_of(end, kJointKeys) - begin / kJointKeys : 0;
+}
+
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
 // count in cuda/attention/joint_gradients_mma.cuh, for the wait of the first.
 // Fewer blocks than a round would besides leave multiprocessors idle that the
-// query's own kernel keeps busy.
+// query's own kernel keeps busy; and where more blocks begin together than
+// there are tiles of queries, they wait for longer than they save.
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
                          const AttentionDevice& device) {
   constexpr int64_t kRounds = 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return call.tile_count() >= kRounds * device.multiprocessors;
+  return call.tile_count() >= kRounds * device.multiprocessors &&
+         tiles_that_begin_together(key_value.backward.problem) <=
+             call.row_tiles();
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for all gradients,
@@ -188,16 +192,17 @@ bool launch_joint_gradients_kernel(
     const AttentionGradKeyValue<Element>& key_value,
     const AttentionDevice& device, MakeMemory&& make_memory, Launch&& launch) {
   bool is_launched = false;
-  with_joint_width(query.backward.problem, [&]<int kWidth>() {
+  with_gradient_width(query.backward.problem, [&]<int kWidth, bool kPlain>() {
     AttentionJointGradients<Element> call = {key_value, query.grad_query};
     const auto run = [&](LaunchShape shape) {
       make_memory(call, call.sum_count(kWidth), call.turn_count());
-      launch(attention_joint_gradients_mma_kernel<Element, kWidth>,
+      launch(attention_joint_gradients_mma_kernel<Element, kWidth, kPlain>,
              std::min<int64_t>(call.tile_count(), device.multiprocessors),
              shape, call);
     };
-    is_launched = launch_gradient_mma<JointGradientsMma<Element, kWidth>>(
-        call, device.most_shared_bytes, run);
+    is_launched =
+        launch_gradient_mma<JointGradientsMma<Element, kWidth, kPlain>>(
+            call, device.most_shared_bytes, run);
   });
   return is_launched;
 }

@@ -47,15 +47,34 @@
 // it, a quarter of a block's time for the last of a head of as many queries as
 // keys. That is once a launch: two rounds of blocks make up for it.
 //
+// Of more keys the blocks of a head wait for longer than they work. Simulated,
+// 64 heads by 108 blocks at a time that lose nothing else, beside two kernels:
+//
+//   keys for each query      1      2      4      8     16
+//   2048 keys             0.86   0.94   1.13   1.51   2.28
+//   8192 keys             0.77   0.78   0.87   1.21   1.81
+//
+// gradient_kernels.cuh takes two from more than twice the keys on, of those
+// that begin with the same queries.
+//
+// Masks, slopes, caps and dropout have a variant of their own, for which a
+// thread has no registers: what they take of a matrix is in shared memory
+// (SharedAttentionScores), the places of a mask's elements follow from one
+// another, and queries are counted in 32 bits. Without these the compiler
+// stored 28 of the value's sums in every step of heads of 128, 472 bytes of a
+// thread in all; with them 312, and plain scores 232, of which nothing is
+// stored in a step and some 30 words are loaded again (nvcc 13.0, sm_80). A
+// mask is read once and dropout drawn once for the twice of two kernels; a cap
+// costs a sixth product, for their nine.
+//
 // Not chosen: parts in memory that another kernel adds. Nobody waits, but that
 // kernel reads 32 KiB, 2500 cycles at 2 TB/s, more than the 2200 that are
 // saved, and the parts of heads of 128 are as large as the scores. Atomic
-// additions have no order. Nor masks, dropout, slopes and caps: with them the
-// compiler spilled 456 bytes of heads of 128, sums among them in every step;
-// without, 256, and nothing that is stored around the first four products.
+// additions have no order.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/grad_key_value_mma.cuh"
 #include "cuda/attention/gradients.cuh"
@@ -149,12 +168,13 @@ class LinesAsStepsOfRows {
   int lane_index_;
 };
 
-// The gradient of the query as the blocks of keys add to it.
-template <class Element, int kWidth>
+// The gradient of the query as the blocks of keys add to it. kPlain: of a
+// problem that is_plain().
+template <class Element, int kWidth, bool kPlain>
 class JointGradQuery {
  public:
-  template <class Other>
-  using Scores = PlainScores<Other>;
+  using Scores = std::conditional_t<kPlain, PlainScores<Element>,
+                                    SharedAttentionScores<Element>>;
   static constexpr int kTileRows = kJointRows;
   static constexpr int kSharedElements = kJointKeys * kTileRows;
   static constexpr int kWarpRows = kWidth / 4;
@@ -404,10 +424,10 @@ class JointGradQuery {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth>
+template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
     const __grid_constant__ AttentionJointGradients<Element> call) {
-  using GradQuery = JointGradQuery<Element, kWidth>;
+  using GradQuery = JointGradQuery<Element, kWidth, kPlain>;
   using Mma = GradKeyValueMma<Element, kWidth, GradQuery>;
   static_assert(Mma::kKeys == kJointKeys);
   PKG_SHARED(int, ticket, [1]);
@@ -426,7 +446,8 @@ __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
       break;
     }
     const int64_t owned = index / column_tiles;
-    const int64_t column_tile = column_tiles - 1 - index % column_tiles;
+    const int column_tile =
+        static_cast<int>(column_tiles - 1 - index % column_tiles);
     mma.make(call, owned, {column_tile * kJointKeys, 0, true, true},
              grad_query);
   }
