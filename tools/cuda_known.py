@@ -63,37 +63,6 @@ EXEMPTIONS = (
         "numbers of two registers; spilled around the products of tiles, not in them",
     ),
     Exemption(
-        r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
-    ),
-    Exemption(
-        r"matmul_kernel<(bfloat16|float16|float), .*>",
-        SPILLS,
-        "registers around the 64-bit divisions of the tile's and the batch's index, once a tile",
-    ),
-    Exemption(
-        r"lltm_product_kernel<(bfloat16|float16), .*>",
-        SPILLS,
-        "what storing a tile needs, kept before the products of its panels and read after them",
-        "sm_90a",
-    ),
-    Exemption(
-        r"matmul_sum_kernel<\w+, \w+, LinearEpilogue<\w+, Gelu>>",
-        SPILLS,
-        "an error function beside 128 sums of a thread, once a tile of a divided product",
-    ),
-    Exemption(
-        r"matmul_warpgroup_kernel<\w+, \w+, 128, LinearEpilogue<\w+, Gelu>>",
-        SPILLS,
-        "an error function of 64 sums of a thread, which the compiler computes side by side; once "
-        "a tile",
-        "sm_90a",
-    ),
-    Exemption(
-        r"attention_forward_mma_kernel<.*>",
-        SPILLS,
-        "registers that the end of a tile needs: stored before the loop over keys, read after it",
-    ),
-    Exemption(
         r"attention_forward_warpgroups_kernel<.*, (64|128), false>",
         SPILLS,
         "what the end of a tile of queries needs, the copies' places and the addresses of a mask",
@@ -106,26 +75,27 @@ EXEMPTIONS = (
         "sm_90a",
     ),
     Exemption(
-        r"attention_grad_(query|key_value)_mma_kernel<\w+, 128>",
+        r"attention_forward_panels_kernel<(bfloat16|float16|float), (64|128)>",
         SPILLS,
-        "what is the same for all tiles, loaded again once a tile; none in the loops of products",
+        "up to eight registers, around the loop over panels",
+        "sm_80",
+    ),
+    Exemption(
+        r"attention_grad_query_panels_kernel<float, 64>",
+        SPILLS,
+        "eight registers, around the loop over panels",
+        "sm_80",
+    ),
+    Exemption(
+        r"attention_grad_query_warpgroups_kernel<\w+, 128, true>",
+        SPILLS,
+        "ten registers, around the products of a tile of keys",
+        "sm_90a",
     ),
     Exemption(
         r"attention_joint_gradients_mma_kernel<\w+, 128>",
         SPILLS,
-        "as of the other gradients, and around what is added to the query's once a tile",
-    ),
-    Exemption(
-        r"attention_grad_query_mma_kernel<\w+, 64>",
-        SPILLS,
-        "as of heads of 128",
-        "sm_80",
-    ),
-    Exemption(
-        r"attention_grad_(query|key_value)_warpgroups_kernel<.*, false>",
-        SPILLS,
-        "as of the other gradients: what masks, windows and dropout take, once a tile",
-        "sm_90a",
+        "around what is added to the query's gradient once a tile",
     ),
 )
 
