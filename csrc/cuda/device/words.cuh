@@ -56,7 +56,8 @@ __device__ __forceinline__ void store_words(void* to,
                : "memory");
 #else
   using Words = Packet<uint32_t, 4>;
-  *static_cast<Words*>(to) = {{words[0], words[1], words[2], words[3]}};
+  const Words packed = {{words[0], words[1], words[2], words[3]}};
+  *static_cast<Words*>(to) = packed;
 #endif
 }
 
