@@ -63,33 +63,7 @@ EXEMPTIONS = (
         "numbers of two registers; spilled around the products of tiles, not in them",
     ),
     Exemption(
-        r"attention_delta_kernel<double>", SPILLS, "two registers, read again once a row", "sm_90a"
-    ),
-    Exemption(
-        r"matmul_kernel<(bfloat16|float16|float), .*>",
-        SPILLS,
-        "registers around the 64-bit divisions of the tile's and the batch's index, once a tile",
-    ),
-    Exemption(
-        r"lltm_product_kernel<(bfloat16|float16), .*>",
-        SPILLS,
-        "what storing a tile needs, kept before the products of its panels and read after them",
-        "sm_90a",
-    ),
-    Exemption(
-        r"matmul_sum_kernel<\w+, \w+, LinearEpilogue<\w+, Gelu>>",
-        SPILLS,
-        "an error function beside 128 sums of a thread, once a tile of a divided product",
-    ),
-    Exemption(
-        r"matmul_warpgroup_kernel<\w+, \w+, 128, LinearEpilogue<\w+, Gelu>>",
-        SPILLS,
-        "an error function of 64 sums of a thread, which the compiler computes side by side; once "
-        "a tile",
-        "sm_90a",
-    ),
-    Exemption(
-        r"attention_forward_warpgroups_kernel<.*, 128, false>",
+        r"attention_forward_warpgroups_kernel<.*, (64|128), false>",
         SPILLS,
         "what the end of a tile of queries needs, the copies' places and the addresses of a mask",
         "sm_90a",
@@ -101,21 +75,27 @@ EXEMPTIONS = (
         "sm_90a",
     ),
     Exemption(
-        r"attention_grad_(query|key_value)_mma_kernel<\w+, 128>",
+        r"attention_forward_panels_kernel<(bfloat16|float16|float), (64|128)>",
         SPILLS,
-        "what is the same for all tiles, loaded again once a tile; none in the loops of products",
+        "around the loop over panels: 128 registers are two blocks in a multiprocessor, not one",
+        "sm_80",
+    ),
+    Exemption(
+        r"attention_grad_query_panels_kernel<float, 64>",
+        SPILLS,
+        "as of attention_forward_panels_kernel",
+        "sm_80",
+    ),
+    Exemption(
+        r"attention_grad_query_warpgroups_kernel<\w+, 128, true>",
+        SPILLS,
+        "ten registers, around the products of a tile of keys",
+        "sm_90a",
     ),
     Exemption(
         r"attention_joint_gradients_mma_kernel<\w+, 128, (true|false)>",
         SPILLS,
-        "as of the other gradients, and what the ends of tiles need; nothing is stored in a tile",
-    ),
-    Exemption(
-        r"attention_grad_(query_warpgroups_kernel<\w+, 128|key_value_warpgroups_kernel<\w+, 64), "
-        r"false>",
-        SPILLS,
-        "as of the other gradients: what masks, windows and dropout take, once a tile",
-        "sm_90a",
+        "around what is added to the query's gradient once a tile",
     ),
 )
 

@@ -304,6 +304,12 @@ Value __shfl_sync(unsigned mask, Value value, int source, int width = 32,
                                  lane / width * width + source % width, site);
 }
 
+// The upper half of a product.
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(static_cast<Wide>(a) * b >> 64);
+}
+
 template <class Value>
 Value __shfl_xor_sync(
     unsigned mask, Value value, int lanes, int width = 32,

@@ -70,14 +70,16 @@ void run_strided(const Request& request, Function function) {
 }
 
 // Divides the numbers of each row by the row's divisor.
+template <class Indices>
 void run_division(const Request& request) {
   const int64_t count = request.integer("count");
   const auto* numbers = request.buffer<int64_t>("numbers");
   auto* results = request.buffer<int64_t>("results");
   for (const int64_t by : request.integers("divisors")) {
-    const cuda::FastDivisor divisor(by);
+    const typename Indices::Divisor divisor(by);
     for (int64_t i = 0; i < count; ++i) {
-      const auto divided = divisor.divide(static_cast<uint32_t>(*numbers++));
+      const auto divided =
+          divisor.divide(static_cast<typename Indices::Index>(*numbers++));
       *results++ = divided.quotient;
       *results++ = divided.remainder;
     }
@@ -120,7 +122,11 @@ void run(const Request& request, Function function) {
 bool run_pointwise(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "division") {
-    run_division(request);
+    if (request.text("indices") == "wide") {
+      run_division<cuda::WideIndices>(request);
+    } else {
+      run_division<cuda::NarrowIndices>(request);
+    }
     return true;
   }
   if (kernel != "pointwise_dense" && kernel != "pointwise_strided") {

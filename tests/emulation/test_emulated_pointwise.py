@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -230,23 +231,28 @@ def test_sums_into_every_dtype_that_holds_them(cuda_emulator: Emulator, dtype: t
             torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
-def test_division_by_multiplication(cuda_emulator: Emulator) -> None:
+@pytest.mark.parametrize(("indices", "bits"), [("narrow", 31), ("wide", 63)])
+def test_division_by_multiplication(cuda_emulator: Emulator, indices: str, bits: int) -> None:
     """Around the multiples of each divisor, where a quotient that is off by one shows."""
-    most = 2**31 - 1
-    powers = [2**power + offset for power in range(1, 31) for offset in (-1, 0, 1)]
-    some = torch.randint(1, most, (200,)).tolist()
-    divisors = torch.tensor(sorted({1, most - 1, most, *range(1, 100), *powers, *some}))
-    by = divisors.unsqueeze(-1)
-    last = most // by
-    quotients = (torch.rand(len(divisors), 100, dtype=torch.float64) * (last + 1)).long()
-    quotients = torch.cat([quotients, torch.zeros_like(last), torch.ones_like(last), last], 1)
-    around = (quotients * by).unsqueeze(-1) + torch.tensor([-1, 0, 1])
-    numbers = torch.cat([around.flatten(1), torch.full_like(by, most)], 1).clamp(0, most)
-    results = torch.full((*numbers.shape, 2), -1)
-    count = numbers.shape[1]
-    given = {"numbers": numbers, "results": results, "count": count, "divisors": divisors.tolist()}
-    cuda_emulator.run("division", ["results"], **given)
-    assert torch.equal(results, torch.stack([numbers // by, numbers % by], -1))
+    most = 2**bits - 1
+    choose = random.Random(bits)
+    powers = [2**power + offset for power in range(1, bits) for offset in (-1, 0, 1)]
+    some = [choose.randint(1, 2 ** choose.randint(1, bits) - 1) for _ in range(200)]
+    divisors = sorted({1, most - 1, most, *range(1, 100), *powers, *some})
+    numbers = []
+    for by in divisors:
+        last = most // by
+        quotients = [0, 1, last, *(choose.randint(0, last) for _ in range(100))]
+        around = [quotient * by + offset for quotient in quotients for offset in (-1, 0, 1)]
+        numbers.append([min(max(number, 0), most) for number in (*around, most)])
+    expected = [
+        [(number // by, number % by) for number in row]
+        for by, row in zip(divisors, numbers, strict=True)
+    ]
+    results = torch.full((len(divisors), len(numbers[0]), 2), -1)
+    given = {"numbers": torch.tensor(numbers), "results": results, "count": len(numbers[0])}
+    cuda_emulator.run("division", ["results"], indices=indices, divisors=divisors, **given)
+    assert torch.equal(results, torch.tensor(expected))
 
 
 def test_places_beyond_31_bits(emulated_operators: torch._ops._OpNamespace) -> None:

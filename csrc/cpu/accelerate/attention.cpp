@@ -49,9 +49,7 @@ bool is_mask(const AttentionCall& call) {
   return true;
 }
 
-// False for what PyTorch's own operator refuses, or ours does not take: heads
-// that share keys are left to it in the backward pass, where the gradients of
-// the shared ones have another layout.
+// False for what PyTorch's own operator refuses, or ours does not take.
 bool is_taken(const AttentionCall& call) {
   const TensorView& query = *call.query;
   if (type_index(query.dtype) < 0 || query.dtype == ScalarType::Char ||
@@ -62,8 +60,7 @@ bool is_taken(const AttentionCall& call) {
   const int64_t heads = query.sizes[kHeads];
   const int64_t key_heads = call.key->sizes[kHeads];
   return std::ranges::equal(call.key->sizes, call.value->sizes) &&
-         (heads == key_heads ||
-          (call.grad_output == nullptr && heads % key_heads == 0)) &&
+         heads % key_heads == 0 &&
          (call.attn_mask == nullptr || (!call.is_causal && is_mask(call)));
 }
 

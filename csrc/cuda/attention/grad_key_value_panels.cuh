@@ -137,10 +137,11 @@ __global__ void __launch_bounds__(kTileThreads)
 
   const AttentionBackward<Element>& backward = call.backward;
   const AttentionProblem<Element>& problem = backward.problem;
-  const int64_t column_tiles = tiles_of(problem.columns, kTile);
-  const int64_t head_tiles = call.template head_tiles<kWidth>();
   const int64_t tiles = call.template tile_count<kTile, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    const int64_t column_tiles =
+        tiles_of(computed_here(problem.columns), kTile);
+    const int64_t head_tiles = call.template head_tiles<kWidth>();
     const int64_t owned = index / head_tiles / column_tiles;
     const int64_t column_begin = index / head_tiles % column_tiles * kTile;
     const int64_t head_begin = index % head_tiles * kWidth;

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/divisor.cuh"
 
 namespace pkg::cuda {
 
@@ -14,7 +15,7 @@ constexpr int kMaxBatchDims = 25;
 
 struct BatchSizes {
   int count = 0;
-  int64_t sizes[kMaxBatchDims] = {};
+  WideDivisor sizes[kMaxBatchDims];
 
   bool operator==(const BatchSizes&) const = default;
 };
@@ -30,10 +31,11 @@ __device__ __forceinline__ int64_t batch_offset(const BatchSizes& batch,
                                                 const BatchStrides& strides,
                                                 int64_t index) {
   int64_t offset = 0;
+  PKG_UNROLL_BY(1)
   for (int dimension = batch.count - 1; dimension >= 0; --dimension) {
-    const int64_t size = batch.sizes[dimension];
-    offset += index % size * strides.strides[dimension];
-    index /= size;
+    const auto divided = batch.sizes[dimension].divide(index);
+    offset += divided.remainder * strides.strides[dimension];
+    index = divided.quotient;
   }
   return offset;
 }
@@ -46,7 +48,7 @@ __device__ __forceinline__ int64_t batch_offset(const BatchSizes& batch,
   int64_t offset = 0;
   PKG_UNROLL_BY(1)
   for (int dimension = batch.count - 1; dimension >= 0; --dimension) {
-    const auto size = static_cast<uint32_t>(batch.sizes[dimension]);
+    const auto size = static_cast<uint32_t>(int64_t{batch.sizes[dimension]});
     offset += index % size * strides.strides[dimension];
     index /= size;
   }

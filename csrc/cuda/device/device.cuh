@@ -46,6 +46,12 @@ __device__ __forceinline__ int64_t computed_here(int64_t value) {
 #endif
   return value;
 }
+__device__ __forceinline__ int computed_here(int value) {
+#ifdef __CUDACC__
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
 
 // What a launch asks for beside its blocks.
 struct LaunchShape {

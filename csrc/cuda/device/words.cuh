@@ -43,6 +43,24 @@ __device__ __forceinline__ float element_of_pair(uint32_t pair, int index) {
   }
 }
 
+// Writes four words to global memory by one instruction, at a multiple of 16
+// bytes. The compiler makes four of the same as a Packet where the words come
+// from a shuffle (nvcc 13.0).
+__device__ __forceinline__ void store_words(void* to,
+                                            const uint32_t (&words)[4]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+#else
+  using Words = Packet<uint32_t, 4>;
+  const Words packed = {{words[0], words[1], words[2], words[3]}};
+  *static_cast<Words*>(to) = packed;
+#endif
+}
+
 // Two values, rounded, as a word.
 template <class Element>
 __device__ __forceinline__ uint32_t pair_of(float first, float second) {

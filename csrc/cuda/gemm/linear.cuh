@@ -41,7 +41,7 @@ struct LinearEpilogue {
                  problem.rows, problem.columns, problem.columns, row_begin,
                  column_begin);
     }
-    tile.transform([](int, int, Number value) { return Activation()(value); });
+    tile.transform_values([](Number value) { return Activation()(value); });
   }
 };
 

@@ -38,13 +38,13 @@ struct MatmulProblem {
   // The last dimension of the batch may be parts of the summed dimension, of
   // split_depth steps each: then c holds their sums, which matmul_sum_kernel
   // adds up.
-  int64_t splits = 1;
+  WideDivisor splits{};
   int64_t split_depth = 0;
 
   // Known to the launch and not computed by each thread, whose registers the
   // sums take.
-  int64_t row_tiles = 0;
-  int64_t column_tiles = 0;
+  WideDivisor row_tiles{};
+  WideDivisor column_tiles{};
   int64_t tiles = 0;
 
   int64_t count_tiles() {
@@ -57,7 +57,7 @@ struct MatmulProblem {
 
   // The steps that the matrices of one index of the batch have.
   __device__ __forceinline__ int64_t depth_of(int64_t index) const {
-    const int64_t left = depth - index % splits * split_depth;
+    const int64_t left = depth - splits.divide(index).remainder * split_depth;
     return left < split_depth ? left : split_depth;
   }
 };
@@ -140,11 +140,10 @@ __global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
                   const __grid_constant__ Epilogue epilogue) {
   using Product = BlockProduct<Input>;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
-    const int64_t batch = index / problem.column_tiles / problem.row_tiles;
-    const int64_t row_begin =
-        index / problem.column_tiles % problem.row_tiles * Product::kRows;
-    const int64_t column_begin =
-        index % problem.column_tiles * Product::kColumns;
+    const auto [rows, column_tile] = problem.column_tiles.divide(index);
+    const auto [batch, row_tile] = problem.row_tiles.divide(rows);
+    const int64_t row_begin = row_tile * Product::kRows;
+    const int64_t column_begin = column_tile * Product::kColumns;
 
     const PanelSource<Input> a = {
         problem.a + batch_offset(problem.batch, problem.a_batch_strides, batch),
@@ -172,8 +171,8 @@ struct MatmulSum {
   int64_t rows;
   int64_t columns;
   int64_t splits;
-  int64_t row_tiles;
-  int64_t column_tiles;
+  WideDivisor row_tiles;
+  WideDivisor column_tiles;
   int64_t tiles;
 };
 
@@ -196,16 +195,17 @@ MatmulSum<Input, Output> sum_of(const MatmulProblem<Input, Output>& problem,
 // c = the sum of the parts, the first first, with what the epilogue makes of
 // it. Reads `splits` numbers for each element that it writes.
 template <class Input, class Output, class Epilogue = KeepSums>
-__global__ void __launch_bounds__(BlockProduct<Input>::kThreads)
+__global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
+                                  BlockProduct<Input>::kBlocks)
     matmul_sum_kernel(const __grid_constant__ MatmulSum<Input, Output> sum,
                       const __grid_constant__ Epilogue epilogue) {
   using Product = BlockProduct<Input>;
   const int64_t matrix = sum.rows * sum.columns;
   for (int64_t index = blockIdx.x; index < sum.tiles; index += gridDim.x) {
-    const int64_t batch = index / sum.column_tiles / sum.row_tiles;
-    const int64_t row_begin =
-        index / sum.column_tiles % sum.row_tiles * Product::kRows;
-    const int64_t column_begin = index % sum.column_tiles * Product::kColumns;
+    const auto [rows, column_tile] = sum.column_tiles.divide(index);
+    const auto [batch, row_tile] = sum.row_tiles.divide(rows);
+    const int64_t row_begin = row_tile * Product::kRows;
+    const int64_t column_begin = column_tile * Product::kColumns;
     typename Product::Sums sums(0);
     for (int64_t split = 0; split < sum.splits; ++split) {
       add_stored(sums, sum.parts + (batch * sum.splits + split) * matrix,

@@ -166,9 +166,11 @@ struct MmaProduct {
                                                   const PanelSource<Element>& b,
                                                   int64_t column_begin) {
     const SharedSpan<Element> memory = dynamic_shared<Element>();
-    const Thread thread;
-    const OperandA a_tile(a, row_begin, thread.warp_row, true);
-    const OperandB b_tile(b, column_begin, thread.warp_column, false);
+    // Else what follows from it would be kept for all tiles of a block.
+    const int index = computed_here(static_cast<int>(threadIdx.x));
+    const Thread thread(index);
+    const OperandA a_tile(a, row_begin, thread.warp_row, true, index);
+    const OperandB b_tile(b, column_begin, thread.warp_column, false, index);
     const int steps = static_cast<int>(tiles_of(a.depth_size, kDepth));
     // The first turns only fill the stages.
     PKG_UNROLL_BY(1)

@@ -52,14 +52,15 @@ class OperandTile {
   // `outer_first` says which operand of mma it is: the second of four parts of
   // 8 rows or columns by 16 bytes is further in the outer dimension in operand
   // A, and in the summed one in two of operand B.
-  __device__ __forceinline__ OperandTile(const PanelSource<Element>& source,
-                                         int64_t outer_begin, int warp_outer,
-                                         bool outer_first)
+  __device__ __forceinline__ OperandTile(
+      const PanelSource<Element>& source, int64_t outer_begin, int warp_outer,
+      bool outer_first, int thread = static_cast<int>(threadIdx.x))
       : first_(source.data + outer_begin * source.outer_stride),
         outer_stride_(source.outer_stride),
         depth_stride_(source.depth_stride),
         depth_size_(source.depth_size),
         outer_size_(at_most<kOuter>(source.outer_size - outer_begin)),
+        thread_(thread),
         outer_first_(outer_first) {
     const bool is_whole = is_aligned(source.data, kVector);
     const bool along_depth =
@@ -68,7 +69,7 @@ class OperandTile {
         is_whole && outer_stride_ == 1 && depth_stride_ % kVector == 0;
     lines_are_steps_ = along_outer && !along_depth;
     is_dense_ = by_steps() ? along_outer : along_depth;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int lane = thread_ % 32;
     if (kLoadsWords && by_steps()) {
       lane_index_ = BySteps::index(lane % 4, warp_outer + lane / 4);
       return;
@@ -153,9 +154,7 @@ class OperandTile {
   }
 
   // Of those that copy the tile.
-  __device__ __forceinline__ static int thread() {
-    return static_cast<int>(threadIdx.x) % kThreads;
-  }
+  __device__ __forceinline__ int thread() const { return thread_ % kThreads; }
 
   // Known to the compiler where the lines do not depend on the operand.
   __device__ __forceinline__ bool by_steps() const {
@@ -186,8 +185,8 @@ class OperandTile {
   }
 
   template <class Layout, int kWidth>
-  __device__ __forceinline__ static void copy_vectors(
-      const SharedSpan<Element>& to, const Slice& slice) {
+  __device__ __forceinline__ void copy_vectors(const SharedSpan<Element>& to,
+                                               const Slice& slice) const {
     // So many lines at a time that all of a thread's are in one order: else
     // each is copied in parts, 128 bytes at a time.
     constexpr int kAll = kWidth / kVector;
@@ -217,8 +216,8 @@ class OperandTile {
   // A thread puts sixteen bytes of a line together. Neighbouring threads read
   // along the dimension of the smaller stride.
   template <class Layout, int kWidth>
-  __device__ __forceinline__ static void copy_elements(
-      const SharedSpan<Element>& to, const Slice& slice) {
+  __device__ __forceinline__ void copy_elements(const SharedSpan<Element>& to,
+                                                const Slice& slice) const {
     constexpr int kInLine = kWidth / kVector;
     constexpr int kAll = kElements / kWidth;  // lines
     const bool along_line = slice.place_stride <= slice.line_stride;
@@ -239,6 +238,7 @@ class OperandTile {
   int64_t depth_stride_;
   int64_t depth_size_;
   int outer_size_;
+  int thread_;
   int lane_index_;
   bool outer_first_;
   bool lines_are_steps_;

@@ -24,7 +24,11 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
   return (size + tile - 1) / tile;
 }
 
-// A thread's place in the block's tile.
+// A thread's place in the block's tile. By default it is computed_here: places
+// that follow from it are the same for all tiles of a block, and the compiler
+// would keep those of a tile's end in registers from before the first tile on,
+// or spill them (nvcc 13.0, matmul and attention in half precision). A loop
+// that has registers for them passes threadIdx.x.
 struct TileThread {
   static constexpr int kNeighbours = kFragment;  // columns, side by side
   int row_lane;
@@ -35,8 +39,9 @@ struct TileThread {
   static constexpr int own_columns(int columns) { return columns / 16; }
 
   __device__ __forceinline__ TileThread()
-      : row_lane(static_cast<int>(threadIdx.x) / 16),
-        column_lane(static_cast<int>(threadIdx.x) % 16) {}
+      : TileThread(computed_here(static_cast<int>(threadIdx.x))) {}
+  __device__ __forceinline__ explicit TileThread(int thread)
+      : row_lane(thread / 16), column_lane(thread % 16) {}
 
   __device__ __forceinline__ bool is_first_of_row() const {
     return column_lane == 0;
@@ -70,10 +75,11 @@ struct MmaThread {
   static constexpr int own_columns(int) { return kWarpColumns / 4; }
 
   __device__ __forceinline__ MmaThread()
-      : lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) / 32 / kWarpsAcross * kWarpRows),
-        warp_column(static_cast<int>(threadIdx.x) / 32 % kWarpsAcross *
-                    kWarpColumns) {}
+      : MmaThread(computed_here(static_cast<int>(threadIdx.x))) {}
+  __device__ __forceinline__ explicit MmaThread(int thread)
+      : lane(thread % 32),
+        warp_row(thread / 32 / kWarpsAcross * kWarpRows),
+        warp_column(thread / 32 % kWarpsAcross * kWarpColumns) {}
 
   __device__ __forceinline__ bool is_first_of_row() const {
     return lane % kRowLanes == 0;
@@ -118,6 +124,33 @@ struct Tile {
       PKG_UNROLL
       for (int j = 0; j < kThreadColumns; ++j) {
         values[i][j] = function(thread.row(i), thread.column(j), values[i][j]);
+      }
+    }
+  }
+
+  // Replaces each value by function(value). The compiler computes a long
+  // function of all of a thread's values side by side, and spills (nvcc 13.0,
+  // an error function of 64 values); so there is a loop in which sixteen
+  // columns at a time change places.
+  template <class Function>
+  __device__ __forceinline__ void transform_values(Function&& function) {
+    constexpr int kPart = kThreadColumns < 16 ? kThreadColumns : 16;
+    static_assert(kThreadColumns % kPart == 0);
+    PKG_UNROLL_BY(1)
+    for (int part = 0; part < kThreadColumns / kPart; ++part) {
+      PKG_UNROLL
+      for (int i = 0; i < kThreadRows; ++i) {
+        Number results[kPart];
+        PKG_UNROLL
+        for (int j = 0; j < kPart; ++j) {
+          results[j] = function(values[i][j]);
+        }
+        PKG_UNROLL
+        for (int j = 0; j < kThreadColumns; ++j) {
+          values[i][j] = j + kPart < kThreadColumns
+                             ? values[i][j + kPart]
+                             : results[j + kPart - kThreadColumns];
+        }
       }
     }
   }
@@ -203,24 +236,23 @@ __device__ __forceinline__ void store_eights(
     int64_t row_count, int64_t column_count, int64_t row_stride,
     int64_t row_begin, int64_t column_begin) {
   using TileType = Tile<Number, kRows, kColumns, Thread>;
-  using Eight = Packet<uint32_t, 4>;
   const Thread thread;
   PKG_UNROLL
   for (int i = 0; i < TileType::kThreadRows; ++i) {
     const int64_t row = row_begin + thread.row(i);
     PKG_UNROLL
     for (int j = 0; j < TileType::kThreadColumns; j += 8) {
-      Eight eight;
+      uint32_t eight[4];
       PKG_UNROLL
       for (int pair = 0; pair < 4; ++pair) {
-        eight.values[pair] = pair_of<Element>(tile.values[i][j + 2 * pair],
-                                              tile.values[i][j + 2 * pair + 1]);
+        eight[pair] = pair_of<Element>(tile.values[i][j + 2 * pair],
+                                       tile.values[i][j + 2 * pair + 1]);
       }
-      transpose_quads(eight.values);
+      transpose_quads(eight);
       const int64_t column =
           column_begin + thread.warp_column + 4 * j + 8 * (thread.lane % 4);
       if (row < row_count && column < column_count) {
-        *reinterpret_cast<Eight*>(matrix + row * row_stride + column) = eight;
+        store_words(matrix + row * row_stride + column, eight);
       }
     }
   }

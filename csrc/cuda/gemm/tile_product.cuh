@@ -54,7 +54,8 @@ __device__ __forceinline__ void multiply_panel(
          MmaThread<kRows, kColumns, kWarpRows, kWarpColumns>>& tile,
     PanelA&& a_panel, int a_depth_begin, PanelB&& b_panel) {
   using Places = MmaPlacesFloat64;
-  const MmaThread<kRows, kColumns, kWarpRows, kWarpColumns> thread;
+  const MmaThread<kRows, kColumns, kWarpRows, kWarpColumns> thread(
+      static_cast<int>(threadIdx.x));
   constexpr int kRowParts = kWarpRows / Places::kRows;
   constexpr int kColumnParts = kWarpColumns / Places::kColumns;
   const MatrixPlace in_a = Places::a(thread.lane);

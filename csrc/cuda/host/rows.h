@@ -23,7 +23,7 @@ inline void merge_rows(const char* op, size_t leading_dims,
     const int last = sizes.count - 1;
     if (last >= 0 && input_strides.strides[last] == size * input.strides[d] &&
         scale_strides.strides[last] == size * scale.strides[d]) {
-      sizes.sizes[last] *= size;
+      sizes.sizes[last] = sizes.sizes[last] * size;
       input_strides.strides[last] = input.strides[d];
       scale_strides.strides[last] = scale.strides[d];
       continue;

@@ -80,7 +80,7 @@ __device__ __forceinline__ void multiply_gates(
     Tile<Number, kRows, kUnits> (&sums)[kGates], PanelA&& a_panel,
     PanelsB&& b_panels) {
   using TileType = Tile<Number, kRows, kUnits>;
-  const TileThread thread;
+  const TileThread thread(static_cast<int>(threadIdx.x));
   PKG_UNROLL_BY(2)  // as multiply_panel
   for (int step = 0; step < kDepth; ++step) {
     Number a[TileType::kThreadRows];
@@ -114,7 +114,8 @@ __device__ __forceinline__ void multiply_gates(
          MmaThread<kRows, kUnits, kWarpRows, kWarpUnits>> (&sums)[kGates],
     PanelA&& a_panel, PanelsB&& b_panels) {
   using Places = MmaPlacesFloat64;
-  const MmaThread<kRows, kUnits, kWarpRows, kWarpUnits> thread;
+  const MmaThread<kRows, kUnits, kWarpRows, kWarpUnits> thread(
+      static_cast<int>(threadIdx.x));
   constexpr int kRowParts = kWarpRows / Places::kRows;
   constexpr int kUnitParts = kWarpUnits / Places::kColumns;
   const MatrixPlace in_a = Places::a(thread.lane);
