@@ -32,6 +32,7 @@ struct MicroTileSums {
 
   static constexpr bool kInOrder = false;
 
+  // StoreSums did, where it pays: done here, products without it lost 1 to 2 %.
   template <int kRows, int kVectors>
   [[gnu::always_inline]] void prefetch(int64_t /*row*/,
                                        int64_t /*column*/) const {}
