@@ -91,8 +91,7 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
       const int rest = static_cast<int>(std::min<int64_t>(kLanes, inner - k));
       const auto x = simd::load_partial(vector + k, rest);
       for (int c = 0; c < kCount; ++c) {
-        sums_of[c][0] =
-            simd::load_partial(columns[c] + k, rest) * x + sums_of[c][0];
+        sums_of[c][0] += simd::load_partial(columns[c] + k, rest) * x;
       }
     }
     Vector<C> sum_of[kCount];
