@@ -130,15 +130,17 @@ concept ProductEpilogue =
 
 // What becomes of a product's sums, from block to block of K (StoreSums in
 // micro_kernel.h).
-//   given   a micro-tile's place and size, and scratch for an edge tile
+//   given   a micro-tile's place and size, its depth, and scratch for an edge
+//           tile
 //   owes    place(): where the micro-kernel reads and writes whole registers,
-//           C itself or the scratch; finish(): the scratch brought to C
+//           C itself, which is prefetched, or the scratch; finish(): the
+//           scratch brought to C
 template <class Store>
-concept ProductStore =
-    requires(const Store& store, int64_t row, int64_t column, int rows,
-             int vectors, int tail, typename Store::EdgeTile& scratch) {
-      store.place(row, column, rows, vectors, tail, scratch);
-      store.finish(row, column, rows, vectors, tail, scratch);
-    };
+concept ProductStore = requires(const Store& store, int64_t row, int64_t column,
+                                int rows, int vectors, int tail, int64_t depth,
+                                typename Store::EdgeTile& scratch) {
+  store.place(row, column, rows, vectors, tail, depth, scratch);
+  store.finish(row, column, rows, vectors, tail, scratch);
+};
 
 }  // namespace pkg::cpu

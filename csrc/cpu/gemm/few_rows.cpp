@@ -16,30 +16,33 @@ constexpr int64_t kTerms = 1024;
 
 template <class T, int kRows, int kColumns>
 struct Tile {
-  using C = simd::Compute<T>;
+  using Arithmetic = typename ArithmeticOf<T>::type;
+  using KGroups = simd::Vector<typename Arithmetic::KGroup>;
+  using C = typename Arithmetic::Accumulator;
   using V = simd::Vector<C>;
-  static constexpr int kLanes = simd::kLanes<C>;
+  static constexpr int kValues = simd::kLanes<C> * Arithmetic::kKGroupSize;
 
-  const C* rows;
+  const DotRow<T>* rows;
   int64_t row_stride;
   const T* columns;
   int64_t column_stride;
 
-  template <class LoadRow, class LoadColumn>
-  [[gnu::always_inline]] static void add(V (&sums)[kRows * kColumns],
-                                         const LoadRow& load_row,
-                                         const LoadColumn& load_column) {
-    V b[kColumns];
+  // The products of one register of k-groups of each line, loaded by `load`.
+  template <class Load>
+  [[gnu::always_inline]] void add(V (&sums)[kRows * kColumns], int64_t k,
+                                  const Load& load) const {
+    KGroups b[kColumns];
 #pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
-      b[c] = load_column(c);
+      b[c] = load(columns + c * column_stride + k);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const V a = load_row(r);
+      const KGroups a = load(rows + r * row_stride + k);
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        sums[r * kColumns + c] += a * b[c];
+        V& sum = sums[r * kColumns + c];
+        sum = Arithmetic::multiply_add(a, b[c], sum);
       }
     }
   }
@@ -47,26 +50,24 @@ struct Tile {
   // Adds the dot products of `terms` terms to the sums, or stores them.
   void multiply(int64_t terms, bool is_first, C* to) const {
     V sums[kRows * kColumns];
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int i = 0; i < kRows * kColumns; ++i) {
       sums[i] = V{};
     }
     int64_t k = 0;
-    for (; k + kLanes <= terms; k += kLanes) {
-      add(
-          sums, [&](int r) { return simd::load(rows + r * row_stride + k); },
-          [&](int c) { return simd::load(columns + c * column_stride + k); });
+    for (; k + kValues <= terms; k += kValues) {
+      add(sums, k,
+          [](const auto* from) { return Arithmetic::load_k_groups(from); });
     }
     if (k < terms) {
       const int rest = static_cast<int>(terms - k);
-      add(
-          sums,
-          [&](int r) {
-            return simd::load_partial(rows + r * row_stride + k, rest);
-          },
-          [&](int c) {
-            return simd::load_partial(columns + c * column_stride + k, rest);
-          });
+      add(sums, k, [&](const auto* from) {
+        if constexpr (Arithmetic::kKGroupSize == 1) {
+          return simd::load_partial(from, rest);
+        } else {
+          return load_line<Arithmetic>(from, rest);
+        }
+      });
     }
     C totals[kRows * kColumns];
     simd::reduce_add_each(sums, totals);
@@ -82,7 +83,7 @@ struct Tile {
 
 // One block of terms: a tile of columns with all rows.
 template <int kColumns, class T>
-void dot_columns_with_rows(const simd::Compute<T>* rows_at, int64_t row_stride,
+void dot_columns_with_rows(const DotRow<T>* rows_at, int64_t row_stride,
                            int64_t rows, const T* columns,
                            int64_t column_stride, int64_t terms, bool is_first,
                            simd::Compute<T>* sums) {
@@ -98,7 +99,7 @@ void dot_columns_with_rows(const simd::Compute<T>* rows_at, int64_t row_stride,
 }  // namespace
 
 template <class T>
-void dot_rows(const simd::Compute<T>* rows_at, int64_t row_stride, int64_t rows,
+void dot_rows(const DotRow<T>* rows_at, int64_t row_stride, int64_t rows,
               const MatrixView<T>& matrix, int64_t columns, int64_t inner,
               simd::Compute<T>* sums) {
   for (int64_t column = 0; column < columns;) {
@@ -114,9 +115,9 @@ void dot_rows(const simd::Compute<T>* rows_at, int64_t row_stride, int64_t rows,
   }
 }
 
-#define PKG_DOT_ROWS(T)                                             \
-  template void dot_rows(const simd::Compute<T>*, int64_t, int64_t, \
-                         const MatrixView<T>&, int64_t, int64_t,    \
+#define PKG_DOT_ROWS(T)                                          \
+  template void dot_rows(const DotRow<T>*, int64_t, int64_t,     \
+                         const MatrixView<T>&, int64_t, int64_t, \
                          simd::Compute<T>*)
 PKG_DOT_ROWS(Half);
 PKG_DOT_ROWS(BFloat16);

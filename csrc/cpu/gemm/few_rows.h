@@ -28,29 +28,40 @@ inline constexpr int64_t kMostDotRows =
     kInstructionSet == InstructionSet::Avx2 ? 24 : 64;
 inline constexpr int64_t kDotColumns = 64;
 
+// Rows are held in the type that they are multiplied in: bfloat16 as it is
+// where the processor has its dot products.
+template <class T>
+using DotRow = std::conditional_t<(ArithmeticOf<T>::type::kKGroupSize > 1), T,
+                                  simd::Compute<T>>;
+
+// Values that fill a register.
+template <class T>
+inline constexpr int64_t kDotValues =
+    simd::kLanes<simd::Compute<T>> * ArithmeticOf<T>::type::kKGroupSize;
+
 // sums (rows x columns, kDotColumns apart) of the rows at `rows_at`,
 // `row_stride` apart, and of up to kDotColumns columns. In
 // cpu/gemm/few_rows.cpp.
 template <class T>
-void dot_rows(const simd::Compute<T>* rows_at, int64_t row_stride, int64_t rows,
+void dot_rows(const DotRow<T>* rows_at, int64_t row_stride, int64_t rows,
               const MatrixView<T>& matrix, int64_t columns, int64_t inner,
               simd::Compute<T>* sums);
 
-// The rows, contiguous and in the type of the sums: in place, or copied.
+// The rows, contiguous and as they are multiplied: in place, or copied.
 template <class T>
-MatrixView<simd::Compute<T>> contiguous_rows(const MatrixView<T>& left,
-                                             int64_t rows, int64_t inner) {
-  using C = simd::Compute<T>;
-  if constexpr (std::is_same_v<T, C>) {
+MatrixView<DotRow<T>> contiguous_rows(const MatrixView<T>& left, int64_t rows,
+                                      int64_t inner) {
+  using Row = DotRow<T>;
+  if constexpr (std::is_same_v<T, Row>) {
     if (left.column_stride == 1) {
       return left;
     }
   }
-  C* to = Workspace::of_this_thread<Slot::PackedLeft>().template request<C>(
+  Row* to = Workspace::of_this_thread<Slot::PackedLeft>().template request<Row>(
       rows * inner);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < inner; ++k) {
-      to[row * inner + k] = static_cast<C>(*left.at(row, k));
+      to[row * inner + k] = static_cast<Row>(*left.at(row, k));
     }
   }
   return {to, inner, 1};
@@ -66,9 +77,8 @@ MatrixView<simd::Compute<T>> contiguous_rows(const MatrixView<T>& left,
 // that a column fills.
 template <class Input>
 int64_t most_dot_rows(int64_t inner) {
-  constexpr int64_t kLanes = simd::kLanes<simd::Compute<Input>>;
   if constexpr (kInstructionSet == InstructionSet::Avx512Bf16) {
-    return std::min(detail::kMostDotRows, inner / kLanes);
+    return std::min(detail::kMostDotRows, inner / detail::kDotValues<Input>);
   }
   constexpr bool kHasTiles = kInstructionSet == InstructionSet::Amx;
   if constexpr (kHasTiles && std::is_same_v<Input, float>) {
@@ -84,13 +94,13 @@ int64_t most_dot_rows(int64_t inner) {
   return kHasTiles && std::is_same_v<Input, Half> ? 16 : detail::kMostDotRows;
 }
 
-// Whether multiply_few_rows is the way. Products of bfloat16 stay with its own
-// instructions, where the processor has them.
+// Whether multiply_few_rows is the way. Where there are tile registers, these
+// are the way of bfloat16.
 template <class Input, class Output>
 bool has_few_rows(const Product<Input, Output>& product) {
-  constexpr int64_t kLeastInner = 8 * simd::kLanes<simd::Compute<Input>>;
-  using KGroup = typename ArithmeticOf<Input>::type::KGroup;
-  return std::is_same_v<KGroup, simd::Compute<Input>> &&
+  constexpr int64_t kLeastInner = 8 * detail::kDotValues<Input>;
+  using Arithmetic = typename ArithmeticOf<Input>::type;
+  return !kUsesTileRegisters<Arithmetic> &&
          product.rows <= most_dot_rows<Input>(product.inner) &&
          product.right.row_stride == 1 && product.inner >= kLeastInner;
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/packing.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
@@ -59,6 +60,33 @@ MatrixView<T> gather_columns(const MatrixView<T>& matrix, int64_t first,
   return {to, 1, inner};
 }
 
+// Whether columns are prefetched while those before them are multiplied: most
+// begin a run that the processor's own prefetchers do not foresee, many in a
+// page of their own. Not of a matrix that a cache may hold: L2, and of wide
+// elements, which are multiplied as fast as L3 delivers them, that too.
+//
+// Zen 4, one thread, 2026-11-24, against none. From memory: int8 4096 x 4096
+// 1.1 times as fast, 768 x 3072 1.7; half precision 1.0 and 1.6, float32 1.2
+// and 1.3. From L3, 768 x 3072: int8 and half precision 1.0, float32 0.85.
+template <class T>
+bool prefetches_columns(int64_t inner, int64_t columns) {
+  constexpr int64_t kMebibyte = 1 << 20;
+  constexpr int64_t kLeast = sizeof(T) < sizeof(float) ? 1 : 16;
+  return inner * columns * int64_t{sizeof(T)} > kLeast * kMebibyte;
+}
+
+// Brings kValues values of each of the kCount columns from `column` on into L2.
+template <int kCount, int64_t kValues, class T>
+[[gnu::always_inline]] inline void prefetch_columns(const MatrixView<T>& matrix,
+                                                    int64_t k, int64_t column) {
+  constexpr int64_t kBytes = kValues * int64_t{sizeof(T)};
+  if (kBytes % kCacheLine == 0 || k * int64_t{sizeof(T)} % kCacheLine == 0) {
+    for (int c = 0; c < kCount; ++c) {
+      prefetch_bytes<PrefetchTo::L2>(matrix.at(k, column + c), kBytes);
+    }
+  }
+}
+
 // The sums of columns `begin` to `end` go to `sums`: of a matrix with
 // contiguous rows, in runs of kRowsRun columns; with contiguous columns, of
 // kColumnsRun. Both in cpu/gemm/gemv.cpp.
@@ -71,7 +99,7 @@ void add_scaled_rows(const simd::Compute<T>* vector,
                      int64_t inner, simd::Compute<T>* sums);
 template <class T>
 void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
-                 int64_t begin, int64_t end, int64_t inner,
+                 int64_t begin, int64_t end, int64_t inner, bool prefetches,
                  simd::Compute<T>* sums);
 
 }  // namespace detail
@@ -117,6 +145,8 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
   }
   const bool gathers = !gemv_reads_in_place(matrix, inner, columns);
   const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
+  const bool prefetches =
+      !gathers && detail::prefetches_columns<T>(inner, columns);
   parallel_for(
       columns, gemv_grain(columns, inner, threads),
       [&](int64_t begin, int64_t end) {
@@ -137,7 +167,8 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                 gathers ? detail::gather_columns(matrix, first, last, inner,
                                                  gathered)
                         : matrix.from(0, first);
-            detail::dot_columns(x, dotted, 0, last - first, inner, sums);
+            detail::dot_columns(x, dotted, 0, last - first, inner, prefetches,
+                                sums);
           }
           detail::store_finished(sums, first, last - first, output, epilogue);
         }

@@ -26,7 +26,8 @@ using Int8KGroup = Int8Arithmetic::KGroup;
 // Contiguous columns: dot products, eight columns at a time.
 inline void dot_int8_columns(const int8_t* vector, int32_t start,
                              const MatrixView<int8_t>& matrix, int64_t begin,
-                             int64_t end, int64_t inner, int32_t* output) {
+                             int64_t end, int64_t inner, bool prefetches,
+                             int32_t* output) {
   constexpr int64_t kRun =
       simd::kLanes<Int8KGroup> * int64_t{Int8Arithmetic::kKGroupSize};
   const auto dot = [&]<int kCount>(int64_t column,
@@ -34,6 +35,9 @@ inline void dot_int8_columns(const int8_t* vector, int32_t start,
     Vector<int32_t> sums[kCount] = {};
     for (int64_t k = 0; k < inner; k += kRun) {
       const auto x = Int8Arithmetic::load_k_groups(vector + k);
+      if (kCount > 1 && prefetches) {
+        prefetch_columns<kCount, kRun>(matrix, k, column + kCount);
+      }
       for (int c = 0; c < kCount; ++c) {
         sums[c] = Int8Arithmetic::multiply_add(
             x,
@@ -114,6 +118,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
     compensate_rows<Arithmetic>(row, 1, padded, &start);
   }
   const bool contiguous_rows = choose_contiguous_rows(matrix, inner, columns);
+  const bool prefetches = detail::prefetches_columns<int8_t>(inner, columns);
   parallel_for(columns, gemv_grain(columns, inner, threads),
                [&](int64_t begin, int64_t end) {
                  if (contiguous_rows) {
@@ -121,7 +126,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
                                                 inner, output);
                  } else {
                    detail::dot_int8_columns(x, start, matrix, begin, end, inner,
-                                            output);
+                                            prefetches, output);
                  }
                });
   Workspace::of_this_thread<Slot::PackedLeft>().release_excess();

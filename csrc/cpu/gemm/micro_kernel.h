@@ -192,7 +192,8 @@ void multiply_micro_tile(int height, int columns, int64_t depth,
   typename Store::EdgeTile scratch;
   const int vectors = columns > kLanes ? kNRVectors : 1;
   const int tail = columns - (vectors - 1) * kLanes;
-  const auto sums = store.place(row, column, height, vectors, tail, scratch);
+  const auto sums =
+      store.place(row, column, height, vectors, tail, depth, scratch);
   any_micro_kernel<Arithmetic>(height, vectors, depth, left, right, step_stride,
                                row, sums);
   if (sums.to == reinterpret_cast<const void*>(scratch)) {

@@ -57,18 +57,55 @@ template <class Arithmetic, class Source>
   return Arithmetic::load_k_groups(rest);
 }
 
-// Contiguous lines, kLanes k-groups of kLanes lines at a time. The last lines
-// come first, so that what a store writes beyond its k-group is written over.
+// kLanes k-groups of each of kWidth contiguous lines, all of which are there.
+template <class Arithmetic, int kWidth, class Source>
+[[gnu::always_inline]] inline void pack_whole_squares(
+    const Source* source, int64_t line_stride,
+    typename Arithmetic::KGroup* packed) {
+  using V = Vector<typename Arithmetic::KGroup>;
+  constexpr int kLanes = simd::kLanes<typename Arithmetic::KGroup>;
+  if constexpr (kWidth % kLanes == 0) {
+    for (int first = 0; first < kWidth; first += kLanes) {
+      V square[kLanes];
+#pragma GCC unroll 16
+      for (int line = 0; line < kLanes; ++line) {
+        square[line] =
+            Arithmetic::load_k_groups(source + (first + line) * line_stride);
+      }
+      simd::transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        simd::store(packed + i * kWidth + first, square[i]);
+      }
+    }
+  } else {
+    V lines[kWidth];
+#pragma GCC unroll 16
+    for (int line = 0; line < kWidth; ++line) {
+      lines[line] = Arithmetic::load_k_groups(source + line * line_stride);
+    }
+    simd::transpose_without_gaps(lines);
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      simd::store(packed + i * kLanes, lines[i]);
+    }
+  }
+}
+
+// Contiguous lines, kLanes k-groups of kLanes lines at a time, from k-group
+// `begin` on. The last lines come first, so that what a store writes beyond its
+// k-group is written over.
 template <class Arithmetic, class Source>
 void pack_contiguous_lines(const Source* source, int64_t line_stride, int count,
                            int width, int64_t inner,
-                           typename Arithmetic::KGroup* packed) {
+                           typename Arithmetic::KGroup* packed,
+                           int64_t begin = 0) {
   using KGroup = typename Arithmetic::KGroup;
   constexpr int kLanes = simd::kLanes<KGroup>;
   constexpr int kKGroupSize = Arithmetic::kKGroupSize;
   const int64_t depth = depth_of<Arithmetic>(inner);
   const KGroup* end = packed + depth * width;
-  for (int64_t step = 0; step < depth; step += kLanes) {
+  for (int64_t step = begin; step < depth; step += kLanes) {
     const int steps = static_cast<int>(std::min<int64_t>(kLanes, depth - step));
     const int64_t values = inner - step * kKGroupSize;
     for (int first = (width - 1) / kLanes * kLanes; first >= 0;
@@ -92,6 +129,28 @@ void pack_contiguous_lines(const Source* source, int64_t line_stride, int count,
       }
     }
   }
+}
+
+// The same of kWidth lines that are all there. Whole squares, of which nothing
+// need be asked, stay in registers: Zen 4, 0.3 cycles for each k-group, 0.7
+// (32 lines) and 1.2 (12) as above.
+template <class Arithmetic, int kWidth, class Source>
+void pack_whole_lines(const Source* source, int64_t line_stride, int64_t inner,
+                      typename Arithmetic::KGroup* packed) {
+  using KGroup = typename Arithmetic::KGroup;
+  constexpr int kLanes = simd::kLanes<KGroup>;
+  int64_t step = 0;
+  if constexpr (kWidth % kLanes == 0 ||
+                simd::transposes_without_gaps<Vector<KGroup>>(kWidth)) {
+    const int64_t whole = inner / Arithmetic::kKGroupSize / kLanes * kLanes;
+    for (; step < whole; step += kLanes) {
+      pack_whole_squares<Arithmetic, kWidth>(
+          source + step * Arithmetic::kKGroupSize, line_stride,
+          packed + step * kWidth);
+    }
+  }
+  pack_contiguous_lines<Arithmetic>(source, line_stride, kWidth, kWidth, inner,
+                                    packed, step);
 }
 
 // One k-group of each of up to kLanes lines that lie side by side, of which
@@ -190,6 +249,12 @@ void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
   } else if (line_stride == 1 && count > 1) {
     detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, count,
                                                 width, inner, packed);
+  } else if (inner_stride == 1 && count == kColumns && width == kColumns) {
+    detail::pack_whole_lines<Arithmetic, kColumns>(source, line_stride, inner,
+                                                   packed);
+  } else if (inner_stride == 1 && count == kMR && width == kMR) {
+    detail::pack_whole_lines<Arithmetic, kMR>(source, line_stride, inner,
+                                              packed);
   } else if (inner_stride == 1) {
     detail::pack_contiguous_lines<Arithmetic>(source, line_stride, count, width,
                                               inner, packed);

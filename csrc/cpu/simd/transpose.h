@@ -70,10 +70,12 @@ struct NeighbourOf {
 };
 
 // Stages of two registers `kDistance` apart, over all registers.
-template <int kDistance, class First, class Second, class V, int kLanes>
-[[gnu::always_inline]] inline void butterfly(V (&rows)[kLanes]) {
+template <int kDistance, class First, class Second, class V, int kCount>
+[[gnu::always_inline]] inline void butterfly(V (&rows)[kCount]) {
+  constexpr int kLanes = static_cast<int>(sizeof(V) / sizeof(rows[0][0]));
   constexpr auto kSequence = std::make_index_sequence<kLanes>{};
-  for (int i = 0; i < kLanes; ++i) {
+#pragma GCC unroll 32
+  for (int i = 0; i < kCount; ++i) {
     if ((i & kDistance) == 0) {
       const V a = rows[i];
       const V b = rows[i | kDistance];
@@ -83,33 +85,88 @@ template <int kDistance, class First, class Second, class V, int kLanes>
   }
 }
 
-}  // namespace detail
+// Lanes in 128 bits, a part.
+template <class V>
+inline constexpr int kPartLanes =
+    16 / static_cast<int>(sizeof(std::declval<V>()[0]));
+template <class V>
+inline constexpr int kParts = static_cast<int>(sizeof(V)) / 16;
 
-// rows[i] becomes the vector of lane i of every row.
-template <class V, int kLanes>
-[[gnu::always_inline]] inline void transpose(V (&rows)[kLanes]) {
-  using detail::AlternateParts;
-  using detail::butterfly;
-  using detail::Interleaved;
-  static_assert(sizeof(V) == kLanes * sizeof(rows[0][0]));
-  constexpr int kPart = 16 / static_cast<int>(sizeof(rows[0][0]));
+// Of each kPartLanes registers, the i-th gets lane i of every part of all.
+template <class V, int kCount>
+[[gnu::always_inline]] inline void transpose_parts(V (&rows)[kCount]) {
+  constexpr int kPart = kPartLanes<V>;
+  constexpr int kLanes = kPart * kParts<V>;
+  static_assert(kCount % kPart == 0);
   butterfly<1, Interleaved<kLanes, kPart, 1, 0>,
             Interleaved<kLanes, kPart, 1, 1>>(rows);
   if constexpr (kPart == 4) {
     butterfly<2, Interleaved<kLanes, kPart, 2, 0>,
               Interleaved<kLanes, kPart, 2, 1>>(rows);
     // Interleaving leaves the lanes of a part in bit-reversed order.
-    for (int i = 0; i < kLanes; i += 4) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; i += 4) {
       std::swap(rows[i + 1], rows[i + 2]);
     }
   }
-  if constexpr (kLanes > kPart) {
-    butterfly<kPart, AlternateParts<kLanes, kPart, 0>,
+}
+
+// Of kParts registers kDistance apart, the i-th gets the i-th part of all.
+template <int kDistance, class V, int kCount>
+[[gnu::always_inline]] inline void exchange_parts(V (&rows)[kCount]) {
+  constexpr int kPart = kPartLanes<V>;
+  constexpr int kLanes = kPart * kParts<V>;
+  if constexpr (kParts<V> > 1) {
+    butterfly<kDistance, AlternateParts<kLanes, kPart, 0>,
               AlternateParts<kLanes, kPart, 1>>(rows);
   }
-  if constexpr (kLanes > 2 * kPart) {
-    butterfly<2 * kPart, AlternateParts<kLanes, kPart, 0>,
+  if constexpr (kParts<V> > 2) {
+    butterfly<2 * kDistance, AlternateParts<kLanes, kPart, 0>,
               AlternateParts<kLanes, kPart, 1>>(rows);
+  }
+}
+
+}  // namespace detail
+
+// rows[i] becomes the vector of lane i of every row.
+template <class V, int kLanes>
+[[gnu::always_inline]] inline void transpose(V (&rows)[kLanes]) {
+  static_assert(sizeof(V) == kLanes * sizeof(rows[0][0]));
+  detail::transpose_parts(rows);
+  detail::exchange_parts<detail::kPartLanes<V>>(rows);
+}
+
+// Whether so many rows can be transposed without gaps.
+template <class V>
+constexpr bool transposes_without_gaps(int rows) {
+  return rows % detail::kPartLanes<V> == 0 && rows % detail::kParts<V> == 0;
+}
+
+// Any number of rows of which that is true: lane 0 of every row, behind it lane
+// 1 of every row, and so on, in as many registers. 12 rows of 16 lanes take 48
+// shuffles and 12 stores, where a square takes 64 and 16 that overlap.
+template <class V, int kRows>
+[[gnu::always_inline]] inline void transpose_without_gaps(V (&rows)[kRows]) {
+  static_assert(transposes_without_gaps<V>(kRows));
+  constexpr int kPart = detail::kPartLanes<V>;
+  constexpr int kParts = detail::kParts<V>;
+  detail::transpose_parts(rows);
+  // rows[g kPart + j] has lane j of every part of the g-th rows: in the order
+  // of the result these follow one another over g, then over j, for each part
+  // of a register.
+  V parts[kRows / kParts][kParts];
+#pragma GCC unroll 32
+  for (int i = 0; i < kRows; ++i) {
+    constexpr int kGroups = kRows / kPart;
+    parts[i / kParts][i % kParts] = rows[i % kGroups * kPart + i / kGroups];
+  }
+#pragma GCC unroll 32
+  for (int run = 0; run < kRows / kParts; ++run) {
+    detail::exchange_parts<1>(parts[run]);
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      rows[part * (kRows / kParts) + run] = parts[run][part];
+    }
   }
 }
 
