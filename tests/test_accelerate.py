@@ -223,14 +223,31 @@ def test_a_switch_between_the_passes_of_attention(first_is_ours: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_attention_that_shares_heads() -> None:
-    query, key = heads(20, torch.float32, "contiguous"), heads(20, torch.float32, "contiguous", 2)
-    attend = nn.functional.scaled_dot_product_attention
-    expected = attend(query, key, key, enable_gqa=True)
+@pytest.mark.parametrize("kind", ["none", "causal", "float"])
+def test_attention_that_shares_heads(kind: str) -> None:
+    query, upstream = (heads(37, torch.float32, "heads inside", 6) for _ in range(2))
+    key, value = (heads(37, torch.float32, "contiguous", 2) for _ in range(2))
+    mask = MASKS[kind](torch.float32)
+
+    def run(sample: Sample) -> list[Tensor]:
+        query, key, value, attn_mask, gradient = sample.args
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = forward(query, key, value, 0.0, kind == "causal", attn_mask=attn_mask)
+        results = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(gradient, query, key, value, out, sums, 0.0, kind == "causal"), attn_mask=attn_mask
+        )
+        return [out, *results]
+
+    sample = Sample((query, key, value, mask, upstream), {})
+    theirs = run(sample)
     counts()
     with pkg.accelerate():
-        torch.testing.assert_close(attend(query, key, key, enable_gqa=True), expected)
-    assert counts()[FLASH, "float32"] == (1, 0)
+        ours = run(sample)
+    found = counts()
+    assert found[FLASH, "float32"] == found[FLASH + "_backward", "float32"] == (1, 0)
+    for index, (wanted, actual) in enumerate(zip(expect(run, sample), ours, strict=True)):
+        assert actual.stride() == theirs[index].stride(), index
+        wanted.compare(actual, f"result {index}")
 
 
 REFUSED: dict[str, Callable[[], object]] = {
