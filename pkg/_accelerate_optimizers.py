@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch
 import torch.optim
 from torch import Tensor
 
-from ._accelerate_routes import Counts
+from ._accelerate_counts import Tally
 
 _Function = Callable[..., None]
 
@@ -37,15 +36,17 @@ _LISTS = {"adam": 5, "sgd": 3, "adagrad": 3}
 _WIDE = (torch.float32, torch.float64)
 _DTYPES = {"adam": (*_WIDE, torch.bfloat16, torch.float16), "sgd": _WIDE, "adagrad": _WIDE}
 
+tally = Tally()
+"""A step of a group of parameters is one call."""
+
 _is_on = False
-_is_timed = False
-_counts: dict[tuple[str, str], Counts] = {}
 
 
 def switch(is_on: bool, takes_time: bool) -> None:
     """Turns the choice on or off, and the clock of a report."""
-    global _is_on, _is_timed
-    _is_on, _is_timed = is_on, takes_time
+    global _is_on
+    _is_on = is_on
+    tally.is_on = takes_time
 
 
 def register() -> None:
@@ -57,16 +58,6 @@ def register() -> None:
         if function is not None:
             # Of an import of this package that was forgotten.
             setattr(module, name, _choosing(name, getattr(function, "_before_pkg", function)))
-
-
-def take_counts() -> list[Counts]:
-    """What was counted since the last time, while a report was asked for.
-
-    A step of a group of parameters is one call.
-    """
-    found = list(_counts.values())
-    _counts.clear()
-    return found
 
 
 def _choosing(name: str, function: _Function) -> _Function:
@@ -81,12 +72,10 @@ def _choosing(name: str, function: _Function) -> _Function:
         fused = _is_free(kwargs) and len(args) >= lists and _is_taken(name, args[:lists], kwargs)
         if fused:
             kwargs["fused"] = True
-        if not _is_timed:
+        if not tally.is_on or not args or not args[0]:
             return function(*args, **kwargs)
-        begin = time.perf_counter_ns()
-        function(*args, **kwargs)
-        _count(name, args[0], fused, time.perf_counter_ns() - begin)
-        return None
+        dtype = args[0][0].dtype
+        return tally.run(f"optim.{name}", dtype, fused, lambda: function(*args, **kwargs))
 
     step._before_pkg = function  # type: ignore[attr-defined]
     return step
@@ -132,17 +121,3 @@ def _are_alike(tensors: tuple[Any, ...], dtype: torch.dtype) -> bool:
         and first.is_contiguous(memory_format=torch.channels_last)
         and all(each.stride() == first.stride() for each in tensors)
     )
-
-
-def _count(name: str, parameters: Sequence[Tensor], fused: bool, nanoseconds: int) -> None:
-    if not parameters:
-        return
-    dtype = str(parameters[0].dtype).removeprefix("torch.")
-    key = f"optim.{name}", dtype
-    counts = _counts.get(key)
-    if counts is None:
-        counts = _counts.setdefault(key, Counts(*key, [0, 0, 0, 0]))
-        counts.saved = None
-    counts.taken += fused
-    counts.left += not fused
-    counts.seconds += nanoseconds * 1e-9 if fused else 0.0

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from pkg import _C
 
-from . import _loader
+from . import _accelerate_convolutions, _loader
+from ._accelerate_counts import Counts
 
 OPERATORS = (
     "mm",
@@ -54,35 +55,13 @@ _libraries: list[torch.library.Library] = []
 _attention_mode = ATTENTION_OFF
 
 
-class Counts:
-    """What became of the calls of one operator with one dtype.
-
-    Attributes:
-        operator: One of :data:`OPERATORS`, or an optimizer: ``optim.adam``.
-        dtype: One of :data:`DTYPES`.
-        taken: Calls that ran in our kernel, steps that ran fused.
-        left: Calls that were left to PyTorch's.
-        seconds: Time in ours; 0 where no report was asked for.
-        saved: What PyTorch's kernel would have taken more, by the table; None of what has none.
-    """
-
-    saved: float | None
-
-    def __init__(self, operator: str, dtype: str, numbers: list[int]) -> None:
-        """Of the four numbers that the library counts."""
-        self.operator = operator
-        self.dtype = dtype
-        self.taken, self.left, nanoseconds, saved = numbers
-        self.seconds = nanoseconds * 1e-9
-        self.saved = saved * 1e-9
-
-
 def switch(is_on: bool, takes_time: bool, attention: int | None = None) -> None:
     """Turns the kernels on or off, attention's perhaps otherwise, and the clock of a report."""
     global _attention_mode
     if attention is None:
         attention = ATTENTION_BY_TABLE if is_on else ATTENTION_OFF
     _attention_mode = attention
+    _accelerate_convolutions.switch(is_on, takes_time)
     _loader.cpu_library.pkg_accelerate_switch(int(is_on), attention, int(takes_time))
 
 
@@ -197,6 +176,7 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
     from . import _accelerate_varlen
 
     yield from _accelerate_varlen.kernels()
+    yield from _accelerate_convolutions.kernels(original)
 
 
 def _attention_kernel(theirs: _Kernel) -> _Kernel:
@@ -256,7 +236,8 @@ def _backward_kernel(theirs: _Kernel) -> _Kernel:
 def _others() -> dict[str, str]:
     """Operators of which another package has registered a CPU kernel, and where."""
     found = {}
-    for name in (overload for operator in OPERATORS for overload in (operator, f"{operator}.out")):
+    ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
+    for name in (*ours, *_accelerate_convolutions.OPERATORS):
         for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
             place = re.match(r"CPU: registered at (\S+)", line)
             if place and "/aten/src/ATen/" not in place[1]:

@@ -454,20 +454,14 @@ def test_the_registry_and_accelerate_in_any_order() -> None:
 
 @needs_restore
 def test_what_an_active_kernel_cannot_take_goes_to_pytorch() -> None:
-    query = torch.randn(1, 4, 6, 8, requires_grad=True)
-    key = torch.randn(1, 2, 6, 8, requires_grad=True)
+    # Sequences outermost but one: an output of such a layout is made by PyTorch's kernel alone.
+    query = torch.randn(6, 4, 2, 8).permute(2, 1, 0, 3)
     attend = nn.functional.scaled_dot_product_attention
-
-    def gradients() -> tuple[Tensor, ...]:
-        output = attend(query, key, key, enable_gqa=True)
-        return torch.autograd.grad(output.sum(), (query, key))
-
-    expected = gradients()
+    expected = attend(query, query, query)
     torch.nn.attention.activate_flash_attention_impl("pkg")
     counts()
-    for ours, theirs in zip(gradients(), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    assert counts()[FLASH + "_backward", "float32"] == (0, 1)
+    torch.testing.assert_close(attend(query, query, query), expected)
+    assert counts()[FLASH, "float32"] == (0, 1)
 
 
 def test_a_pytorch_without_the_registry() -> None:

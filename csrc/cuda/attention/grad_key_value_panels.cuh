@@ -184,7 +184,6 @@ __global__ void __launch_bounds__(kTileThreads)
         }
       }
     }
-
     if (wants_key) {
       key_sum.scale(static_cast<Number>(problem.scale));
       store_tile(key_sum,
