@@ -64,6 +64,9 @@ def _forward_kernel(theirs: _Kernel) -> _Kernel:
         stride: _Sizes,
         padding: _Sizes,
     ) -> Tensor:
+        if images.dtype not in _HALVES:
+            return theirs(_KEYS, images, weight, kernel_size, bias, stride, padding)  # type: ignore[no-any-return]
+
         def by_float32() -> Tensor:
             result: Tensor = torch.ops.aten.convolution(
                 *(images.float(), weight.float(), None if bias is None else bias.float()),
@@ -92,6 +95,8 @@ def _backward_kernel(theirs: _Kernel) -> _Kernel:
         output_mask: Sequence[bool],
     ) -> _Gradients:
         tensors = (grad_output, images, weight)
+        if images.dtype not in _HALVES:
+            return theirs(_KEYS, *tensors, kernel_size, stride, padding, output_mask)  # type: ignore[no-any-return]
 
         def by_float32() -> _Gradients:
             results = torch.ops.aten.convolution_backward(
@@ -119,7 +124,6 @@ def _is_taken(
 ) -> bool:
     return (
         _is_on
-        and images.dtype in _HALVES
         and all(each.dtype is images.dtype and each.ndim > 0 for each in tensors)
         and _work(images, weight, stride, padding) >= _LEAST_WORK
     )

@@ -40,6 +40,7 @@ tally = Tally()
 """A step of a group of parameters is one call."""
 
 _is_on = False
+_is_registered = False
 
 
 def switch(is_on: bool, takes_time: bool) -> None:
@@ -50,7 +51,11 @@ def switch(is_on: bool, takes_time: bool) -> None:
 
 
 def register() -> None:
-    """Puts the functions around PyTorch's; of a PyTorch that lacks one, it is left out."""
+    """Puts the functions around PyTorch's, once; of a PyTorch that lacks one, it is left out."""
+    global _is_registered
+    if _is_registered:
+        return
+    _is_registered = True
     for name in _LISTS:
         # torch.optim deletes the names of its modules.
         module = sys.modules.get(f"torch.optim.{name}")

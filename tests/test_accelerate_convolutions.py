@@ -113,16 +113,23 @@ def test_modules_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "dtype"), [(4, torch.float16), (24, torch.float32), (24, torch.float64)]
+    ("side", "dtype", "counted"),
+    [
+        (4, torch.float16, {"conv2d": (0, 1)}),
+        (24, torch.float32, {}),
+        (24, torch.float64, {}),
+    ],
 )
-def test_what_is_left_is_pytorch_s_to_the_bit(side: int, dtype: torch.dtype) -> None:
+def test_what_is_left_is_pytorch_s_to_the_bit(
+    side: int, dtype: torch.dtype, counted: dict[str, tuple[int, int]]
+) -> None:
     """Small ones, for which the conversions would take longer, and other dtypes."""
     images, weight = numbers(1, 8, side, side, dtype=dtype), numbers(8, 8, 3, 3, dtype=dtype)
     forward = torch.ops.aten._slow_conv2d_forward.default
     expected = forward(images, weight, (3, 3), None, (1, 1), (1, 1))
     with pkg.accelerate(report=True) as block:
         found = forward(images, weight, (3, 3), None, (1, 1), (1, 1))
-        assert calls(block.report()) == {"conv2d": (0, 1)}
+        assert calls(block.report()) == counted
     assert torch.equal(found, expected)
 
 
