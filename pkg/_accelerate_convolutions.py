@@ -5,6 +5,9 @@ without AVX-512, PyTorch unfolds the images and multiplies them by a loop of its
 (2026-11-24, PyTorch 2.13, one thread) the 16 x 16 patches of an image of 224 x 224 took 47 ms so,
 of a step of 84 ms. Converted to float32, convolved by oneDNN and rounded once, they take 2 to 4 ms,
 and are more exact. Autograd sits above: the operators here are those of the unfolding way.
+
+They serve small convolutions of one image in float32 too, which then take 4 us more, PyTorch's way
+to a Python kernel and back; so they are registered only where a dtype needs it.
 """
 
 from __future__ import annotations
@@ -43,6 +46,14 @@ def switch(is_on: bool, takes_time: bool) -> None:
     tally.is_on = takes_time
 
 
+def is_needed() -> bool:
+    """Whether there is a dtype of half precision without a convolution of oneDNN's here."""
+    asked = ("_is_mkldnn_fp16_supported", "_is_mkldnn_bf16_supported")
+    return not all(hasattr(torch.ops.mkldnn, name) for name in asked) or not all(
+        getattr(torch.ops.mkldnn, name)() for name in asked
+    )
+
+
 def kernels(original: Callable[[str], _Kernel | None]) -> Iterator[tuple[str, _Kernel]]:
     """By operator a kernel that goes by float32, or else calls PyTorch's.
 
@@ -51,7 +62,7 @@ def kernels(original: Callable[[str], _Kernel | None]) -> Iterator[tuple[str, _K
     """
     for name, make in zip(OPERATORS, (_forward_kernel, _backward_kernel), strict=True):
         theirs = original(name)
-        if theirs is not None:
+        if theirs is not None and is_needed():
             yield name, make(theirs)
 
 

@@ -14,6 +14,9 @@ from pkg.accelerate import Report
 from pkg.testing import Sample, expect
 
 HALVES = [torch.float16, torch.bfloat16]
+pytestmark = pytest.mark.skipif(
+    not _accelerate_convolutions.is_needed(), reason="oneDNN has convolutions of every dtype here"
+)
 
 
 @pytest.fixture(autouse=True)
