@@ -24,8 +24,7 @@ LEAST_ROUNDS = 3  # fewer have no median worth the name
 LONG_SECONDS, LONG_ROUND_SECONDS = 0.5, 5.0
 # For so long the threads of a pool go on spinning, on the cores of the next peer's: OpenBLAS's for
 # 2^28 cycles of the clock, OpenMP's for a few milliseconds.
-SPINNING_SECONDS = {"NumPy": 0.15}
-SPINNING_OPENMP = 0.01
+SPINNING_SECONDS = {"NumPy": 0.15, "zentorch": 0.01, "PyTorch": 0.01}
 
 
 def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> dict[str, float]:
@@ -125,7 +124,7 @@ def measure(
     def take_turn(name: str, number: int) -> float:
         nonlocal before
         if threads > 1 and pools[name] != pools[before]:
-            time.sleep(SPINNING_SECONDS.get(pools[before], SPINNING_OPENMP))
+            time.sleep(SPINNING_SECONDS.get(pools[before], SPINNING_SECONDS["PyTorch"]))
         before = name
         return clocks[name](number)
 
@@ -165,5 +164,5 @@ def _quartiles(times: Sequence[float], ours: Sequence[float]) -> tuple[float, fl
 
 def _pool(peer: str, function: Callable[[], Returned] | None) -> str:
     """Whose threads a peer runs on."""
-    is_apart = isinstance(function, Apart) or peer in {"NumPy", "zentorch"}
-    return peer if is_apart else "PyTorch"
+    has_its_own = isinstance(function, Apart) or peer in SPINNING_SECONDS
+    return peer if has_its_own else "PyTorch"

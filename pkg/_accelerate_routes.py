@@ -61,7 +61,6 @@ def switch(is_on: bool, takes_time: bool, attention: int | None = None) -> None:
     if attention is None:
         attention = ATTENTION_BY_TABLE if is_on else ATTENTION_OFF
     _attention_mode = attention
-    _accelerate_convolutions.switch(is_on, takes_time)
     _loader.cpu_library.pkg_accelerate_switch(int(is_on), attention, int(takes_time))
 
 

@@ -238,6 +238,7 @@ def settle() -> None:
     is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
+    _accelerate_convolutions.switch(newest.is_on, is_timed)
     _accelerate_optimizers.switch(newest.is_on, is_timed)
     # At the end of a block it stays kept: the next one, or call of a decorated function, would have
     # every page cleared anew.

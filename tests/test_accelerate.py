@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate_tables
 import pytest
 import torch
+from accelerate_tables import filled
 from torch import Tensor, nn
 
 import pkg
@@ -26,21 +28,11 @@ ROWS, COLUMNS, INNER, BATCH = 33, 45, 70, 3
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def filled(ratio: float) -> dict[str, Any]:
-    """A table that says the same of every product."""
-    count = len(_accelerate_routes.table())
-    return {"format": _accelerate_table.FORMAT, "ratios": [ratio] * count}
-
-
 @pytest.fixture(autouse=True)
 def everything_is_ours() -> Iterator[None]:
     """A table by which our kernels take whatever they can; afterwards as it was."""
-    before = _accelerate_table._in_use
-    _accelerate_table.put(filled(1e9))
-    yield
-    pkg.accelerate(False)
-    _accelerate_table.put(filled(0.0))
-    _accelerate_table._in_use = before
+    with accelerate_tables.in_use(1e9):
+        yield
 
 
 def counts() -> dict[tuple[str, str], tuple[int, int]]:

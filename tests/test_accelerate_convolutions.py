@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import accelerate_tables
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pkg
-from pkg import _accelerate_convolutions, _accelerate_routes, _accelerate_table
+from pkg import _accelerate_convolutions
 from pkg.accelerate import Report
 from pkg.testing import Sample, expect
 
@@ -21,13 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def some_table() -> Iterator[None]:
-    """One by which nothing else is taken, so that none is measured; afterwards as it was."""
-    before = _accelerate_table._in_use
-    ratios = [0.0] * len(_accelerate_routes.table())
-    _accelerate_table.put({"format": _accelerate_table.FORMAT, "ratios": ratios})
-    yield
-    pkg.accelerate(False)
-    _accelerate_table._in_use = before
+    """One by which nothing else is taken."""
+    with accelerate_tables.in_use(0.0):
+        yield
 
 
 def calls(report: Report) -> dict[str, tuple[int, int]]:

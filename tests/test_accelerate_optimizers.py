@@ -6,12 +6,12 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 
+import accelerate_tables
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pkg
-from pkg import _accelerate_routes, _accelerate_table
 from pkg.accelerate import Report
 
 WIDE = [torch.float64, torch.float32]
@@ -38,13 +38,9 @@ OPTIMIZERS: dict[str, Make] = {
 
 @pytest.fixture(autouse=True)
 def some_table() -> Iterator[None]:
-    """One by which nothing else is taken, so that none is measured; afterwards as it was."""
-    before = _accelerate_table._in_use
-    ratios = [0.0] * len(_accelerate_routes.table())
-    _accelerate_table.put({"format": _accelerate_table.FORMAT, "ratios": ratios})
-    yield
-    pkg.accelerate(False)
-    _accelerate_table._in_use = before
+    """One by which nothing else is taken."""
+    with accelerate_tables.in_use(0.0):
+        yield
 
 
 def weights(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
