@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._accelerate_counts import Tally
+from ._accelerate_counts import Route
 
 OPERATORS = ("_slow_conv2d_forward", "_slow_conv2d_backward.output_mask")
 
@@ -35,15 +35,7 @@ _Kernel = Callable[..., Any]
 _Gradients = tuple[Tensor | None, ...]
 _Sizes = Sequence[int]
 
-tally = Tally()
-_is_on = False
-
-
-def switch(is_on: bool, takes_time: bool) -> None:
-    """Turns the way by float32 on or off, and the clock of a report."""
-    global _is_on
-    _is_on = is_on
-    tally.is_on = takes_time
+route = Route()
 
 
 def is_needed() -> bool:
@@ -90,7 +82,7 @@ def _forward_kernel(theirs: _Kernel) -> _Kernel:
 
         tensors = (images, weight) if bias is None else (images, weight, bias)
         taken = _is_taken(tensors, images, weight, stride, padding)
-        return tally.run(_NAME, images.dtype, taken, by_float32 if taken else by_pytorch)
+        return route.run(_NAME, images.dtype, taken, by_float32 if taken else by_pytorch)
 
     return kernel
 
@@ -125,7 +117,7 @@ def _backward_kernel(theirs: _Kernel) -> _Kernel:
 
         taken = _is_taken(tensors, images, weight, stride, padding)
         name = f"{_NAME}_backward"
-        return tally.run(name, images.dtype, taken, by_float32 if taken else by_pytorch)
+        return route.run(name, images.dtype, taken, by_float32 if taken else by_pytorch)
 
     return kernel
 
@@ -134,7 +126,7 @@ def _is_taken(
     tensors: Sequence[Tensor], images: Tensor, weight: Tensor, stride: _Sizes, padding: _Sizes
 ) -> bool:
     return (
-        _is_on
+        route.is_on
         and all(each.dtype is images.dtype and each.ndim > 0 for each in tensors)
         and _work(images, weight, stride, padding) >= _LEAST_WORK
     )

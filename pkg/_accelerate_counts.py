@@ -35,19 +35,29 @@ class Counts:
         self.saved = saved * 1e-9
 
 
-class Tally:
-    """Counts of what Python routes, while a report is asked for."""
+class Route:
+    """What Python leads elsewhere: whether it does, and what it counts while a report is asked for.
+
+    Attributes:
+        is_on: Whether calls may be taken over.
+    """
 
     def __init__(self) -> None:
-        """With nothing counted, and off."""
+        """Off, with nothing counted."""
         self.is_on = False
+        self.counts_calls = False
         self._counts: dict[tuple[str, str], Counts] = {}
+
+    def switch(self, is_on: bool, takes_time: bool) -> None:
+        """Turns it on or off, and the clock of a report."""
+        self.is_on = is_on
+        self.counts_calls = takes_time
 
     def run(
         self, operator: str, dtype: torch.dtype, taken: bool, call: Callable[[], _Result]
     ) -> _Result:
         """Makes a call, and counts it: as taken with its time, or as left to PyTorch."""
-        if not self.is_on:
+        if not self.counts_calls:
             return call()
         begin = time.perf_counter()
         result = call()

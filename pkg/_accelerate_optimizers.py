@@ -23,7 +23,7 @@ import torch
 import torch.optim
 from torch import Tensor
 
-from ._accelerate_counts import Tally
+from ._accelerate_counts import Route
 
 _Function = Callable[..., None]
 
@@ -36,18 +36,10 @@ _LISTS = {"adam": 5, "sgd": 3, "adagrad": 3}
 _WIDE = (torch.float32, torch.float64)
 _DTYPES = {"adam": (*_WIDE, torch.bfloat16, torch.float16), "sgd": _WIDE, "adagrad": _WIDE}
 
-tally = Tally()
+route = Route()
 """A step of a group of parameters is one call."""
 
-_is_on = False
 _is_registered = False
-
-
-def switch(is_on: bool, takes_time: bool) -> None:
-    """Turns the choice on or off, and the clock of a report."""
-    global _is_on
-    _is_on = is_on
-    tally.is_on = takes_time
 
 
 def register() -> None:
@@ -72,15 +64,15 @@ def _choosing(name: str, function: _Function) -> _Function:
     @functools.wraps(function)
     def step(*args: Any, **kwargs: Any) -> None:
         # Under torch.compile a step is compiled, which fuses it.
-        if torch.compiler.is_compiling() or not _is_on:
+        if torch.compiler.is_compiling() or not route.is_on:
             return function(*args, **kwargs)
         fused = _is_free(kwargs) and len(args) >= lists and _is_taken(name, args[:lists], kwargs)
         if fused:
             kwargs["fused"] = True
-        if not tally.is_on or not args or not args[0]:
+        if not route.counts_calls or not args or not args[0]:
             return function(*args, **kwargs)
         dtype = args[0][0].dtype
-        return tally.run(f"optim.{name}", dtype, fused, lambda: function(*args, **kwargs))
+        return route.run(f"optim.{name}", dtype, fused, lambda: function(*args, **kwargs))
 
     step._before_pkg = function  # type: ignore[attr-defined]
     return step

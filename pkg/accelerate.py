@@ -238,8 +238,8 @@ def settle() -> None:
     is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
-    _accelerate_convolutions.switch(newest.is_on, is_timed)
-    _accelerate_optimizers.switch(newest.is_on, is_timed)
+    _accelerate_convolutions.route.switch(newest.is_on, is_timed)
+    _accelerate_optimizers.route.switch(newest.is_on, is_timed)
     # At the end of a block it stays kept: the next one, or call of a decorated function, would have
     # every page cleared anew.
     if newest.keeps_memory:
@@ -288,7 +288,7 @@ def _say_last_words() -> None:
 
 
 def _collect() -> None:
-    of_python = (*_accelerate_optimizers.tally.take(), *_accelerate_convolutions.tally.take())
+    of_python = (*_accelerate_optimizers.route.take(), *_accelerate_convolutions.route.take())
     for counts in (*_accelerate_routes.take_counts(), *of_python):
         known = _counts.setdefault((counts.operator, counts.dtype), counts)
         if known is not counts:
