@@ -26,7 +26,9 @@ import pkg
 from ._threads import in_use, place
 
 SERVE = "from pkg.__main__ import load_benchmarks; load_benchmarks('_apart').main()"
-PYTORCH, ACCELERATED, COMPILED = "PyTorch", "pkg", "torch.compile"
+PYTORCH, ACCELERATED, COMPILED, ZENTORCH = "PyTorch", "pkg", "torch.compile", "zentorch"
+BACKENDS = {COMPILED: "inductor", ZENTORCH: "zentorch"}
+"""Of ``torch.compile``, for the ways that go by it."""
 
 
 class Apart:
@@ -35,18 +37,19 @@ class Apart:
     The first call returns the results, each later one none: they need not travel while it is timed.
     """
 
-    def __init__(self, recipe: str, way: str) -> None:
+    def __init__(self, recipe: str, way: str, interpreter: str = sys.executable) -> None:
         """Start the process, which goes on making the model.
 
         Args:
             recipe: the name of a recipe of ``benchmarks/models.py``.
-            way: ``PyTorch``, ``pkg`` or ``torch.compile``.
+            way: ``PyTorch``, ``pkg``, ``torch.compile`` or ``zentorch``.
+            interpreter: the Python that runs it, of this one's version, with a PyTorch of its own.
         """
         self._recipe = recipe
         folder = str(Path(pkg.__file__).resolve().parent.parent)
         path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE],
+            [interpreter, "-c", SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,6 +70,15 @@ class Apart:
             self._ask({"results": None})
             return []
         self._has_results = True
+        return self.results()
+
+    def results(self) -> Sequence[Tensor]:
+        """Make a step, whose results travel.
+
+        Raises:
+            RuntimeError: the process failed; what it said is on standard error.
+        """
+        self.wait()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "results.pt"
             self._ask({"results": str(file)})
@@ -82,6 +94,10 @@ class Apart:
     def compiled(self) -> Apart:
         """The same by ``torch.compile``, in another process."""
         return Apart(self._recipe, COMPILED)
+
+    def by_zentorch(self, interpreter: str) -> Apart:
+        """The same by ``torch.compile`` with zentorch, in a process of a Python that has it."""
+        return Apart(self._recipe, ZENTORCH, interpreter)
 
     def _ask(self, request: dict[str, Any]) -> None:
         self._send(request)
@@ -108,11 +124,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _step(recipe: Any, way: str) -> Callable[[], list[Tensor]]:
-    torch.manual_seed(0)
-    step: Callable[[], list[Tensor]] = recipe.alone()
     if way == ACCELERATED:
         pkg.accelerate()
-    return torch.compile(lambda: step()) if way == COMPILED else step
+    elif way == ZENTORCH:
+        import zentorch  # noqa: F401, registers its backend
+    torch.manual_seed(0)
+    step: Callable[[], list[Tensor]] = recipe.alone(BACKENDS.get(way))
+    return step
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:

@@ -57,6 +57,21 @@ class WrongResultError(RuntimeError):
     """Of zentorch."""
 
 
+def by_zentorch(plain: Apart, interpreter: str) -> Apart:
+    """A whole model's step, compiled by zentorch, in a process of that Python.
+
+    Raises:
+        RuntimeError: it does not run there.
+        WrongResultError: less than half of the digits are PyTorch's.
+    """
+    peer = plain.by_zentorch(interpreter)
+    for found, expected in zip(peer.results(), plain.results(), strict=True):
+        error = (found.double() - expected.double()).norm()
+        if not error <= torch.finfo(expected.dtype).eps ** 0.5 * expected.double().norm():
+            raise WrongResultError("zentorch: its result is wrong")
+    return peer
+
+
 class Zentorch:
     """zentorch in a process of its own: it changes PyTorch, and wants a certain version of it.
 

@@ -38,6 +38,7 @@ import pkg
 from pkg import environment
 from pkg.testing import RULE
 
+from ._apart import Apart
 from ._case import (
     OURS,
     Case,
@@ -50,7 +51,7 @@ from ._case import (
 )
 from ._limits import ARITHMETIC, MEMORY, Beside, Limits
 from ._load import Counters
-from ._peers import Zentorch, compiled, numpy_function, zentorch_here
+from ._peers import Zentorch, by_zentorch, compiled, numpy_function, zentorch_here
 from ._report import document, picture, summary, table
 from ._threads import blas_libraries, pinned, place
 from ._timing import LEAST_ROUNDS, first_call, measure, verify
@@ -181,6 +182,7 @@ class Session:
                 skipped["torch.compile"] = "refused: it does not compile"
             else:
                 case = dataclasses.replace(case, peers={**case.peers, "torch.compile": peer})
+        case = self._with_zentorch(case, skipped) if has_plain else case
         elsewhere = self._elsewhere(case, skipped)
         if self.processors:
             place(os.getpid(), self.processors)
@@ -192,6 +194,18 @@ class Session:
             why = "fits in the caches" if self.limits else "limits are measured on the CPU alone"
             return dataclasses.replace(result, limit=None, unheld=why)
         return dataclasses.replace(result, attainable=limit.rate)
+
+    def _with_zentorch(self, case: Case, left_out: dict[str, str]) -> Case:
+        """A whole model's case with zentorch as a peer: a process as the others are."""
+        plain = case.peers["PyTorch"]
+        if not (self.options.zentorch and case.compiles and isinstance(plain, Apart)):
+            return case
+        try:
+            peer = by_zentorch(plain, self.options.zentorch)
+        except RuntimeError as error:
+            left_out["zentorch"] = f"refused: {str(error).removeprefix('zentorch: ')}"
+            return case
+        return dataclasses.replace(case, peers={**case.peers, "zentorch": peer})
 
     def _elsewhere(self, case: Case, left_out: dict[str, str]) -> dict[str, Callable[[int], float]]:
         """What takes turns with the peers of a case without being one of them."""

@@ -4,8 +4,9 @@ Each way is a process of its own (``_apart.py``), and on the CPU alone: accelera
 Training is forward, backward and a step of AdamW whose rate of learning is 0, so that every step
 has the same result. Models of ``transformers`` and ``torchvision`` are made of a configuration,
 with random weights, and are part of a full run where these packages are installed; a line says
-where they are not. ``torch.compile`` is a peer of forward passes, with ``--compiled``. zentorch is
-none: it replaces operators on import, and runs in a process of its own that has no models.
+where they are not. Peers of forward passes are ``torch.compile``, with ``--compiled``, and its
+backend of zentorch, with ``--zentorch PYTHON``: that Python has to import this package too, and so
+to be of the same version.
 
 ``tools/models_table.py`` makes README's table and picture of what ``--json`` wrote.
 """
@@ -143,11 +144,13 @@ class Recipe:
             compiles=self.mode == "forward",
         )
 
-    def alone(self) -> Callable[[], list[Tensor]]:
-        """A step on the CPU, in the model's own precision."""
+    def alone(self, backend: str | None = None) -> Callable[[], list[Tensor]]:
+        """A step on the CPU, in the model's own precision; compiled, with a backend of that."""
         model, inputs = self.make(), self.inputs()
         run = self._forward if self.mode == "forward" else self._train
         model = model.to(self.dtype) if self.mode == "forward" else model
+        if backend is not None:
+            model.compile(backend=backend)
         return run(model, _cast(inputs, model), self.mode == AUTOCAST)
 
     def _forward(self, model: nn.Module, inputs: Tensor, _: bool) -> Callable[[], list[Tensor]]:

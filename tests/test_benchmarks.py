@@ -715,6 +715,47 @@ def test_zentorch_is_timed_in_a_process_of_its_own(
         zentorch.seconds(1)
 
 
+FAKE_BACKEND = """
+import torch
+
+
+@torch._dynamo.register_backend(name="zentorch")
+def compile(graph, inputs):
+    return lambda *arguments: [WORD for each in graph(*arguments)]
+"""
+
+
+@pytest.mark.tracing
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("word", "refused"),
+    [
+        ("each", None),
+        ("each * 0", "refused: its result is wrong"),
+        ("1 / 0", "refused: ViT, forward float32: its process ended"),
+    ],
+)
+def test_zentorch_compiles_whole_models_in_a_process_of_its_own(
+    harness: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    word: str,
+    refused: str | None,
+) -> None:
+    (tmp_path / "zentorch.py").write_text(FAKE_BACKEND.replace("WORD", word))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    apart = sys.modules["pkg._benchmarks._apart"].Apart("ViT, forward float32", "PyTorch")
+    case = harness.Case("model", {"pkg": apart, "PyTorch": apart}, lambda: [], 1, "GFLOP/s")
+    session = harness.Session(harness.Options(zentorch=sys.executable), None, [])
+    left_out: dict[str, str] = {}
+    peers = session._with_zentorch(case, left_out).peers
+    assert left_out.get("zentorch") == refused
+    assert ("zentorch" in peers) == (refused is None)
+    if refused is None:
+        (expected,), (result,) = apart.results(), peers["zentorch"].results()
+        assert torch.equal(result, expected)
+
+
 def test_an_interpreter_without_zentorch_is_refused(
     harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
