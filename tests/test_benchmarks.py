@@ -745,7 +745,7 @@ def test_zentorch_compiles_whole_models_in_a_process_of_its_own(
     (tmp_path / "zentorch.py").write_text(FAKE_BACKEND.replace("WORD", word))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     apart = sys.modules["pkg._benchmarks._apart"].Apart("ViT, forward float32", "PyTorch")
-    case = harness.Case("model", {"pkg": apart, "PyTorch": apart}, lambda: [], 1, "GFLOP/s")
+    case = harness.Case("model", {"pkg": apart, "PyTorch": apart}, list, 1, "GFLOP/s")
     session = harness.Session(harness.Options(zentorch=sys.executable), None, [])
     left_out: dict[str, str] = {}
     peers = session._with_zentorch(case, left_out).peers
