@@ -11,6 +11,7 @@ while other threads run operators. A switch in the CPU library turns them off.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import threading
 import warnings
@@ -48,6 +49,8 @@ ATTENTION_OFF, ATTENTION_BY_TABLE, ATTENTION_ALWAYS = range(3)
 """Which calls of attention are taken: ``AttentionMode`` of csrc/cpu/accelerate/routes.h."""
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """What the dispatcher gives a CPU kernel of PyTorch's, which makes nothing of it."""
+NOT_MEASURED = -1.0
+"""Where a table lacks large sizes: ``kNotMeasured`` of csrc/cpu/accelerate/routes.h."""
 
 _Kernel = Callable[..., Any]
 _lock = threading.Lock()
@@ -75,6 +78,7 @@ def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
     _loader.cpu_library.pkg_accelerate_count_taken(*place, ctypes.c_int64(nanoseconds))
 
 
+@functools.cache
 def measured_sizes() -> list[tuple[int, ...]]:
     """The sizes that the table has, as csrc/cpu/accelerate/routes.h says them.
 
@@ -85,7 +89,7 @@ def measured_sizes() -> list[tuple[int, ...]]:
     function.restype = ctypes.c_int64
     sizes = ctypes.POINTER(ctypes.c_int64)()
     found = []
-    for which in range(4):
+    for which in range(5):
         count = function(which, ctypes.byref(sizes))
         found.append(tuple(sizes[:count]))
     return found

@@ -20,7 +20,9 @@ from . import _accelerate_routes, _loader
 from .environment import processor_name
 
 SHIPPED = Path(__file__).parent / "accelerate_tables"
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_LARGE = 1
+"""The format of tables that lack the last of each of a product's sizes, and are good without."""
 
 _in_use: dict[str, Any] | None = None
 
@@ -90,6 +92,8 @@ def _read(file: Path) -> dict[str, Any] | None:
     """A table; None where there is none, or one that cannot be used, which is said on stderr."""
     try:
         table: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        if table["format"] == _WITHOUT_LARGE:
+            table = _with_places_for_large(table)
         whole = table["format"] == FORMAT and len(list(_flatten(table["ratios"]))) == len(
             _accelerate_routes.table()
         )
@@ -103,6 +107,26 @@ def _read(file: Path) -> dict[str, Any] | None:
         )
         return None
     return table if whole else None
+
+
+def _with_places_for_large(table: dict[str, Any]) -> dict[str, Any]:
+    """A table that lacks the large sizes of products, with places for them; or itself, untouched.
+
+    It has not the ratios of such a table if it is returned as it is.
+    """
+    from . import tune
+
+    is_large = [bool(case.large()) for case in tune.products()]
+    products, attention = table["ratios"]
+    if any(len(ratios) != is_large.count(False) for ratios in products):
+        return table
+
+    def with_places(ratios: list[float]) -> list[float]:
+        known = iter(ratios)
+        return [_accelerate_routes.NOT_MEASURED if large else next(known) for large in is_large]
+
+    ratios = [[with_places(each) for each in products], attention]
+    return {**table, "format": FORMAT, "ratios": ratios}
 
 
 def _flatten(values: Any) -> Iterator[float]:

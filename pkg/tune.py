@@ -25,14 +25,22 @@ from .environment import processor_name
 LAYOUTS = ("plain", "right transposed", "left transposed")
 FAMILIES = ("product", "batch")
 BATCH = 8
-"""Products in a batch; its sizes of 1024 and 512 have the ratio of a single product."""
+"""Products in a batch; its sizes of 512 and more have the ratio of a single product."""
 PASSES = ("forward", "backward")
 HIDDEN = ("nothing", "causal", "mask")
 HEADS, HEAD_SIZE = 4, 64
 
 _ROUNDS = 7
 _SECONDS = 2e-4
+_MOST_SECONDS = 0.2
 _Call = Callable[[], object]
+
+
+_SIZES = ("rows", "columns", "inner")
+# How large the others are beside the largest, where that is measured.
+_MOST_ROWS_BESIDE_LARGE, _BESIDE_LARGE = 512, 256
+# A ratio so far from a tie that it holds for larger sizes: those take PyTorch seconds.
+_CLIFF = 4.0
 
 
 class Product(NamedTuple):
@@ -60,22 +68,65 @@ class Product(NamedTuple):
         )
 
     def call(self) -> _Call:
-        """The operator on operands of its own."""
+        """The operator on operands of its own; of large ones into memory that is there.
+
+        Memory that is mapped anew for each result would take as long as the product, and
+        :func:`pkg.accelerate` keeps what is freed.
+        """
         a, b = self.operands()
-        if self.dtype == "int8":
-            return lambda: torch._int_mm(a, b)
         if self.family == "batch":
             return lambda: torch.bmm(a, b)
-        return lambda: torch.mm(a, b)
+        function = torch._int_mm if self.dtype == "int8" else torch.mm
+        if not self.large():
+            return lambda: function(a, b)
+        dtype = torch.int32 if self.dtype == "int8" else a.dtype
+        out = torch.empty(self.rows, self.columns, dtype=dtype)
+        return lambda: function(a, b, out=out)
 
-    def source(self) -> Product | None:
-        """The entry that is measured for this one: itself as a rule; None where no operator is."""
+    def sources(self) -> list[Product]:
+        """The entries that are measured for this one, the least of which counts.
+
+        Itself as a rule; none where there is no operator. Of large sizes, one at a time is
+        measured, beside one size of the others. Where another is smaller than that, the product
+        counts for no more than that of the next smaller size, since it may be bound by memory.
+        """
         if self.dtype == "int8" and self.layout == "left transposed":
-            return None
-        is_large = max(self.rows, self.columns, self.inner) > 256
-        if self.family == "batch" and (is_large or self.dtype == "int8"):
-            return self._replace(family="product")
-        return self
+            return []
+        if self.family == "batch" and (self.dtype == "int8" or max(self.sizes) > _BESIDE_LARGE):
+            return self._replace(family="product").sources()
+        large = self.large()
+        measured = [self._beside(name) for name in large]
+        if measured in ([], [self]):
+            return [self]
+        is_thin = min(self.columns, self.inner) < _BESIDE_LARGE
+        return [*measured, self.smaller()] if is_thin else measured
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns and inner dimension."""
+        return self.rows, self.columns, self.inner
+
+    def _beside(self, large: str) -> Product:
+        """The entry that is measured for one of its large sizes."""
+        rows = self.rows if large == "rows" else min(self.rows, _MOST_ROWS_BESIDE_LARGE)
+        columns = self.columns if large == "columns" else _BESIDE_LARGE
+        inner = self.inner if large == "inner" else _BESIDE_LARGE
+        return self._replace(rows=rows, columns=columns, inner=inner)
+
+    def large(self) -> list[str]:
+        """Which of its sizes are the largest that is measured."""
+        measured = _accelerate_routes.measured_sizes()
+        named = zip(_SIZES, self.sizes, measured, strict=False)
+        return [name for name, size, sizes in named if size == sizes[-1]]
+
+    def smaller(self) -> Product:
+        """The entry that has the next smaller size in the place of each that is the largest."""
+        measured = _accelerate_routes.measured_sizes()
+        rows, columns, inner = (
+            sizes[-2] if size == sizes[-1] else size
+            for size, sizes in zip(self.sizes, measured, strict=False)
+        )
+        return self._replace(rows=rows, columns=columns, inner=inner)
 
 
 class Attention(NamedTuple):
@@ -109,9 +160,9 @@ class Attention(NamedTuple):
         out, sums = forward(query, key, value, 0.0, causal, attn_mask=mask)
         return lambda: backward(grad, query, key, value, out, sums, 0.0, causal, attn_mask=mask)
 
-    def source(self) -> Attention:
+    def sources(self) -> list[Attention]:
         """Itself: every entry is measured."""
-        return self
+        return [self]
 
 
 Case = Product | Attention
@@ -120,8 +171,8 @@ Case = Product | Attention
 def products() -> list[Product]:
     """The entries for products, in the table's order."""
     dtypes = _accelerate_routes.DTYPES
-    rows, columns, *_ = _accelerate_routes.measured_sizes()
-    parts = itertools.product(FAMILIES, dtypes, LAYOUTS, rows, columns, columns)
+    sizes = _accelerate_routes.measured_sizes()[:3]
+    parts = itertools.product(FAMILIES, dtypes, LAYOUTS, *sizes)
     return list(itertools.starmap(Product, parts))
 
 
@@ -191,13 +242,22 @@ def everything_ours() -> Iterator[None]:
 
 def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> list[float]:
     """The ratios of some entries; progress is how many of how many were done before."""
-    ratios: dict[Case | None, float] = {None: 0.0}
+    ratios: dict[Case, float] = {}
+
+    def ratio_of(case: Case) -> float:
+        if case not in ratios:
+            before = case.smaller() if isinstance(case, Product) and case.large() else None
+            ratios[case] = 0.0 if before is None else ratio_of(before)
+            if ratios[case] < _CLIFF:
+                ratios[case] = _ratio(case)
+        return ratios[case]
+
+    found = []
     for i, case in enumerate(cases):
         if progress and sys.stderr.isatty():
             print(f"\r{100 * (progress[0] + i) / progress[1]:3.0f} %", end="", file=sys.stderr)
-        source = case.source()
-        ratios[case] = _ratio(case) if source == case else ratios[source]
-    return [round(ratios[case], 2) for case in cases]
+        found.append(min(map(ratio_of, case.sources()), default=0.0))
+    return [round(ratio, 2) for ratio in found]
 
 
 def _ratio(case: Case) -> float:
@@ -205,11 +265,13 @@ def _ratio(case: Case) -> float:
     call = case.call()
     repeats = max(1, int(_SECONDS / seconds_of(call, 1, ours=True)))
     ours = theirs = float("inf")
+    begin = time.perf_counter()
     for turn in range(_ROUNDS):
         ours = min(ours, seconds_of(call, repeats, ours=True))
         theirs = min(theirs, seconds_of(call, repeats, ours=False))
-        # Far from a tie no more rounds are needed, and those of a cliff take long.
-        if (turn >= 2 and not 0.7 < theirs / ours < 1.5) or (theirs > 0.05 and theirs > 5 * ours):
+        # Far from a tie no more rounds are needed, and long calls vary less.
+        is_clear = turn >= 2 and not 0.7 < theirs / ours < 1.5
+        if is_clear or time.perf_counter() - begin > _MOST_SECONDS:
             break
     return theirs / ours
 
@@ -245,7 +307,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
         kinds: list[list[Case]] = [[*products()], [*attentions()]]
         for cases, ratios in zip(kinds, table["ratios"], strict=True):
             for case, ratio in zip(cases, ratios[index], strict=True):
-                if case.source() == case:
+                if case.sources() == [case]:
                     by_group.setdefault(case.group, []).append(ratio)
         for group, values in by_group.items():
             taken = sum(value >= least for value in values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -545,14 +546,18 @@ def test_the_measured_sizes_around_a_call_decide() -> None:
 
     # A single row has no layout of its own.
     wanted = (case for case in places if case.dtype == "float32" and case.rows > 1)
-    cases = [case for case in wanted if case.source() == case]
-    for case in cases[::5]:
+    cases = [case for case in wanted if case.sources() == [case]]
+    for case in [*cases[::5], *[case for case in cases if case.large()][::3]]:
         says(case, 9.0)
         assert taken(case), case
         between = case._replace(rows=case.rows + 1)
         larger = [rows for rows in _accelerate_routes.measured_sizes()[0] if rows > case.rows]
         if case.family == "product":
-            assert taken(between) == (not larger), case
+            # Next to the others the largest, which lies far off, says nothing.
+            assert taken(between) == (len(larger) < 2), case
+        if case.family == "product" and len(larger) == 1:
+            between = case._replace(rows=2 * case.rows + 1)
+            assert not taken(between), case
         if case.family == "product" and larger:
             says(case._replace(rows=larger[0]), 9.0)
             assert taken(between), case
@@ -561,15 +566,79 @@ def test_the_measured_sizes_around_a_call_decide() -> None:
         assert not taken(case), case
 
 
-def test_far_from_what_was_measured_more_is_asked() -> None:
-    a, b = torch.ones(4, 8), torch.ones(8, 2100)
+def assert_far_sizes_ask_more(table: Callable[[float], dict[str, Any]], far: int) -> None:
+    """A ratio of 1.2 is not enough from ``far`` columns on."""
+    a, b = torch.ones(4, 8), torch.ones(8, far)
     for ratio, is_taken in ((1.2, False), (1.4, True)):
-        _accelerate_table.put(filled(ratio))
+        _accelerate_table.put(table(ratio))
         counts()
         with pkg.accelerate():
             torch.mm(a, b)
-            torch.mm(a, b[:, :2000])
+            torch.mm(a, b[:, : far - 1])
         assert counts()["mm", "float32"] == (1 + is_taken, 1 - is_taken)
+
+
+def test_far_from_what_was_measured_more_is_asked() -> None:
+    largest = _accelerate_routes.measured_sizes()[1][-1]
+    assert_far_sizes_ask_more(filled, 2 * largest + 1)
+
+
+def without_large_sizes(ratio: float) -> dict[str, Any]:
+    """A table as they were before large sizes were measured."""
+    products, attention = ([ratio] * count for count in (2 * 5 * 3 * 4**3, 2 * 4 * 3 * 4 * 3))
+    return {"format": 1, "ratios": [[products] * 2, [attention] * 2]}
+
+
+def test_a_table_without_large_sizes_decides_as_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def read(ratio: float) -> dict[str, Any]:
+        _accelerate_table.save(without_large_sizes(ratio))
+        table = _accelerate_table._read(_accelerate_table.cache_file())
+        assert table is not None
+        return table
+
+    assert_far_sizes_ask_more(read, 2 * 1024 + 1)
+    (first, _), (attention, _) = read(1.5)["ratios"]
+    for case, ratio in zip(tune.products(), first, strict=True):
+        assert ratio == (_accelerate_routes.NOT_MEASURED if case.large() else 1.5), case
+    assert set(attention) == {1.5}
+
+
+def test_shipped_tables_can_be_read() -> None:
+    files = list(_accelerate_table.SHIPPED.glob("*.json"))
+    assert files
+    for file in files:
+        table = _accelerate_table._read(file)
+        assert table is not None, file
+        _accelerate_table.put(table)
+    _accelerate_table.put(filled(0.0))
+
+
+def test_what_stands_for_large_sizes() -> None:
+    """One large size at a time, beside moderate ones; thin ones count for no more than smaller."""
+    rows, columns, inner, *_ = _accelerate_routes.measured_sizes()
+    head = tune.Product("product", "float32", "plain", 512, columns[-1], 1024)
+    measured = head._replace(inner=256)
+    assert head.sources() == [measured]
+    assert measured.sources() == [measured]
+    assert head._replace(inner=16).sources() == [measured, head._replace(columns=1024, inner=16)]
+    assert head._replace(rows=rows[-1], inner=inner[-1]).sources() == [
+        head._replace(rows=rows[-1], columns=256, inner=256),
+        measured,
+        head._replace(columns=256, inner=inner[-1]),
+    ]
+
+
+def test_a_cliff_is_not_measured_again_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = tune.Product("product", "float16", "plain", 8, 256, 4096)
+    ratios = {case.smaller(): 50.0}
+    monkeypatch.setattr(tune, "_ratio", ratios.__getitem__)
+    assert tune._measure_all([case], None) == [50.0]
+    ratios.update({case.smaller(): 1.5, case: 1.2})
+    assert tune._measure_all([case], None) == [1.2]
 
 
 def test_pytorch_s_words_are_found() -> None:
@@ -682,6 +751,7 @@ def test_tables_are_kept_and_found(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
     monkeypatch.setattr(tune, "_ratio", lambda case: float(case[-2]))
+    monkeypatch.setattr(tune, "_CLIFF", math.inf)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     _accelerate_table.use()
     assert "once, takes about a minute" in capsys.readouterr().err
@@ -691,8 +761,9 @@ def test_tables_are_kept_and_found(
     (first, second), attention = kept["ratios"]
     assert attention[0] == [float(case.queries) for case in tune.attentions()]
     for case, ratio in zip(tune.products(), first, strict=True):
-        measured_not = case.dtype == "int8" and case.layout == "left transposed"
-        assert ratio == (0.0 if measured_not else float(case.columns)), case
+        measured = [float(source.columns) for source in case.sources()]
+        assert ratio == min(measured, default=0.0), case
+        assert bool(measured) != (case.dtype == "int8" and case.layout == "left transposed")
     assert list(_accelerate_routes.table()) == first + second + attention[0] + attention[1]
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
@@ -754,5 +825,5 @@ def tune_table() -> dict[str, Any]:
         "torch": "2.13",
         "date": "today",
         "threads": [1, 2],
-        "ratios": [[[1.0] * 1920] * 2, [[1.0] * 288] * 2],
+        "ratios": [[[1.0] * len(tune.products())] * 2, [[1.0] * len(tune.attentions())] * 2],
     }

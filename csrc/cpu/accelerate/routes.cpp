@@ -17,13 +17,20 @@ struct Around {
   size_t above;
   bool is_far;  // more than twice the last one
 
-  template <size_t kCount>
-  Around(int64_t size, const std::array<int64_t, kCount>& measured)
-      : below(0), above(kCount - 1), is_far(size > 2 * measured.back()) {
+  Around(int64_t size, std::span<const int64_t> measured,
+         bool has_large = false)
+      : below(0),
+        above(measured.size() - 1),
+        is_far(size > 2 * measured.back()) {
     while (above > 0 && measured[above - 1] >= size) {
       --above;
     }
     below = above > 0 && size < measured[above] ? above - 1 : above;
+    // A large one lies far behind the others: next to those it says nothing.
+    if (has_large && above == measured.size() - 1 &&
+        size <= 2 * measured[below]) {
+      above = below;
+    }
   }
 
   // The least of what `at` gives for these.
@@ -69,9 +76,15 @@ float ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
   const auto& measured =
       state().ratios.products[several_threads()][static_cast<int>(family)][type]
                              [static_cast<int>(layout)];
-  const Around rows(sizes.rows, kRowClasses);
-  const Around columns(sizes.columns, kColumnClasses);
-  const Around inner(sizes.inner, kColumnClasses);
+  // Of the large sizes all or none are.
+  const bool has_large =
+      measured[0][0][kInnerClasses.size() - 1] != kNotMeasured;
+  const auto classes = [&](std::span<const int64_t> all) {
+    return all.first(all.size() - (has_large ? 0 : 1));
+  };
+  const Around rows(sizes.rows, classes(kRowClasses), has_large);
+  const Around columns(sizes.columns, classes(kColumnClasses), has_large);
+  const Around inner(sizes.inner, classes(kInnerClasses), has_large);
   const float least = rows.least([&](size_t row) {
     return columns.least([&](size_t column) {
       return inner.least([&](size_t k) { return measured[row][column][k]; });
@@ -126,12 +139,12 @@ extern "C" PKG_EXPORT void pkg_accelerate_count_taken(int op, int type,
 }
 
 // The sizes that are measured, for pkg/tune.py: a pointer to the classes of
-// rows, of columns, queries or keys, and how many there are.
+// rows, of columns, inner dimensions, queries or keys, and how many there are.
 extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
                                                    const int64_t** sizes) {
   using namespace pkg::cpu::accelerate;
-  const std::span<const int64_t> classes[] = {kRowClasses, kColumnClasses,
-                                              kQueryClasses, kKeyClasses};
+  const std::span<const int64_t> classes[] = {
+      kRowClasses, kColumnClasses, kInnerClasses, kQueryClasses, kKeyClasses};
   *sizes = classes[which].data();
   return static_cast<int64_t>(classes[which].size());
 }

@@ -29,9 +29,15 @@ struct ProductSizes {
   int64_t inner;
 };
 
-// The sizes that are measured.
-inline constexpr std::array<int64_t, 4> kRowClasses = {1, 8, 64, 512};
-inline constexpr std::array<int64_t, 4> kColumnClasses = {16, 64, 256, 1024};
+// The sizes that are measured. The last of each is large: many tokens, a
+// vocabulary, the tokens that a weight's gradient sums over. A table of before
+// they were measured has kNotMeasured there.
+inline constexpr std::array<int64_t, 5> kRowClasses = {1, 8, 64, 512, 4096};
+inline constexpr std::array<int64_t, 5> kColumnClasses = {16, 64, 256, 1024,
+                                                          32768};
+inline constexpr std::array<int64_t, 5> kInnerClasses = {16, 64, 256, 1024,
+                                                         4096};
+inline constexpr float kNotMeasured = -1;
 inline constexpr int kTypes = 5;  // float64, 32, 16, bfloat16, int8
 
 enum class Pass : int32_t { Forward, Backward };
@@ -43,9 +49,11 @@ inline constexpr std::array<int64_t, 3> kKeyClasses = {64, 256, 1024};
 
 struct Ratios {
   // One thread or several, family, dtype, layout, rows, columns, inner.
-  float products[2][2][kTypes][3][4][4][4];
+  float products[2][2][kTypes][3][kRowClasses.size()][kColumnClasses.size()]
+                [kInnerClasses.size()];
   // One thread or several, pass, dtype, hidden keys, queries, keys.
-  float attention[2][2][kTypes - 1][3][4][3];
+  float attention[2][2][kTypes - 1][3][kQueryClasses.size()]
+                 [kKeyClasses.size()];
 };
 
 // Of one operator and dtype.

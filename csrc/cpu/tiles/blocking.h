@@ -22,8 +22,8 @@ struct BlockSizes {
   bool keeps_right;
 };
 
-// Right: the class of blocks of B.
-template <class Scheme, class Right>
+// Of values of several parts.
+template <class Scheme>
 BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   using cpu::detail::even_block;
   // Packed blocks that stay, beside the sums and what is packed meanwhile.
@@ -35,32 +35,31 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   // Where nothing stays packed.
   constexpr int64_t kMostColumnsPackedAgain = 384;
   const int64_t units = units_of<Scheme>(inner);
-  const int64_t kc =
-      even_block(units, block_units<Scheme>(inner), Right::kUnitsTogether);
+  const int64_t kc = even_block(units, block_units<Scheme>(inner), 1);
   const int64_t blocks = (units + kc - 1) / kc;
   const auto fits = [&](int64_t lines) {
     return blocks > 1 && blocks <= kMostBlocks &&
            packed_bytes<Scheme>(lines, units) <= kKeptBytes;
   };
   const bool has_many_rows = rows > kMostRowsBesideKept;
-  const bool keeps_right = Right::kMayStay && has_many_rows &&
-                           fits(even_block(columns, kMostColumns, kStrip));
+  const bool keeps_right =
+      has_many_rows && fits(even_block(columns, kMostColumns, kStrip));
   const bool packs_again = has_many_rows && !keeps_right && blocks > 1;
   const int64_t nc = even_block(
       columns, packs_again ? kMostColumnsPackedAgain : kMostColumns, kStrip);
-  const int64_t mc = even_block(
-      rows, keeps_right || Right::kInPlace ? kMostRowsBesideKept : kMostRows,
-      kStrip);
+  const int64_t mc =
+      even_block(rows, keeps_right ? kMostRowsBesideKept : kMostRows, kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
   return {mc, nc, kc, keeps_left, keeps_right};
 }
 
-// The same of values of one part. Strips of A go one after the other, each with
-// a block of B that had better lie in L2, and its own block of the inner
-// dimension in L1. So B's blocks are narrow enough for the whole inner
-// dimension to stay there, and sums are those of one strip; where they would be
-// too narrow, since A is read for each, the sums of many rows lie there
-// instead. turns_left: rows of A are columns in memory, and take long to pack.
+// The same of values of one part; Right is the class of blocks of B. Strips of
+// A go one after the other, each with a block of B that had better lie in L2,
+// and its own block of the inner dimension in L1. So B's blocks are narrow
+// enough for the whole inner dimension to stay there, and sums are those of one
+// strip; where they would be too narrow, since A is read for each, the sums of
+// many rows lie there instead. turns_left: rows of A are columns in memory, and
+// take long to pack.
 template <class Scheme, class Right>
 BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
                              bool turns_left) {

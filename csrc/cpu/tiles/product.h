@@ -64,7 +64,7 @@ class Product {
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
-        sizes_(block_sizes<Scheme, Right>(rows, columns, inner)),
+        sizes_(block_sizes<Scheme>(rows, columns, inner)),
         kc_(sizes_.units),
         store_rows_(output, output_stride, epilogue),
         left_(left, rows, inner, sizes_.rows, kc_, sizes_.keeps_left),
