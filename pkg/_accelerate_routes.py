@@ -95,12 +95,11 @@ def measured_sizes() -> list[tuple[int, ...]]:
     return found
 
 
-def least_ratio() -> float:
-    """From which on a call is taken over."""
+def least_ratio() -> ctypes.c_float:
+    """The ratio from which on a call is taken over, to be written while the kernels are off."""
     function = _loader.cpu_library.pkg_accelerate_least_ratio
-    function.restype = ctypes.c_float
-    ratio: float = function()
-    return round(ratio, 6)  # of a float32
+    function.restype = ctypes.c_void_p
+    return ctypes.c_float.from_address(function())
 
 
 def table() -> ctypes.Array[ctypes.c_float]:

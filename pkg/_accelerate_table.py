@@ -23,6 +23,8 @@ SHIPPED = Path(__file__).parent / "accelerate_tables"
 FORMAT = 2
 _WITHOUT_LARGE = 1
 """The format of tables that lack the last of each of a product's sizes, and are good without."""
+_LEAST_RATIO = 1.1
+"""Of tables that do not say how far their measurements scatter."""
 
 _in_use: dict[str, Any] | None = None
 
@@ -67,7 +69,13 @@ def put(table: dict[str, Any]) -> None:
     place = _accelerate_routes.table()
     for index, ratio in enumerate(_flatten(table["ratios"])):
         place[index] = ratio
+    _accelerate_routes.least_ratio().value = least_ratio(table)
     _in_use = table
+
+
+def least_ratio(table: dict[str, Any]) -> float:
+    """The ratio from which on a call is taken over: what is nearer to 1 is noise."""
+    return float(table.get("least", _LEAST_RATIO))
 
 
 def save(table: dict[str, Any] | None) -> Path:
@@ -97,6 +105,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         whole = table["format"] == FORMAT and len(list(_flatten(table["ratios"]))) == len(
             _accelerate_routes.table()
         )
+        least_ratio(table)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -39,6 +39,9 @@ _Call = Callable[[], object]
 _SIZES = ("rows", "columns", "inner")
 # How large the others are beside the largest, where that is measured.
 _MOST_ROWS_BESIDE_LARGE, _BESIDE_LARGE = 512, 256
+# The least ratio from which on a call is ever taken over; what is near enough to 1 that it matters
+# how exact it is; how many of these are measured again to see.
+_LEAST_RATIO, _NEAR, _AGAIN = 1.02, 1.5, 40
 # A ratio so far from a tie that it holds for larger sizes: those take PyTorch seconds.
 _CLIFF = 4.0
 
@@ -192,20 +195,24 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
 
     Returns:
         The table as ``_accelerate_table.put`` takes it: ``ratios`` are the time that
-        PyTorch's kernel took divided by ours, 0 where there is nothing to measure.
+        PyTorch's kernel took divided by ours, 0 where there is nothing to measure; from ``least``
+        on a call is to be taken over.
     """
     threads = torch.get_num_threads()
     counts = list(dict.fromkeys([1, threads]))
     kinds: list[list[Case]] = [[*products()], [*attentions()]]
     total = len(counts) * sum(map(len, kinds))
     ratios: list[list[list[float]]] = [[], []]
+    least = _LEAST_RATIO
     with everything_ours():
         try:
             for count in counts:
                 torch.set_num_threads(count)
                 for kind, cases in enumerate(kinds):
                     done = sum(len(each) for part in ratios for each in part)
-                    ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
+                    found = _measure_all(cases, None if quiet else (done, total))
+                    least = max(least, 1 + _scatter(cases, found))
+                    ratios[kind].append(found)
         finally:
             torch.set_num_threads(threads)
     if not quiet:
@@ -217,6 +224,7 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": [counts[0], counts[-1]],
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "least": round(least, 3),
         "ratios": [[each[0], each[-1]] for each in ratios],
     }
 
@@ -260,6 +268,22 @@ def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> lis
     return [round(ratio, 2) for ratio in found]
 
 
+def _scatter(cases: Sequence[Case], ratios: Sequence[float]) -> float:
+    """By how much a ratio near 1 differs when it is measured again: nine in ten by less."""
+    near = [
+        (case, ratio)
+        for case, ratio in zip(cases, ratios, strict=True)
+        if case.sources() == [case] and abs(math.log(max(ratio, 1e-9))) < math.log(_NEAR)
+    ]
+    again = near[:: len(near) // _AGAIN + 1]
+    return _nine_in_ten([abs(_ratio(case) / ratio - 1) for case, ratio in again])
+
+
+def _nine_in_ten(numbers: Sequence[float]) -> float:
+    """What nine in ten of them are not above; 0 of none."""
+    return sorted(numbers)[9 * (len(numbers) - 1) // 10] if numbers else 0.0
+
+
 def _ratio(case: Case) -> float:
     """PyTorch's time divided by ours, by turns: of the best of each, since others only disturb."""
     call = case.call()
@@ -300,7 +324,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
         f"{table['processor']}, CPU library {table['capability']}, PyTorch {table['torch']}, "
         f"{table['date']}"
     )
-    least = _accelerate_routes.least_ratio()
+    least = _accelerate_table.least_ratio(table)
     for index, threads in enumerate(dict.fromkeys(table["threads"])):
         yield f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours:"
         by_group: dict[str, list[float]] = {}

@@ -771,6 +771,30 @@ def test_tables_are_kept_and_found(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("least", "taken"), [({"least": 1.04}, 1), ({"least": 1.06}, 0), ({}, 0)])
+def test_a_table_says_from_which_ratio_on_calls_are_taken(
+    least: dict[str, float], taken: int
+) -> None:
+    """One that does not, as all did once, takes from a tenth on."""
+    _accelerate_table.put({**filled(1.05), **least})
+    with pkg.accelerate(report=True) as block:
+        torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+        (found,) = block.report().counts
+    assert found.taken == taken
+
+
+def test_how_far_a_measurement_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is measured again, of the entries that are near 1 and were measured themselves."""
+    cases = tune.attentions()[:200]
+    again = {case: 1.2 * (1 + 0.001 * index) for index, case in enumerate(cases[::2])}
+    monkeypatch.setattr(tune, "_ratio", again.__getitem__)
+    monkeypatch.setattr(tune, "_AGAIN", len(cases))
+    ratios = [1.2, 2.0] * (len(cases) // 2)  # those of 2 are not measured again
+    found = tune._scatter(cases, ratios)
+    assert found == pytest.approx(0.001 * (9 * (len(again) - 1) // 10))
+    assert tune._scatter(cases[1::2], ratios[1::2]) == 0
+
+
 def test_a_damaged_table_is_said_and_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -780,10 +804,12 @@ def test_a_damaged_table_is_said_and_made_anew(
     monkeypatch.setattr(tune, "measure", lambda: filled(2.0))
     file = _accelerate_table.cache_file()
     file.parent.mkdir(parents=True)
-    file.write_text("{")
-    _accelerate_table.use()
-    assert f"the table {file} is damaged" in capsys.readouterr().err
-    assert json.loads(file.read_text()) == filled(2.0)
+    for damaged in ("{", json.dumps({**filled(2.0), "least": "much"})):
+        file.write_text(damaged)
+        monkeypatch.setattr(_accelerate_table, "_in_use", None)
+        _accelerate_table.use()
+        assert f"the table {file} is damaged" in capsys.readouterr().err
+        assert json.loads(file.read_text()) == filled(2.0)
 
 
 def test_a_cache_that_cannot_be_written(

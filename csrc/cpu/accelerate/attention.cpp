@@ -220,7 +220,7 @@ float gain_of(const AttentionCall& call, AttentionMode mode) {
   if (mode == AttentionMode::Always) {
     return gain > 0 ? gain : 1;  // 1 where it was not measured
   }
-  return gain >= kLeastRatio ? gain : 0;
+  return if_enough(gain);
 }
 
 }  // namespace

@@ -149,8 +149,8 @@ extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
   return static_cast<int64_t>(classes[which].size());
 }
 
-extern "C" PKG_EXPORT float pkg_accelerate_least_ratio() {
-  return pkg::cpu::accelerate::kLeastRatio;
+extern "C" PKG_EXPORT float* pkg_accelerate_least_ratio() {
+  return &state().least_ratio;
 }
 
 extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {

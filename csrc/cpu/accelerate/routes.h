@@ -75,6 +75,9 @@ struct State {
   std::atomic<int32_t> takes_time;
   // Written while no call is taken over. It holds nothing but floats.
   Ratios ratios;
+  // From which on a call is taken over: what is nearer to 1 is noise of the
+  // table's measurement.
+  float least_ratio;
   Counters counters[kAtenOperators][kTypes];
 };
 
@@ -87,8 +90,10 @@ inline bool is_on() {
 // The place of a dtype in the tables, or -1.
 int type_index(ScalarType type);
 
-// A ratio from which on a call is taken over: what is nearer to 1 is noise.
-inline constexpr float kLeastRatio = 1.1F;
+// A ratio that is enough for a call to be taken over, else 0.
+inline float if_enough(float ratio) {
+  return ratio >= state().least_ratio ? ratio : 0;
+}
 
 // PyTorch's time divided by ours, 0 where it was not measured.
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
