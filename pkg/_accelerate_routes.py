@@ -95,11 +95,15 @@ def measured_sizes() -> list[tuple[int, ...]]:
     return found
 
 
-def least_ratio() -> ctypes.c_float:
-    """The ratio from which on a call is taken over, to be written while the kernels are off."""
-    function = _loader.cpu_library.pkg_accelerate_least_ratio
+def least_ratios() -> ctypes.Array[ctypes.c_float]:
+    """From which ratio on a call is taken over, with one thread and with several.
+
+    To be written while the kernels are off.
+    """
+    function = _loader.cpu_library.pkg_accelerate_least_ratios
     function.restype = ctypes.c_void_p
-    return ctypes.c_float.from_address(function())
+    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * 2
+    return kind.from_address(function())
 
 
 def table() -> ctypes.Array[ctypes.c_float]:

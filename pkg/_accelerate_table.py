@@ -23,8 +23,8 @@ SHIPPED = Path(__file__).parent / "accelerate_tables"
 FORMAT = 2
 _WITHOUT_LARGE = 1
 """The format of tables that lack the last of each of a product's sizes, and are good without."""
-_LEAST_RATIO = 1.1
-"""Of tables that do not say how far their measurements scatter."""
+MOST_NOISE = 1.1
+"""A ratio that is no noise, of tables that do not say how far their measurements scatter."""
 
 _in_use: dict[str, Any] | None = None
 
@@ -69,13 +69,19 @@ def put(table: dict[str, Any]) -> None:
     place = _accelerate_routes.table()
     for index, ratio in enumerate(_flatten(table["ratios"])):
         place[index] = ratio
-    _accelerate_routes.least_ratio().value = least_ratio(table)
+    leasts = _accelerate_routes.least_ratios()
+    for index, ratio in enumerate(least_ratios(table)):
+        leasts[index] = ratio
     _in_use = table
 
 
-def least_ratio(table: dict[str, Any]) -> float:
-    """The ratio from which on a call is taken over: what is nearer to 1 is noise."""
-    return float(table.get("least", _LEAST_RATIO))
+def least_ratios(table: dict[str, Any]) -> list[float]:
+    """From which ratio on a call is taken over, with one thread and with several.
+
+    What is nearer to 1 is noise.
+    """
+    one, several = table.get("least", [MOST_NOISE] * 2)
+    return [float(one), float(several)]
 
 
 def save(table: dict[str, Any] | None) -> Path:
@@ -105,7 +111,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         whole = table["format"] == FORMAT and len(list(_flatten(table["ratios"]))) == len(
             _accelerate_routes.table()
         )
-        least_ratio(table)
+        least_ratios(table)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ _SIZES = ("rows", "columns", "inner")
 _MOST_ROWS_BESIDE_LARGE, _BESIDE_LARGE = 512, 256
 # The least ratio from which on a call is ever taken over; what is near enough to 1 that it matters
 # how exact it is; how many of these are measured again to see.
-_LEAST_RATIO, _NEAR, _AGAIN = 1.02, 1.5, 40
+_LEAST_RATIO, _NEAR, _AGAIN = 1.02, 1.5, 80
 # A ratio so far from a tie that it holds for larger sizes: those take PyTorch seconds.
 _CLIFF = 4.0
 
@@ -196,23 +196,25 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
     Returns:
         The table as ``_accelerate_table.put`` takes it: ``ratios`` are the time that
         PyTorch's kernel took divided by ours, 0 where there is nothing to measure; from ``least``
-        on a call is to be taken over.
+        on, of each number of threads, a call is to be taken over.
     """
     threads = torch.get_num_threads()
     counts = list(dict.fromkeys([1, threads]))
     kinds: list[list[Case]] = [[*products()], [*attentions()]]
     total = len(counts) * sum(map(len, kinds))
     ratios: list[list[list[float]]] = [[], []]
-    least = _LEAST_RATIO
+    least = []
     with everything_ours():
         try:
             for count in counts:
                 torch.set_num_threads(count)
+                measured: dict[Case, float] = {}
                 for kind, cases in enumerate(kinds):
                     done = sum(len(each) for part in ratios for each in part)
-                    found = _measure_all(cases, None if quiet else (done, total))
-                    least = max(least, 1 + _scatter(cases, found))
-                    ratios[kind].append(found)
+                    ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
+                    measured |= zip(cases, ratios[kind][-1], strict=True)
+                noise = 1 + _scatter(measured)
+                least.append(min(max(_LEAST_RATIO, noise), _accelerate_table.MOST_NOISE))
         finally:
             torch.set_num_threads(threads)
     if not quiet:
@@ -224,7 +226,7 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": [counts[0], counts[-1]],
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        "least": round(least, 3),
+        "least": [round(least[0], 3), round(least[-1], 3)],
         "ratios": [[each[0], each[-1]] for each in ratios],
     }
 
@@ -268,12 +270,12 @@ def _measure_all(cases: Sequence[Case], progress: tuple[int, int] | None) -> lis
     return [round(ratio, 2) for ratio in found]
 
 
-def _scatter(cases: Sequence[Case], ratios: Sequence[float]) -> float:
+def _scatter(measured: Mapping[Case, float]) -> float:
     """By how much a ratio near 1 differs when it is measured again: nine in ten by less."""
     near = [
         (case, ratio)
-        for case, ratio in zip(cases, ratios, strict=True)
-        if case.sources() == [case] and abs(math.log(max(ratio, 1e-9))) < math.log(_NEAR)
+        for case, ratio in measured.items()
+        if case.sources() == [case] and 1 / _NEAR < ratio < _NEAR
     ]
     again = near[:: len(near) // _AGAIN + 1]
     return _nine_in_ten([abs(_ratio(case) / ratio - 1) for case, ratio in again])
@@ -324,10 +326,13 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
         f"{table['processor']}, CPU library {table['capability']}, PyTorch {table['torch']}, "
         f"{table['date']}"
     )
-    least = _accelerate_table.least_ratio(table)
+    leasts = _accelerate_table.least_ratios(table)
     for index, threads in enumerate(dict.fromkeys(table["threads"])):
-        yield f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours:"
-        by_group: dict[str, list[float]] = {}
+        yield (
+            f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours, taken over "
+            f"from {leasts[index]:.2f} on:"
+        )
+        least, by_group = leasts[index], dict[str, list[float]]()
         kinds: list[list[Case]] = [[*products()], [*attentions()]]
         for cases, ratios in zip(kinds, table["ratios"], strict=True):
             for case, ratio in zip(cases, ratios[index], strict=True):

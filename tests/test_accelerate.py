@@ -771,16 +771,24 @@ def test_tables_are_kept_and_found(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("least", "taken"), [({"least": 1.04}, 1), ({"least": 1.06}, 0), ({}, 0)])
+@pytest.mark.parametrize(
+    ("least", "taken"), [({"least": [1.04, 1.06]}, 1), ({"least": [1.06, 1.04]}, 2), ({}, 0)]
+)
 def test_a_table_says_from_which_ratio_on_calls_are_taken(
-    least: dict[str, float], taken: int
+    least: dict[str, list[float]], taken: int
 ) -> None:
-    """One that does not, as all did once, takes from a tenth on."""
+    """By the number of threads; a table that does not, as all did once, from a tenth on."""
     _accelerate_table.put({**filled(1.05), **least})
-    with pkg.accelerate(report=True) as block:
-        torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-        (found,) = block.report().counts
-    assert found.taken == taken
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            with pkg.accelerate(report=True) as block:
+                torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+                (found,) = block.report().counts
+            assert found.taken == (threads == taken)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_how_far_a_measurement_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -790,9 +798,9 @@ def test_how_far_a_measurement_scatters(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tune, "_ratio", again.__getitem__)
     monkeypatch.setattr(tune, "_AGAIN", len(cases))
     ratios = [1.2, 2.0] * (len(cases) // 2)  # those of 2 are not measured again
-    found = tune._scatter(cases, ratios)
+    found = tune._scatter(dict(zip(cases, ratios, strict=True)))
     assert found == pytest.approx(0.001 * (9 * (len(again) - 1) // 10))
-    assert tune._scatter(cases[1::2], ratios[1::2]) == 0
+    assert tune._scatter(dict.fromkeys(cases, 2.0)) == 0
 
 
 def test_a_damaged_table_is_said_and_made_anew(
@@ -804,7 +812,7 @@ def test_a_damaged_table_is_said_and_made_anew(
     monkeypatch.setattr(tune, "measure", lambda: filled(2.0))
     file = _accelerate_table.cache_file()
     file.parent.mkdir(parents=True)
-    for damaged in ("{", json.dumps({**filled(2.0), "least": "much"})):
+    for damaged in ("{", json.dumps({**filled(2.0), "least": ["much", 1.1]})):
         file.write_text(damaged)
         monkeypatch.setattr(_accelerate_table, "_in_use", None)
         _accelerate_table.use()

@@ -105,6 +105,10 @@ float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
   return cautious(least, rows.is_far || columns.is_far);
 }
 
+float if_enough(float ratio) {
+  return ratio >= state().least_ratios[several_threads()] ? ratio : 0;
+}
+
 void count_left(AtenOperator op, ScalarType type) {
   const int index = type_index(type);
   if (index >= 0) {
@@ -149,8 +153,8 @@ extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
   return static_cast<int64_t>(classes[which].size());
 }
 
-extern "C" PKG_EXPORT float* pkg_accelerate_least_ratio() {
-  return &state().least_ratio;
+extern "C" PKG_EXPORT float* pkg_accelerate_least_ratios() {
+  return state().least_ratios;
 }
 
 extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {

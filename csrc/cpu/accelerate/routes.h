@@ -75,9 +75,9 @@ struct State {
   std::atomic<int32_t> takes_time;
   // Written while no call is taken over. It holds nothing but floats.
   Ratios ratios;
-  // From which on a call is taken over: what is nearer to 1 is noise of the
-  // table's measurement.
-  float least_ratio;
+  // From which on a call is taken over, with one thread or several: what is
+  // nearer to 1 is noise of the table's measurement.
+  float least_ratios[2];
   Counters counters[kAtenOperators][kTypes];
 };
 
@@ -91,9 +91,7 @@ inline bool is_on() {
 int type_index(ScalarType type);
 
 // A ratio that is enough for a call to be taken over, else 0.
-inline float if_enough(float ratio) {
-  return ratio >= state().least_ratio ? ratio : 0;
-}
+float if_enough(float ratio);
 
 // PyTorch's time divided by ours, 0 where it was not measured.
 float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
