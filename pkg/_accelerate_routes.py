@@ -95,14 +95,15 @@ def measured_sizes() -> list[tuple[int, ...]]:
     return found
 
 
-def least_ratios() -> ctypes.Array[ctypes.c_float]:
-    """From which ratio on a call is taken over, with one thread and with several.
+def enough() -> ctypes.Array[ctypes.c_float]:
+    """From which ratios on a call is taken over, to be written while the kernels are off.
 
-    To be written while the kernels are off.
+    With one thread the ratio that is expected of the call, and the least of those measured around
+    it; then both with several threads.
     """
-    function = _loader.cpu_library.pkg_accelerate_least_ratios
+    function = _loader.cpu_library.pkg_accelerate_enough
     function.restype = ctypes.c_void_p
-    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * 2
+    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * 4
     return kind.from_address(function())
 
 

@@ -69,17 +69,16 @@ def put(table: dict[str, Any]) -> None:
     place = _accelerate_routes.table()
     for index, ratio in enumerate(_flatten(table["ratios"])):
         place[index] = ratio
-    leasts = _accelerate_routes.least_ratios()
-    for index, ratio in enumerate(least_ratios(table)):
-        leasts[index] = ratio
+    place = _accelerate_routes.enough()
+    for threads, ratio in enumerate(least_ratios(table)):
+        # What was measured around a call may be as far below 1, where its scatter is known.
+        place[2 * threads] = ratio
+        place[2 * threads + 1] = 2 - ratio if "least" in table else ratio
     _in_use = table
 
 
 def least_ratios(table: dict[str, Any]) -> list[float]:
-    """From which ratio on a call is taken over, with one thread and with several.
-
-    What is nearer to 1 is noise.
-    """
+    """The ratios that a call is taken over from, with one thread and with several: no noise."""
     one, several = table.get("least", [MOST_NOISE] * 2)
     return [float(one), float(several)]
 

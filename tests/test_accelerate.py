@@ -791,6 +791,33 @@ def test_a_table_says_from_which_ratio_on_calls_are_taken(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("above", "least", "is_taken"),
+    [
+        (1.1, [1.04, 1.04], True),  # between 1 and 1.1, expected in the middle: 1.05
+        (1.1, [1.06, 1.06], False),
+        (1.1, None, False),  # a table of before: both have to say so
+        (1.18, None, False),
+        (0.9, [0.94, 0.94], True),
+        (1.3, [1.12, 1.12], True),
+    ],
+)
+def test_between_two_measured_sizes_a_ratio_between_theirs_is_expected(
+    above: float, least: list[float] | None, is_taken: bool
+) -> None:
+    place = filled(1.0)["ratios"]
+    rows = _accelerate_routes.measured_sizes()[0]
+    for index, case in enumerate([*tune.products()] * 2):
+        if case.rows == rows[2]:
+            place[index] = above
+    _accelerate_table.put({"ratios": place} | ({"least": least} if least else {}))
+    middle = round(math.sqrt(rows[1] * rows[2]))
+    with pkg.accelerate(report=True) as block:
+        torch.mm(torch.ones(middle, 64), torch.ones(64, 64))
+        (found,) = block.report().counts
+    assert found.taken == is_taken
+
+
 def test_how_far_a_measurement_scatters(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is measured again, of the entries that are near 1 and were measured themselves."""
     cases = tune.attentions()[:200]

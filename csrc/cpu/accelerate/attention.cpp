@@ -213,14 +213,14 @@ float gain_of(const AttentionCall& call, AttentionMode mode) {
                    : order_of(*call.query) == Order::Other)) {
     return 0;
   }
-  const float gain =
+  const Ratio found =
       ratio(is_backward ? Pass::Backward : Pass::Forward,
             type_index(call.query->dtype), hidden_of(call),
             call.query->sizes[kLength], call.key->sizes[kLength]);
   if (mode == AttentionMode::Always) {
-    return gain > 0 ? gain : 1;  // 1 where it was not measured
+    return found.expected > 0 ? found.expected : 1;  // 1: not measured
   }
-  return if_enough(gain);
+  return if_enough(found);
 }
 
 }  // namespace

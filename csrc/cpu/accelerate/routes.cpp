@@ -1,6 +1,7 @@
 #include "cpu/accelerate/routes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "cpu/runtime/parallel.h"
@@ -15,12 +16,14 @@ namespace {
 struct Around {
   size_t below;
   size_t above;
-  bool is_far;  // more than twice the last one
+  float weight;  // of the one above, by the sizes' logarithms
+  bool is_far;   // more than twice the last one
 
   Around(int64_t size, std::span<const int64_t> measured,
          bool has_large = false)
       : below(0),
         above(measured.size() - 1),
+        weight(0),
         is_far(size > 2 * measured.back()) {
     while (above > 0 && measured[above - 1] >= size) {
       --above;
@@ -31,19 +34,32 @@ struct Around {
         size <= 2 * measured[below]) {
       above = below;
     }
+    if (below != above) {
+      const auto times = [&](int64_t larger) {
+        return std::log(static_cast<float>(larger) /
+                        static_cast<float>(measured[below]));
+      };
+      weight = times(size) / times(measured[above]);
+    }
   }
 
-  // The least of what `at` gives for these.
+  // What `at` gives for these, together.
   template <class At>
-  float least(const At& at) const {
-    return below == above ? at(below) : std::min(at(below), at(above));
+  Ratio together(const At& at) const {
+    if (below == above) {
+      return at(below);
+    }
+    const Ratio lower = at(below);
+    const Ratio upper = at(above);
+    return {lower.expected + weight * (upper.expected - lower.expected),
+            std::min(lower.least, upper.least)};
   }
 };
 
 // Far from all that was measured a call has to promise more.
-float cautious(float ratio, bool is_far) {
+Ratio cautious(const Ratio& ratio, bool is_far) {
   constexpr float kFarRatio = 1.3F;
-  return is_far && ratio < kFarRatio ? 0.0F : ratio;
+  return is_far && ratio.expected < kFarRatio ? Ratio{} : ratio;
 }
 
 int several_threads() { return num_threads() > 1 ? 1 : 0; }
@@ -72,7 +88,7 @@ int type_index(ScalarType type) {
   }
 }
 
-float ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
+Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
   const auto& measured =
       state().ratios.products[several_threads()][static_cast<int>(family)][type]
                              [static_cast<int>(layout)];
@@ -85,28 +101,33 @@ float ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
   const Around rows(sizes.rows, classes(kRowClasses), has_large);
   const Around columns(sizes.columns, classes(kColumnClasses), has_large);
   const Around inner(sizes.inner, classes(kInnerClasses), has_large);
-  const float least = rows.least([&](size_t row) {
-    return columns.least([&](size_t column) {
-      return inner.least([&](size_t k) { return measured[row][column][k]; });
+  const Ratio all = rows.together([&](size_t row) {
+    return columns.together([&](size_t column) {
+      return inner.together(
+          [&](size_t k) { return Ratio(measured[row][column][k]); });
     });
   });
-  return cautious(least, rows.is_far || columns.is_far || inner.is_far);
+  return cautious(all, rows.is_far || columns.is_far || inner.is_far);
 }
 
-float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
+Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
   const auto& measured =
       state().ratios.attention[several_threads()][static_cast<int>(pass)][type]
                               [static_cast<int>(hidden)];
   const Around rows(queries, kQueryClasses);
   const Around columns(keys, kKeyClasses);
-  const float least = rows.least([&](size_t row) {
-    return columns.least([&](size_t column) { return measured[row][column]; });
+  const Ratio all = rows.together([&](size_t row) {
+    return columns.together(
+        [&](size_t column) { return Ratio(measured[row][column]); });
   });
-  return cautious(least, rows.is_far || columns.is_far);
+  return cautious(all, rows.is_far || columns.is_far);
 }
 
-float if_enough(float ratio) {
-  return ratio >= state().least_ratios[several_threads()] ? ratio : 0;
+float if_enough(const Ratio& ratio) {
+  const Enough& enough = state().enough[several_threads()];
+  return ratio.expected >= enough.expected && ratio.least >= enough.least
+             ? ratio.expected
+             : 0;
 }
 
 void count_left(AtenOperator op, ScalarType type) {
@@ -153,8 +174,9 @@ extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
   return static_cast<int64_t>(classes[which].size());
 }
 
-extern "C" PKG_EXPORT float* pkg_accelerate_least_ratios() {
-  return state().least_ratios;
+// Two numbers for one thread, then two for several.
+extern "C" PKG_EXPORT float* pkg_accelerate_enough() {
+  return &state().enough[0].expected;
 }
 
 extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {

@@ -56,6 +56,25 @@ struct Ratios {
                  [kKeyClasses.size()];
 };
 
+// PyTorch's time divided by ours, of a call: what is expected of it from those
+// measured around it, and the least of these.
+struct Ratio {
+  float expected = 0;
+  float least = 0;
+
+  Ratio() = default;
+  Ratio(float expected_ratio, float least_ratio)
+      : expected(expected_ratio), least(least_ratio) {}
+  explicit Ratio(float measured) : Ratio(measured, measured) {}
+};
+
+// From which ratios on a call is taken over: what is nearer to 1 is noise of
+// the table's measurement.
+struct Enough {
+  float expected;
+  float least;
+};
+
 // Of one operator and dtype.
 struct Counters {
   std::atomic<int64_t> taken;
@@ -75,9 +94,7 @@ struct State {
   std::atomic<int32_t> takes_time;
   // Written while no call is taken over. It holds nothing but floats.
   Ratios ratios;
-  // From which on a call is taken over, with one thread or several: what is
-  // nearer to 1 is noise of the table's measurement.
-  float least_ratios[2];
+  Enough enough[2];  // with one thread, with several
   Counters counters[kAtenOperators][kTypes];
 };
 
@@ -90,13 +107,13 @@ inline bool is_on() {
 // The place of a dtype in the tables, or -1.
 int type_index(ScalarType type);
 
-// A ratio that is enough for a call to be taken over, else 0.
-float if_enough(float ratio);
+// What is expected, where that is enough for a call to be taken over; else 0.
+float if_enough(const Ratio& ratio);
 
-// PyTorch's time divided by ours, 0 where it was not measured.
-float ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
+// 0 where it was not measured.
+Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
 
-float ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys);
+Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys);
 
 // A call that was left to PyTorch.
 void count_left(AtenOperator op, ScalarType type);
