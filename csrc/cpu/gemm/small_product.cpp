@@ -112,7 +112,10 @@ void multiply_small(const Product<T, T>& product) {
   }
 }
 
+// kHasSmallProducts.
+#if defined(__AVX512F__) && !defined(PKG_HAS_TILES)
 template void multiply_small(const Product<float, float>&);
 template void multiply_small(const Product<double, double>&);
+#endif
 
 }  // namespace pkg::cpu::detail
