@@ -566,6 +566,20 @@ def test_the_measured_sizes_around_a_call_decide() -> None:
         assert not taken(case), case
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_small_result_amid_others_is_all_that_is_written(dtype: torch.dtype) -> None:
+    for columns in (7, 16, 17, 40, 63, 64, 65, 95, 97):
+        for rows in (2, 6, 7, 13):
+            a, b = torch.ones(rows, 5, dtype=dtype), torch.ones(5, columns, dtype=dtype)
+            memory = torch.full((rows + 2, columns + 40), -1.0, dtype=dtype)
+            counts()
+            with pkg.accelerate():
+                torch.mm(a, b, out=memory[1:-1, 20:-20])
+            assert sum(taken for taken, _ in counts().values()) == 1
+            assert (memory[1:-1, 20:-20] == 5).all()
+            assert memory.sum() == 5 * rows * columns - (memory.numel() - rows * columns)
+
+
 def assert_far_sizes_ask_more(table: Callable[[float], dict[str, Any]], far: int) -> None:
     """A ratio of 1.2 is not enough from ``far`` columns on."""
     a, b = torch.ones(4, 8), torch.ones(8, far)

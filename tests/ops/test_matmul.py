@@ -259,6 +259,21 @@ def test_few_rows_or_columns_in_place(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_products_in_every_tile(
+    device: torch.device, dtype: torch.dtype, transposed: bool
+) -> None:
+    """Each number of registers of columns and height of a strip, amid values not to be read."""
+    for columns in around(8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128):
+        for rows, inner in ((2, 1), (3, 64), (4, 9), (6, 2), (7, 31), (9, 200), (13, 33), (64, 3)):
+            a = whole_numbers(dtype, rows, inner, seed=rows).to(device)
+            b = whole_numbers(dtype, inner, columns, seed=columns).to(device)
+            x = amid_nans(a.mT, 3).mT if transposed else amid_nans(a, 3)
+            expected = (a.double() @ b.double()).to(dtype)
+            assert torch.equal(pkg.ops.matmul(x, amid_nans(b, 5)), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_few_rows_times_a_large_matrix(
     device: torch.device, dtype: torch.dtype, transposed: bool

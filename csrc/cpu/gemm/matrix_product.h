@@ -8,6 +8,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/gemv.h"
 #include "cpu/gemm/gemv_int8.h"
+#include "cpu/gemm/small_product.h"
 #include "cpu/tiles/matrix_product.h"
 
 namespace pkg::cpu {
@@ -61,6 +62,11 @@ void matrix_product(const MatrixView<Input>& left,
   }
   const Product<Input, Output> product{left,  right,  rows,         columns,
                                        inner, output, output_stride};
+  if constexpr (kPlain) {
+    if (multiply_small(product)) {
+      return;
+    }
+  }
   if constexpr (!std::is_same_v<Input, int8_t>) {
     if (has_few_rows(product)) {
       return multiply_few_rows(product, threads, epilogue);

@@ -61,8 +61,9 @@ constexpr int strip_height(int64_t rows) {
   constexpr int kSecond = static_cast<int>(
       std::bit_floor(static_cast<unsigned>(std::max(kTallest - 1, 1))));
   if (rows >= kTallest) {
-    const bool is_two_of_second =
-        rows >= 2 * kSecond && rows < kTallest + kSecond;
+    const bool is_two_of_second = 2 * kSecond > kTallest &&
+                                  rows >= 2 * kSecond &&
+                                  rows < kTallest + kSecond;
     return is_two_of_second ? kSecond : kTallest;
   }
   return static_cast<int>(std::bit_floor(static_cast<uint64_t>(rows)));
