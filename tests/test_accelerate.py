@@ -806,20 +806,20 @@ def test_a_table_says_from_which_ratio_on_calls_are_taken(
 
 
 @pytest.mark.parametrize(
-    ("above", "least", "is_taken"),
+    ("below", "above", "least", "is_taken"),
     [
-        (1.1, [1.04, 1.04], True),  # between 1 and 1.1, expected in the middle: 1.05
-        (1.1, [1.06, 1.06], False),
-        (1.1, None, False),  # a table of before: both have to say so
-        (1.18, None, False),
-        (0.9, [0.94, 0.94], True),
-        (1.3, [1.12, 1.12], True),
+        (1.0, 1.1, [1.04, 1.04], True),  # 1.05 is expected in the middle
+        (1.0, 1.1, [1.06, 1.06], False),
+        (1.05, 1.3, None, False),  # a table of before: both have to say so
+        (1.15, 1.3, None, True),
+        (0.97, 1.3, [1.04, 1.04], True),
+        (0.95, 1.3, [1.04, 1.04], False),  # further below 1 than noise is
     ],
 )
 def test_between_two_measured_sizes_a_ratio_between_theirs_is_expected(
-    above: float, least: list[float] | None, is_taken: bool
+    below: float, above: float, least: list[float] | None, is_taken: bool
 ) -> None:
-    place = filled(1.0)["ratios"]
+    place = filled(below)["ratios"]
     rows = _accelerate_routes.measured_sizes()[0]
     for index, case in enumerate([*tune.products()] * 2):
         if case.rows == rows[2]:
