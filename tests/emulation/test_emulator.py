@@ -216,6 +216,16 @@ def test_operands_of_mma_lie_where_the_manual_says(faults: Path, bits: int) -> N
     assert places == (manual_places_float64() if bits == 64 else manual_places(bits))
 
 
+def copy_with_change(folder: Path, source: str, right: str, wrong: str) -> None:
+    """What emulated programs are compiled of, with one change in the text of a source."""
+    for part in (HERE, Path("csrc")):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
+    file = folder / "csrc" / source
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong, 1))
+
+
 def plant(
     folder: Path,
     kernel: str,
@@ -229,12 +239,7 @@ def plant(
 
     ``program_file`` runs it: the linker takes what that instantiates, not the same of others.
     """
-    for part in (HERE, Path("csrc")):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
-    file = folder / "csrc" / kernel
-    text = file.read_text()
-    assert right in text
-    file.write_text(text.replace(right, wrong, 1))
+    copy_with_change(folder, kernel, right, wrong)
     program = emulator.build_changed(folder, program_file, flags, counting)
     return Emulator(program, counting)
 
