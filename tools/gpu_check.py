@@ -94,7 +94,9 @@ def sample(options: argparse.Namespace) -> int:
             )
         wrong += gpu_attention.ways_that_attend(device)
         wrong += gpu_ways.beyond_31_bits(device)
-        wrong += gpu_places.spread_beyond_31_bits(gpu_places.small_calls(device))[0]
+        faults, apart = gpu_places.spread_beyond_31_bits(gpu_places.small_calls(device))
+        print(f"{len(apart)} operators with elements more than 2^31 apart, as far as memory allows")
+        wrong += faults
         wrong += gpu_ways.ways_that_multiply(device)
         wrong += gpu_ways.ways_that_multiply_float32(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")

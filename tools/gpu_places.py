@@ -149,6 +149,8 @@ def far_apart(from_last: int, tensors: Sequence[Tensor]) -> tuple[Tensors, Tenso
     Beside them such of as many different strides, whose elements lie near each other.
     """
     near, far = list(tensors), list(tensors)
+    if any(tensor.device.type == "cuda" for tensor in tensors):
+        torch.cuda.empty_cache()  # of the call before, which is no free memory to fits()
     for index, tensor in enumerate(tensors):
         dim = tensor.dim() - from_last
         if dim >= 0 and tensor.size(dim) > 1 and fits(tensor, dim):
