@@ -401,6 +401,8 @@ INT4_LINEAR = ("run_int4_linear.cpp", BFLOAT16, run_int4_linear, "cuda/int4/int4
 MISALIGNED = "misaligned address"
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
+STAGES = "cuda/gemm/stages.cuh"
+BARRIER_OF_STAGES = "      __syncthreads();\n    }"
 PLANTED = {
     "missing barrier in the loop over panels": (
         *MATMUL,
@@ -446,23 +448,23 @@ PLANTED = {
     ),
     "missing barrier between a stage's copies and its products": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
-        "        __syncthreads();\n      }",
-        "      }",
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
         "has not arrived|race on shared|nobody has written",
     ),
     "wait for a stage too few": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",
     ),
     "stage that is still multiplied": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
-        "const int ahead = step + kStages - 1;",
-        "const int ahead = step + kStages;",
+        STAGES,
+        "load(ahead, stage);",
+        "load(ahead, (stage + 1) % kStages);",
         "has not arrived|race on shared|nobody has written",
     ),
     "exchanged words of an operand": (
@@ -727,7 +729,7 @@ PLANTED = {
     ),
     "stage of packed values that is still multiplied": (
         *ROWWISE,
-        "cuda/int4/rowwise.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>();",
         "wait_for_copies<kStages - 1>();",
         "has not arrived",
@@ -755,13 +757,15 @@ PLANTED = {
         "assert",
     ),
     "missing barrier between copies of a weight and their products": (
-        *INT4_LINEAR,
-        "        __syncthreads();\n      }\n      if (turn",
-        "      }\n      if (turn",
+        *INT4_LINEAR[:-1],
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
         "has not arrived|race on shared|nobody has written",
     ),
     "wait for a stage of a weight too few": (
-        *INT4_LINEAR,
+        *INT4_LINEAR[:-1],
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",
@@ -820,7 +824,7 @@ PLANTED = {
     ),
     "stage of gates that is still copied": (
         *LLTM,
-        "cuda/lltm/gate_product.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",
