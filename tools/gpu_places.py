@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ FIRST_BEYOND = 2**31
 # Elements: distances that are multiples of it leave all that kernels ask of alignment as it was.
 ALIGNMENT = 64
 MOST_DIMENSIONS = 5
+# MAP_NORESERVE of Linux, which not every Python names: more than the machine has may be mapped.
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class Elsewhere(TorchDispatchMode):
@@ -111,7 +114,7 @@ def elements(count: int, like: Tensor) -> Tensor:
     """So many, of which on the CPU only those take memory that are touched."""
     if like.device.type != "cpu":
         return torch.empty(count, dtype=like.dtype, device=like.device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     memory = mmap.mmap(-1, count * like.element_size(), flags=flags)
     return torch.frombuffer(memory, dtype=like.dtype)
 
