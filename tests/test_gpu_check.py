@@ -6,8 +6,11 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +85,54 @@ def test_faults_are_noticed(sample: tuple[ModuleType, ModuleType]) -> None:
         "counts: results 1 of 2 differ from those of the first call",
         "refused: it waits",
     ]
+
+
+def test_the_tensors_device_is_not_the_current_one(
+    sample: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of two devices that are none, of which one call follows the current one."""
+    gpu_calls, gpu_ways = sample
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    assert gpu_ways.of_another_device in gpu_ways.ways_on(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    calls = [
+        gpu_calls.Call("right", lambda: [torch.ones(2)]),
+        gpu_calls.Call("follows", lambda: [torch.tensor([current[0]])]),
+    ]
+    for count, faults in (1, []), (2, ["follows: results 0 of 1 differ where device 1 is"]):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        found = list(gpu_ways.faults(calls, [gpu_ways.of_another_device]))
+        assert [fault.removesuffix(" the current one") for fault in found] == faults
+
+
+def test_elements_that_are_far_apart_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operator forgets a bit of a place that is beyond 31."""
+    monkeypatch.syspath_prepend(TOOLS)
+    import gpu_places
+
+    calls = gpu_places.small_calls(CPU, torch.float32)
+    pointwise = [each for each in calls if each.name.startswith(("mul:", "add_out"))]
+    faults, compared = gpu_places.spread_beyond_31_bits(pointwise)
+    assert (faults, compared) == ([], {"pkg::mul", "pkg::add_out"})
+
+    def operator(func: Any) -> Any:
+        def narrow(tensor: torch.Tensor) -> torch.Tensor:
+            if all(stride < 2**30 for stride in tensor.stride()):
+                return tensor
+            return tensor[:1].expand(tensor.shape)
+
+        return func if "mul" not in func._schema.name else lambda a, b: func(narrow(a), b)
+
+    faults, _ = gpu_places.spread_beyond_31_bits(pointwise, operator)
+    assert faults == ["pkg::mul: result 0 differs with arguments apart along dimension -2"]
 
 
 def test_ways_that_multiply_are_compared(

@@ -182,6 +182,11 @@ EXPECTED = (
     Expected(
         r"decode_attention_mma_kernel<.*, 256>", {"HMMA.16816": 64, "LDSM.x4": 48, "LDGSTS.128": 32}
     ),
+    # 8 elements of 2 keys by those of 8 rows, 16 bytes of each at a time.
+    Expected(
+        r"decode_attention_panels_kernel<float, 8, .*>",
+        {"FFMA": 128, "LDG.128": 4, "LDS.128": 16},
+    ),
     # 64 x 64 sums of a warp, over 128 values, and what it needs of both operands.
     Expected(
         r"rowwise_scaled_linear_kernel<false>",

@@ -1,8 +1,10 @@
 """The Python half of ``tools/gpu_check.sh``: what is missing, a sample of calls, and the figures.
 
 ``requirements`` says in words what this machine lacks. ``sample`` calls every operator over sizes
-around its tiles (``gpu_calls.py``), again, on another stream, in a CUDA graph and where waiting for
-the device is an error (``gpu_ways.py``), or with ``--plain`` once, for compute-sanitizer to watch.
+around its tiles (``gpu_calls.py``), again, on another stream, while another device is the current
+one, in a CUDA graph and where waiting for the device is an error (``gpu_ways.py``), and with
+elements more than 2^31 apart (``gpu_places.py``), or with ``--plain`` once, for compute-sanitizer
+to watch.
 ``time`` verifies and times the benchmarks of every operator beside PyTorch's and writes a JSON
 file.
 """
@@ -70,6 +72,7 @@ def sample(options: argparse.Namespace) -> int:
     """Call every operator, over sizes around its tiles and in every way that the device has."""
     import gpu_attention
     import gpu_calls
+    import gpu_places
     import gpu_ways
     import torch
 
@@ -85,8 +88,15 @@ def sample(options: argparse.Namespace) -> int:
         for name in gpu_ways.never_called(few, device)
     ]
     if device.type == "cuda" and not options.plain:
+        if torch.cuda.device_count() == 1:
+            print(
+                "SKIPPED: there is one device, so none but that of the tensors is the current one"
+            )
         wrong += gpu_attention.ways_that_attend(device)
         wrong += gpu_ways.beyond_31_bits(device)
+        faults, apart = gpu_places.spread_beyond_31_bits(gpu_places.small_calls(device))
+        print(f"{len(apart)} operators with elements more than 2^31 apart, as far as memory allows")
+        wrong += faults
         wrong += gpu_ways.ways_that_multiply(device)
         wrong += gpu_ways.ways_that_multiply_float32(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")

@@ -59,6 +59,16 @@ def on_another_stream(call: Call, expected: Sequence[Tensor]) -> None:
     torch.cuda.synchronize()
 
 
+def of_another_device(call: Call, expected: Sequence[Tensor]) -> None:
+    """Kernels go to the device of the tensors, whichever is the current one."""
+    for other in range(torch.cuda.device_count()):
+        if other != torch.cuda.current_device():
+            with torch.cuda.device(other):
+                results = seeded(call)
+            require_same(results, expected, f"where device {other} is the current one")
+            return
+
+
 def in_a_graph(call: Call, expected: Sequence[Tensor]) -> None:
     """Captured in a CUDA graph, and its results written by the replay."""
     if call.is_random:
@@ -89,7 +99,7 @@ def without_waiting(call: Call, expected: Sequence[Tensor]) -> None:
 
 Way = Callable[[Call, Sequence[Tensor]], None]
 ON_EVERY_DEVICE: tuple[Way, ...] = (twice,)
-ON_CUDA: tuple[Way, ...] = (on_another_stream, without_waiting, in_a_graph)
+ON_CUDA: tuple[Way, ...] = (on_another_stream, of_another_device, without_waiting, in_a_graph)
 
 
 def ways_on(device: torch.device) -> tuple[Way, ...]:

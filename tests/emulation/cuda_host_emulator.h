@@ -1,5 +1,11 @@
 // What csrc/cuda/host/launch.h takes from CUDA and PyTorch, for operators that
 // are registered for CPU tensors and run their kernels on the emulator.
+//
+// There is one device, but host code must not rely on that: it is refused to
+// launch a kernel, or to ask for a property of the device, without a guard that
+// makes the tensors' device the current one, and to launch on a stream that is
+// not the current one. What it reads of a tensor is seen where the test says
+// which memory is the device's (device_memory.h).
 #pragma once
 
 #include <algorithm>
@@ -7,6 +13,8 @@
 #include <cstdlib>
 
 #include "cuda/device/device.cuh"
+#include "device_memory.h"
+#include "host/check.h"
 
 #define PKG_CUDA_DISPATCH_KEY CPU
 #define PKG_CUDA_90A
@@ -15,39 +23,63 @@ using cudaStream_t = void*;
 
 namespace pkg::cuda {
 
+inline int device_guards = 0;
+
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int32_t) {}
-  ~DeviceGuard() {}
+  explicit DeviceGuard(int32_t) { ++device_guards; }
+  ~DeviceGuard() { --device_guards; }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
 };
+
+inline void check_guarded(const char* what) {
+  PKG_CHECK(device_guards > 0, "cuda emulator: ", what,
+            " of whichever device is current: there is no DeviceGuard");
+}
+
+// Some address that is not the default stream's.
+inline char emulated_stream = 0;
 
 template <class Tensor>
 cudaStream_t current_stream(const Tensor&) {
-  return nullptr;
+  return &emulated_stream;
 }
 
 // That of compute capability 8.6, the least that there is from 8.0 on.
-inline int most_shared_bytes() { return 99 * 1024; }
+inline int most_shared_bytes() {
+  check_guarded("the shared memory");
+  return 99 * 1024;
+}
 
 // 80 for 8.0: the least, unless a test asks for another.
 inline int compute_capability() {
+  check_guarded("the compute capability");
   const char* asked = std::getenv("PKG_EMULATED_CAPABILITY");
   return asked == nullptr ? 80 : std::atoi(asked);
 }
 
 // As many as leave long products of few tiles to be divided.
-inline int multiprocessor_count() { return 3; }
+inline int multiprocessor_count() {
+  check_guarded("the multiprocessors");
+  return 3;
+}
 
 // Of a block of the last launch: tests see by them which kernel that was.
 inline int launched_threads = 0;
 
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
-            cudaStream_t, const Arguments&... arguments) {
+            cudaStream_t stream, const Arguments&... arguments) {
+  static_assert(fits_parameters<Parameters...>);
+  check_guarded("a kernel");
+  PKG_CHECK(stream == &emulated_stream,
+            "cuda emulator: a kernel on a stream that is not the current one");
   // Fewer blocks than there often is work, so that they have to take more.
   constexpr int64_t kMostBlocks = 5;
   if (pieces > 0) {
     launched_threads = shape.threads;
+    const emulation::KernelAccess access;
     emulation::launch({static_cast<unsigned>(std::min(pieces, kMostBlocks))},
                       {static_cast<unsigned>(shape.threads)},
                       static_cast<size_t>(shape.shared_bytes),

@@ -33,7 +33,10 @@ FLAGS = ["-std=c++20", "-Og", "-g1", "-Wall", "-Wextra", "-Werror"]
 LINK_SANITIZERS = ("-fsanitize=address,undefined",)
 # A register that is read before it is written holds neither 0 nor a plausible number.
 SANITIZE_ADDRESSES = ["-fsanitize=address", "-ftrivial-auto-var-init=pattern"]
-SANITIZE = [*SANITIZE_ADDRESSES, "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+SANITIZE_UNDEFINED = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+SANITIZE = [*SANITIZE_ADDRESSES, *SANITIZE_UNDEFINED]
+# An index beyond a span of sizes or strides, an optional that is empty.
+ASSERT_RANGES = ["-D_GLIBCXX_ASSERTIONS"]
 # The calls that these put before each access and each block of machine code go to the emulator,
 # which counts accesses (counters.cpp). -Og leaves packets whole. The types are those of the tests.
 COUNT_ACCESSES = ["-fsanitize=thread", "-fsanitize-coverage=trace-pc"]
@@ -46,6 +49,7 @@ PLAIN = (
     "clocks.cpp",
     "counters.cpp",
     "cuda_emulator.cpp",
+    "device_memory.cpp",
     "emulated_mbarrier.cpp",
     "emulated_turns.cpp",
     "emulated_wgmma.cpp",
@@ -215,18 +219,23 @@ def contraction() -> list[str]:
     return ["-ffp-contract=fast", *instructions]
 
 
-def build_operators() -> Path:
+def build_operators(tree: Path = ROOT, changed: str = "") -> Path:
     """Build a library of the CUDA operators for CPU tensors: ``torch.ops.pkg_emulated``.
 
     Their host code is the same but for the launch, which runs the kernel on the emulator. The
-    sanitizers, which a Python process cannot load late, are left to the program; products and sums
-    are contracted here as nvcc contracts them, and are not in the program.
+    sanitizer of addresses, which a Python process cannot load late, is left to the program;
+    products and sums are contracted here as nvcc contracts them, and are not in the program.
+
+    Args:
+        tree: where the source ``changed`` (``matmul.cu``) is that of, in which a test has planted a
+            fault.
+        changed: the others are those of this tree.
     """
     flags = ["-fPIC", "-fvisibility=hidden", f"-DPKG_NAMESPACE={NAMESPACE}", "-DTORCH_STABLE_ONLY"]
     flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unknown-pragmas"]
     for path in cpp_extension.include_paths():
         flags += ["-isystem", path]
-    flags += contraction()
+    flags += [*contraction(), *SANITIZE_UNDEFINED, *ASSERT_RANGES]
     folder = ROOT / HERE
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), ROOT / "csrc" / "library.cpp"]
     sources += [ROOT / "csrc" / "scaled_dot_product_attention.cpp"]
@@ -235,14 +244,17 @@ def build_operators() -> Path:
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
         with_headers = [*flags, *precompiled([*FLAGS, *flags])]
+        plain = [each for each in flags if each not in SANITIZE_UNDEFINED]
 
         def compile_source(source: Path) -> Path:
             # GCC crashes over headers that were compiled with another -O.
-            own = flags if source.name in PLAIN else with_headers
+            own = plain if source.name in PLAIN else with_headers
+            if source.name == changed:
+                return compile_object(tree, tree / source.relative_to(ROOT), own, ())
             return compile_object(ROOT, source, own, ())
 
         objects = list(pool.map(compile_source, sources))
-        return link(objects, ["-shared", *libraries, "-ltorch_cpu"])
+        return link(objects, ["-shared", "-fsanitize=undefined", *libraries, "-ltorch_cpu"])
 
 
 def extent(tensor: torch.Tensor) -> int:

@@ -129,18 +129,25 @@ def test_decoding(counting_emulator: Emulator) -> None:
     check_decoding(counting_emulator)
 
 
-def test_decoding_by_panels(counting_emulator: Emulator) -> None:
-    """Of float32: the keys and values that there are, once for each tile of columns and rows."""
+def check_decoding_by_panels(emulator: Emulator) -> None:
+    """cuda/attention/decode_panels.cuh: 16 bytes a lane, of the keys and values that there are.
+
+    In float32; once for each tile of columns and of rows.
+    """
     options = {"sizes": (128, 128), "page_size": 16, "dtype": torch.float32}
-    emulated_decoding(counting_emulator, make_decoding((200, 64), (4, 2), 2, **options), 1)
-    counted = counting_emulator.accesses
+    emulated_decoding(emulator, make_decoding((200, 64), (4, 2), 2, **options), 1)
+    counted = emulator.accesses
     assert_no_conflicts(counted["shared"].loads)
     assert_no_conflicts(counted["shared"].stores)
     of_a_cache = (200 + 64) * 2 * 128 * 4
     for name in ("key", "value"):
-        assert_whole_sectors(counted[name].loads)
+        assert_vectors(counted[name].loads)
         assert counted[name].loads.bytes == of_a_cache
     assert_whole_sectors(counted["output"].stores)
+
+
+def test_decoding_by_panels(counting_emulator: Emulator) -> None:
+    check_decoding_by_panels(counting_emulator)
 
 
 def check_quantising(emulator: Emulator) -> None:

@@ -216,6 +216,16 @@ def test_operands_of_mma_lie_where_the_manual_says(faults: Path, bits: int) -> N
     assert places == (manual_places_float64() if bits == 64 else manual_places(bits))
 
 
+def copy_with_change(folder: Path, source: str, right: str, wrong: str) -> None:
+    """What emulated programs are compiled of, with one change in the text of a source."""
+    for part in (HERE, Path("csrc")):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
+    file = folder / "csrc" / source
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong, 1))
+
+
 def plant(
     folder: Path,
     kernel: str,
@@ -229,12 +239,7 @@ def plant(
 
     ``program_file`` runs it: the linker takes what that instantiates, not the same of others.
     """
-    for part in (HERE, Path("csrc")):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.py"))
-    file = folder / "csrc" / kernel
-    text = file.read_text()
-    assert right in text
-    file.write_text(text.replace(right, wrong, 1))
+    copy_with_change(folder, kernel, right, wrong)
     program = emulator.build_changed(folder, program_file, flags, counting)
     return Emulator(program, counting)
 
@@ -396,6 +401,8 @@ INT4_LINEAR = ("run_int4_linear.cpp", BFLOAT16, run_int4_linear, "cuda/int4/int4
 MISALIGNED = "misaligned address"
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
+STAGES = "cuda/gemm/stages.cuh"
+BARRIER_OF_STAGES = "      __syncthreads();\n    }"
 PLANTED = {
     "missing barrier in the loop over panels": (
         *MATMUL,
@@ -441,23 +448,23 @@ PLANTED = {
     ),
     "missing barrier between a stage's copies and its products": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
-        "        __syncthreads();\n      }",
-        "      }",
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
         "has not arrived|race on shared|nobody has written",
     ),
     "wait for a stage too few": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",
     ),
     "stage that is still multiplied": (
         *HALF_MATMUL,
-        "cuda/gemm/mma_product.cuh",
-        "const int ahead = step + kStages - 1;",
-        "const int ahead = step + kStages;",
+        STAGES,
+        "load(ahead, stage);",
+        "load(ahead, (stage + 1) % kStages);",
         "has not arrived|race on shared|nobody has written",
     ),
     "exchanged words of an operand": (
@@ -722,7 +729,7 @@ PLANTED = {
     ),
     "stage of packed values that is still multiplied": (
         *ROWWISE,
-        "cuda/int4/rowwise.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>();",
         "wait_for_copies<kStages - 1>();",
         "has not arrived",
@@ -750,13 +757,15 @@ PLANTED = {
         "assert",
     ),
     "missing barrier between copies of a weight and their products": (
-        *INT4_LINEAR,
-        "        __syncthreads();\n      }\n      if (turn",
-        "      }\n      if (turn",
+        *INT4_LINEAR[:-1],
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
         "has not arrived|race on shared|nobody has written",
     ),
     "wait for a stage of a weight too few": (
-        *INT4_LINEAR,
+        *INT4_LINEAR[:-1],
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",
@@ -815,7 +824,7 @@ PLANTED = {
     ),
     "stage of gates that is still copied": (
         *LLTM,
-        "cuda/lltm/gate_product.cuh",
+        STAGES,
         "wait_for_copies<kStages - 2>()",
         "wait_for_copies<kStages - 1>()",
         "has not arrived",

@@ -9,6 +9,7 @@ import pytest
 from emulator import Emulator
 from test_emulated_accesses import (
     check_decoding,
+    check_decoding_by_panels,
     check_dense,
     check_few_rows,
     check_matmul,
@@ -48,9 +49,18 @@ PLANTED: dict[str, Planted] = {
         "run_decode_attention.cpp",
         BFLOAT16,
         check_decoding,
+        check_decoding_by_panels,
         "cuda/attention/decode_mma.cuh",
         "kCombinedLine = kWidth + 8;",
         "kCombinedLine = kWidth;",
+    ),
+    "rows of a cache that are read one by one": (
+        "run_decode_attention.cpp",
+        "float",
+        check_decoding_by_panels,
+        "cuda/attention/decode_panels.cuh",
+        "if (offset >= 0 && has_vectors && left >= kCount) {",
+        "if (offset >= 0 && has_vectors && left < 0) {",
     ),
     "packets of eight bytes": (
         "run_pointwise.cpp",

@@ -54,6 +54,20 @@ template <class Element>
 struct DecodeTensor {
   Element* data;
   int64_t strides[4];
+
+  // The offset of a row.
+  __device__ __forceinline__ int64_t row(int64_t outer, int64_t head,
+                                         int64_t inner) const {
+    return outer * strides[0] + head * strides[1] + inner * strides[2];
+  }
+
+  // Whether every row is of neighbours, from an address on that 16 bytes have.
+  __device__ __forceinline__ bool has_vectors() const {
+    constexpr int kVector = 16 / sizeof(Element);
+    return strides[3] == 1 && strides[0] % kVector == 0 &&
+           strides[1] % kVector == 0 && strides[2] % kVector == 0 &&
+           is_aligned(data, kVector);
+  }
 };
 
 // ALiBi's slopes, of each sequence and query head.

@@ -31,10 +31,7 @@ class DecodeLines {
         data_(tensor.data + head * tensor.strides[1] +
               first_element * tensor.strides[3]),
         size_(at_most<1 << 16>(sizes - first_element)),
-        is_dense_(tensor.strides[3] == 1 && tensor.strides[0] % kVector == 0 &&
-                  tensor.strides[1] % kVector == 0 &&
-                  tensor.strides[2] % kVector == 0 &&
-                  is_aligned(tensor.data, kVector)) {}
+        is_dense_(tensor.has_vectors()) {}
 
   __device__ __forceinline__ const Element* data() const { return data_; }
 

@@ -33,7 +33,7 @@ void with_decode_panels(const DecodeAttention<Element>& call, Use&& use) {
   if (call.shared_rows() == 1) {
     with_width.template operator()<1>();
   } else {
-    with_width.template operator()<kDecodeRows>();
+    with_width.template operator()<kDecodeRows<Element>>();
   }
 }
 

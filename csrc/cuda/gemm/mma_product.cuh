@@ -1,10 +1,9 @@
 // Products of two operands into a tile by the tensor cores.
 //
-// The operands pass through shared memory in stages: while the warps multiply
-// one, the copies of the next ones are on their way. A warp loads the words of
-// a step of 32 bytes while it multiplies those of the step before. Places are
-// counted in 32 bits, and the loop is one for filling the stages and emptying
-// them: without spills this leaves few of 255 registers.
+// The operands pass through shared memory in stages (stages.cuh). A warp loads
+// the words of a step of 32 bytes while it multiplies those of the step before.
+// Places are counted in 32 bits: without spills this leaves few of 255
+// registers.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include "cuda/device/tf32.cuh"
 #include "cuda/device/words.cuh"
 #include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
@@ -172,36 +172,24 @@ struct MmaProduct {
     const OperandA a_tile(a, row_begin, thread.warp_row, true, index);
     const OperandB b_tile(b, column_begin, thread.warp_column, false, index);
     const int steps = static_cast<int>(tiles_of(a.depth_size, kDepth));
-    // The first turns only fill the stages.
-    PKG_UNROLL_BY(1)
-    for (int step = 1 - kStages; step < steps; ++step) {
-      if (step >= 0) {
-        wait_for_copies<kStages - 2>();
-        // What was copied is seen by all, and all are done with the stage
-        // before.
-        __syncthreads();
-      }
-      const int ahead = step + kStages - 1;
-      if (ahead < steps) {
-        const SharedSpan<Element> to = stage(memory, ahead);
-        a_tile.load(a_part(to), int64_t{ahead} * kDepth);
-        b_tile.load(b_part(to), int64_t{ahead} * kDepth);
-      }
-      commit_copies();  // a group for each step, so that groups count steps
-      if (step >= 0) {
-        const SharedSpan<Element> from = stage(memory, step);
-        multiply_slices<Element, kWarpRows, kWarpColumns>(
-            sums, a_tile, a_part(from), b_tile, b_part(from));
-      }
-    }
-    wait_for_copies<0>();
-    __syncthreads();
+    pass_through_stages<kStages>(
+        0, steps,
+        [&](int step, int stage) {
+          const SharedSpan<Element> to = stage_of(memory, stage);
+          a_tile.load(a_part(to), int64_t{step} * kDepth);
+          b_tile.load(b_part(to), int64_t{step} * kDepth);
+        },
+        [&](int, int stage) {
+          const SharedSpan<Element> from = stage_of(memory, stage);
+          multiply_slices<Element, kWarpRows, kWarpColumns>(
+              sums, a_tile, a_part(from), b_tile, b_part(from));
+        });
   }
 
  private:
-  __device__ __forceinline__ static SharedSpan<Element> stage(
-      const SharedSpan<Element>& memory, int step) {
-    return memory.part(step % kStages * kStageElements, kStageElements);
+  __device__ __forceinline__ static SharedSpan<Element> stage_of(
+      const SharedSpan<Element>& memory, int stage) {
+    return memory.part(stage * kStageElements, kStageElements);
   }
   __device__ __forceinline__ static SharedSpan<Element> a_part(
       const SharedSpan<Element>& stage) {

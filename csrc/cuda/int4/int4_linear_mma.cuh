@@ -39,6 +39,7 @@
 #include "cuda/device/words.cuh"
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
+#include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/int4/int4_linear.cuh"
 
@@ -99,28 +100,12 @@ class Int4Block {
     constexpr int kTurnWords = kTurn / kWordSteps;
     const int turns = (end_ - begin_ + kTurnWords - 1) / kTurnWords;
     Slice next = first_slice();
-    int to = 0;  // the stage before that of the turn
-    // The first turns only fill the stages.
-    PKG_UNROLL_BY(1)
-    for (int turn = 1 - kStages; turn < turns; ++turn) {
-      if (turn >= 0) {
-        wait_for_copies<kStages - 2>();
-        // What was copied is seen by all, and all are done with the stage
-        // before.
-        __syncthreads();
-      }
-      if (turn + kStages - 1 < turns) {
-        load(slice_memory(to), next);
-      }
-      commit_copies();  // a group for each turn, so that groups count turns
-      to = to + kStage < kStages * kStage ? to + kStage : 0;
-      if (turn >= 0) {
-        const int done = (turn * kTeams + team_) * kSliceWords;
-        multiply_slice(totals, slice_memory(to), end_ - begin_ - done);
-      }
-    }
-    wait_for_copies<0>();
-    __syncthreads();
+    pass_through_stages<kStages>(
+        0, turns, [&](int, int stage) { load(slice_memory(stage), next); },
+        [&](int turn, int stage) {
+          const int done = (turn * kTeams + team_) * kSliceWords;
+          multiply_slice(totals, slice_memory(stage), end_ - begin_ - done);
+        });
     if constexpr (kTeams > 1) {
       add_teams(totals);
     }
@@ -182,9 +167,9 @@ class Int4Block {
   }
 
   // The team's slice of a stage: its activations, words, and pairs.
-  __device__ __forceinline__ SharedSpan<Element> slice_memory(
-      int stage_begin) const {
-    return memory_.part(stage_begin + team_ * kSliceElements, kSliceElements);
+  __device__ __forceinline__ SharedSpan<Element> slice_memory(int stage) const {
+    return memory_.part(stage * kStage + team_ * kSliceElements,
+                        kSliceElements);
   }
   __device__ __forceinline__ static SharedSpan<Element> activation_part(
       const SharedSpan<Element>& stage, int tile) {

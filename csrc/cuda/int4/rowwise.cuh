@@ -36,6 +36,7 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/mma_product.cuh"
+#include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/int4/rowwise_scale.cuh"
 #include "cuda/int4/rowwise_slice.cuh"
@@ -136,30 +137,16 @@ struct RowwiseProduct {
     const RowwiseLines right = {problem.weight_stride, problem.bytes,
                                 column_count, problem.weight_is_dense};
     const int slices = static_cast<int>(end - first);
-    // The first turns only fill the stages.
-    PKG_UNROLL_BY(1)
-    for (int slice = 1 - kStages; slice < slices; ++slice) {
-      if (slice >= 0) {
-        wait_for_copies<kStages - 2>();
-        // What was copied is seen by all, and all are done with the stage
-        // before.
-        __syncthreads();
-      }
-      const int ahead = slice + kStages - 1;
-      if (ahead < slices) {
-        const SharedSpan<int8_t> to = stage(ahead);
-        copy_slice<Left, kThreads>(left_part(to), rows, left,
-                                   (first + ahead) * Left::kWidth);
-        copy_slice<Right, kThreads>(right_part(to), columns, right,
-                                    (first + ahead) * Right::kWidth);
-      }
-      commit_copies();  // a group for each slice, so that groups count slices
-      if (slice >= 0) {
-        multiply_slice(sums, stage(slice));
-      }
-    }
-    wait_for_copies<0>();
-    __syncthreads();
+    pass_through_stages<kStages>(
+        0, slices,
+        [&](int slice, int stage) {
+          const SharedSpan<int8_t> to = stage_of(stage);
+          copy_slice<Left, kThreads>(left_part(to), rows, left,
+                                     (first + slice) * Left::kWidth);
+          copy_slice<Right, kThreads>(right_part(to), columns, right,
+                                      (first + slice) * Right::kWidth);
+        },
+        [&](int, int stage) { multiply_slice(sums, stage_of(stage)); });
   }
 
  private:
@@ -194,8 +181,8 @@ struct RowwiseProduct {
     }
   }
 
-  __device__ __forceinline__ SharedSpan<int8_t> stage(int slice) const {
-    return memory.part(slice % kStages * kStageBytes, kStageBytes);
+  __device__ __forceinline__ SharedSpan<int8_t> stage_of(int stage) const {
+    return memory.part(stage * kStageBytes, kStageBytes);
   }
   __device__ __forceinline__ static SharedSpan<int8_t> left_part(
       const SharedSpan<int8_t>& stage) {

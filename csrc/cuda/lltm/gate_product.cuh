@@ -35,6 +35,7 @@
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/panel.cuh"
+#include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/lltm/lltm.cuh"
 
@@ -233,41 +234,27 @@ class GateMma {
     const int first_part = piece.panel_begin >= input_begin ? 1 : 0;
     Slices copied(operands, piece, first_part);
     Slices multiplied = copied;
-    // The first turns only fill the stages.
-    PKG_UNROLL_BY(1)
-    for (int panel = piece.panel_begin + 1 - kStages; panel < piece.panel_end;
-         ++panel) {
-      const bool multiplies = panel >= piece.panel_begin;
-      if (multiplies) {
-        wait_for_copies<kStages - 2>();
-        // What was copied is seen by all, and all are done with the stage
-        // before.
-        __syncthreads();
-      }
-      const int ahead = panel + kStages - 1;
-      if (ahead < piece.panel_end) {
-        if (ahead == input_begin) {
-          copied = Slices(operands, piece, 1);
-        }
-        const int begin = ahead < input_begin ? 0 : input_begin;
-        copied.load(stage(memory, ahead), int64_t{ahead - begin} * kDepth);
-      }
-      commit_copies();  // a group for each panel, so that groups count panels
-      if (multiplies) {
-        if (panel == input_begin) {
-          multiplied = Slices(operands, piece, 1);
-        }
-        multiplied.multiply(sums, stage(memory, panel));
-      }
-    }
-    wait_for_copies<0>();
-    __syncthreads();
+    pass_through_stages<kStages>(
+        piece.panel_begin, piece.panel_end,
+        [&](int panel, int stage) {
+          if (panel == input_begin) {
+            copied = Slices(operands, piece, 1);
+          }
+          const int begin = panel < input_begin ? 0 : input_begin;
+          copied.load(stage_of(memory, stage), int64_t{panel - begin} * kDepth);
+        },
+        [&](int panel, int stage) {
+          if (panel == input_begin) {
+            multiplied = Slices(operands, piece, 1);
+          }
+          multiplied.multiply(sums, stage_of(memory, stage));
+        });
   }
 
  private:
-  __device__ __forceinline__ static SharedSpan<Element> stage(
-      const SharedSpan<Element>& memory, int panel) {
-    return memory.part(panel % kStages * kStageElements, kStageElements);
+  __device__ __forceinline__ static SharedSpan<Element> stage_of(
+      const SharedSpan<Element>& memory, int stage) {
+    return memory.part(stage * kStageElements, kStageElements);
   }
 
   // A panel: a slice of the rows, then one of each gate's weights.

@@ -9,7 +9,20 @@ namespace {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int
-pkg_emulated_launched_threads() {
+#define PKG_EXPORTED extern "C" __attribute__((visibility("default")))
+
+PKG_EXPORTED int pkg_emulated_launched_threads() {
   return pkg::cuda::launched_threads;
+}
+
+PKG_EXPORTED void pkg_emulated_give_to_device(void* begin, size_t size) {
+  pkg::emulation::give_to_device(begin, size);
+}
+
+PKG_EXPORTED void pkg_emulated_take_from_device() {
+  pkg::emulation::take_from_device();
+}
+
+PKG_EXPORTED int64_t pkg_emulated_host_accesses() {
+  return pkg::emulation::host_accesses();
 }
