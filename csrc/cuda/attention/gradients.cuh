@@ -178,6 +178,9 @@ class AttentionGradients {
                                                   Number (&factors)[4]) const {
     scores_.dropout_factors(row, column, factors);
   }
+  __device__ __forceinline__ Number keep_scale() const {
+    return scores_.keep_scale();
+  }
 
  private:
   AttentionScores<Element> scores_;
