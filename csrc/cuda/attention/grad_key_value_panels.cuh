@@ -43,7 +43,7 @@ class TransposedWeights {
         weights_(0),
         cap_slopes_(0) {
     const AttentionProblem<Element>& problem = call.problem;
-    multiply<kDepth>(
+    multiply<kDepth, PanelPlaces::of_product>(
         weights_,
         problem.key.by_row(problem.batch, batch, extent_.first_column,
                            extent_.columns, problem.head_size),
@@ -90,7 +90,7 @@ class TransposedWeights {
                                                  PanelsB&& b_panels) const {
     const AttentionProblem<Element>& problem = call_.problem;
     Weights result(0);
-    multiply<kDepth>(
+    multiply<kDepth, PanelPlaces::of_product>(
         result,
         problem.value.by_row(problem.batch, batch_, extent_.first_column,
                              extent_.columns, problem.value_size),
