@@ -138,6 +138,23 @@ class TransposedWeights {
   uint32_t kept_ = 0;  // a bit for each of the thread's that dropout leaves
 };
 
+// What a matrix of the batch as the key sees it has gathered. Where that lies
+// is found out anew, as all that belongs to a matrix is where it is used: kept
+// during the whole of the sums it took a register too many of float64's (nvcc
+// 13.0, sm_80).
+template <class Element, class Sum>
+__device__ __forceinline__ void store_owned(
+    const AttentionGradKeyValue<Element>& call, int64_t owned, const Sum& sum,
+    const ResultBatch<Element>& gradient, int64_t size, int64_t column_begin,
+    int64_t head_begin) {
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const int64_t batch = call.partition.batch_index(computed_here(owned), 0);
+  const AttentionExtent extent = problem.extent(batch);
+  store_tile(sum, gradient.row(problem.batch, batch, extent.first_column),
+             extent.columns, size, gradient.row_stride, column_begin,
+             head_begin);
+}
+
 template <class Element, int kWidth, bool kCaps>
 __global__ void __launch_bounds__(kTileThreads)
     attention_grad_key_value_panels_kernel(
@@ -164,9 +181,6 @@ __global__ void __launch_bounds__(kTileThreads)
     const bool wants_value =
         call.grad_value.data != nullptr && head_begin < problem.value_size;
 
-    // What belongs to a matrix of the batch is found out where it is used: kept
-    // during the whole of the sums it took a register too many of float64's
-    // (nvcc 13.0, sm_80).
     const int64_t first = call.partition.batch_index(owned, 0);
     if (column_begin >= problem.extent(first).columns) {
       continue;
@@ -201,13 +215,9 @@ __global__ void __launch_bounds__(kTileThreads)
         }
       }
     }
-    const int64_t stored = call.partition.batch_index(computed_here(owned), 0);
-    const AttentionExtent extent = problem.extent(stored);
     const auto store = [&](const Tile<Number, kTile, kWidth>& sum,
                            const ResultBatch<Element>& gradient, int64_t size) {
-      store_tile(sum, gradient.row(problem.batch, stored, extent.first_column),
-                 extent.columns, size, gradient.row_stride, column_begin,
-                 head_begin);
+      store_owned(call, owned, sum, gradient, size, column_begin, head_begin);
     };
     if (wants_key) {
       key_sum.scale(static_cast<Number>(problem.scale));
