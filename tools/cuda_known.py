@@ -52,49 +52,15 @@ SPILLS = "local memory"
 
 EXEMPTIONS = (
     Exemption(
-        r"pointwise_dense<double, ActivationBackward<Gelu>>",
-        SPILLS,
-        "six times in the main loop: an error function and an exponential of four numbers",
-        "sm_90a",
-    ),
-    Exemption(
-        r"attention_grad_key_value_panels_kernel<double, 64, (true|false)>",
-        SPILLS,
-        "numbers of two registers; spilled around the products of tiles, not in them",
-    ),
-    Exemption(
-        r"attention_forward_warpgroups_kernel<.*, 256, true>",
+        r"attention_forward_warpgroups_kernel<bfloat16, 256, true>",
         SPILLS,
         "what the end of a tile of queries needs beside 128 sums; one number once a tile of keys",
-        "sm_90a",
-    ),
-    Exemption(
-        r"attention_forward_panels_kernel<(bfloat16|float16|float), (64|128)>",
-        SPILLS,
-        "around the loop over panels: 128 registers are two blocks in a multiprocessor, not one",
-        "sm_80",
-    ),
-    Exemption(
-        r"attention_grad_query_panels_kernel<float, 64>",
-        SPILLS,
-        "as of attention_forward_panels_kernel",
-        "sm_80",
-    ),
-    Exemption(
-        r"attention_grad_query_warpgroups_kernel<\w+, 128, true>",
-        SPILLS,
-        "ten registers, around the products of a tile of keys",
         "sm_90a",
     ),
     Exemption(
         r"attention_joint_gradients_mma_kernel<\w+, 128, (true|false)>",
         SPILLS,
         "around what is added to the query's gradient once a tile",
-    ),
-    Exemption(
-        r"quantize_rowwise_kernel<double>",
-        SPILLS,
-        "two registers, stored at the kernel's beginning and read once a row",
     ),
 )
 

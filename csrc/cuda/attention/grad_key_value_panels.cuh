@@ -43,7 +43,7 @@ class TransposedWeights {
         weights_(0),
         cap_slopes_(0) {
     const AttentionProblem<Element>& problem = call.problem;
-    multiply<kDepth>(
+    multiply<kDepth, PanelPlaces::of_product>(
         weights_,
         problem.key.by_row(problem.batch, batch, extent_.first_column,
                            extent_.columns, problem.head_size),
@@ -62,8 +62,13 @@ class TransposedWeights {
     });
     PKG_UNROLL
     for (int j = 0; j < Weights::kThreadColumns; ++j) {
+      Number factors[Weights::kThreadRows];
       attention_.dropout_factors(row_begin + thread_.column(j),
-                                 column_begin + thread_.row(0), factors_[j]);
+                                 column_begin + thread_.row(0), factors);
+      PKG_UNROLL
+      for (int i = 0; i < Weights::kThreadRows; ++i) {
+        kept_ |= static_cast<uint32_t>(factors[i] != Number(0)) << bit(i, j);
+      }
     }
   }
 
@@ -73,7 +78,7 @@ class TransposedWeights {
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        result.values[i][j] *= factors_[j][i];
+        result.values[i][j] *= factor(i, j);
       }
     }
     return result;
@@ -85,7 +90,7 @@ class TransposedWeights {
                                                  PanelsB&& b_panels) const {
     const AttentionProblem<Element>& problem = call_.problem;
     Weights result(0);
-    multiply<kDepth>(
+    multiply<kDepth, PanelPlaces::of_product>(
         result,
         problem.value.by_row(problem.batch, batch_, extent_.first_column,
                              extent_.columns, problem.value_size),
@@ -99,7 +104,7 @@ class TransposedWeights {
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
         result.values[i][j] = attention_.grad_score(
             row_begin_ + thread_.column(j), weights_.values[i][j],
-            factors_[j][i] * result.values[i][j]);
+            factor(i, j) * result.values[i][j]);
         if constexpr (kCaps) {
           result.values[i][j] *= cap_slopes_.values[i][j];
         }
@@ -109,6 +114,15 @@ class TransposedWeights {
   }
 
  private:
+  __device__ __forceinline__ static constexpr int bit(int i, int j) {
+    static_assert(Weights::kThreadRows * Weights::kThreadColumns <= 32);
+    return i * Weights::kThreadColumns + j;
+  }
+  // What dropout does to a weight.
+  __device__ __forceinline__ Number factor(int i, int j) const {
+    return (kept_ >> bit(i, j) & 1) != 0 ? attention_.keep_scale() : Number(0);
+  }
+
   const AttentionBackward<Element>& call_;
   AttentionExtent extent_;
   AttentionGradients<Element> attention_;
@@ -121,8 +135,25 @@ class TransposedWeights {
   };
   Weights weights_;
   [[no_unique_address]] std::conditional_t<kCaps, Weights, Nothing> cap_slopes_;
-  Number factors_[Weights::kThreadColumns][4];
+  uint32_t kept_ = 0;  // a bit for each of the thread's that dropout leaves
 };
+
+// What a matrix of the batch as the key sees it has gathered. Where that lies
+// is found out anew, as all that belongs to a matrix is where it is used: kept
+// during the whole of the sums it took a register too many of float64's (nvcc
+// 13.0, sm_80).
+template <class Element, class Sum>
+__device__ __forceinline__ void store_owned(
+    const AttentionGradKeyValue<Element>& call, int64_t owned, const Sum& sum,
+    const ResultBatch<Element>& gradient, int64_t size, int64_t column_begin,
+    int64_t head_begin) {
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const int64_t batch = call.partition.batch_index(computed_here(owned), 0);
+  const AttentionExtent extent = problem.extent(batch);
+  store_tile(sum, gradient.row(problem.batch, batch, extent.first_column),
+             extent.columns, size, gradient.row_stride, column_begin,
+             head_begin);
+}
 
 template <class Element, int kWidth, bool kCaps>
 __global__ void __launch_bounds__(kTileThreads)
@@ -151,16 +182,16 @@ __global__ void __launch_bounds__(kTileThreads)
         call.grad_value.data != nullptr && head_begin < problem.value_size;
 
     const int64_t first = call.partition.batch_index(owned, 0);
-    const AttentionExtent extent = problem.extent(first);
-    if (column_begin >= extent.columns) {
+    if (column_begin >= problem.extent(first).columns) {
       continue;
     }
-    const int64_t first_row = problem.first_row(extent, column_begin);
-    const int64_t row_end = problem.row_end(extent, column_begin + kTile);
     Tile<Number, kTile, kWidth> key_sum(0);
     Tile<Number, kTile, kWidth> value_sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
+      const AttentionExtent extent = problem.extent(batch);
+      const int64_t first_row = problem.first_row(extent, column_begin);
+      const int64_t row_end = problem.row_end(extent, column_begin + kTile);
       for (int64_t row_begin = first_row; row_begin < row_end;
            row_begin += kTile) {
         const TransposedWeights<Element, kCaps> tile(
@@ -184,18 +215,16 @@ __global__ void __launch_bounds__(kTileThreads)
         }
       }
     }
+    const auto store = [&](const Tile<Number, kTile, kWidth>& sum,
+                           const ResultBatch<Element>& gradient, int64_t size) {
+      store_owned(call, owned, sum, gradient, size, column_begin, head_begin);
+    };
     if (wants_key) {
       key_sum.scale(static_cast<Number>(problem.scale));
-      store_tile(key_sum,
-                 call.grad_key.row(problem.batch, first, extent.first_column),
-                 extent.columns, problem.head_size, call.grad_key.row_stride,
-                 column_begin, head_begin);
+      store(key_sum, call.grad_key, problem.head_size);
     }
     if (wants_value) {
-      store_tile(value_sum,
-                 call.grad_value.row(problem.batch, first, extent.first_column),
-                 extent.columns, problem.value_size, call.grad_value.row_stride,
-                 column_begin, head_begin);
+      store(value_sum, call.grad_value, problem.value_size);
     }
   }
 }

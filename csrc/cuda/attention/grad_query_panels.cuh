@@ -6,6 +6,11 @@
 // the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
 // for each matrix of the batch, a half if causal; a wider head repeats the
 // first two of the three products.
+//
+// One block in a multiprocessor is enough to ask for: to make room for a second
+// one the compiler spilled up to 11 words of heads of 128, and 4 of 64 (nvcc
+// 13.0). For compute capability 8.0 and heads of 64 there is room for it
+// anyway.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +24,7 @@
 namespace pkg::cuda {
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 1)
     attention_grad_query_panels_kernel(
         const __grid_constant__ AttentionGradQuery<Element> call) {
   using Number = Accumulator<Element>;
@@ -38,15 +43,17 @@ __global__ void __launch_bounds__(kTileThreads)
     const int64_t row_begin = index / head_tiles % row_tiles * kTile;
     const int64_t head_begin = index % head_tiles * kWidth;
 
+    // As in grad_key_value_panels.cuh, nothing of a matrix is kept for longer
+    // than it is needed.
     const int64_t first = call.partition.batch_index(owned, 0);
-    const AttentionExtent extent = problem.extent(first);
-    if (row_begin >= extent.rows) {
+    if (row_begin >= problem.extent(first).rows) {
       continue;
     }
-    const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     Tile<Number, kTile, kWidth> sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
+      const AttentionExtent extent = problem.extent(batch);
+      const int64_t column_end = problem.column_end(extent, row_begin + kTile);
       const auto key =
           problem.key.by_column(problem.batch, batch, extent.first_column,
                                 extent.columns, problem.head_size);
@@ -61,7 +68,10 @@ __global__ void __launch_bounds__(kTileThreads)
       }
     }
     sum.scale(static_cast<Number>(problem.scale));
-    store_tile(sum, call.grad_query.row(problem.batch, first, extent.first_row),
+    const int64_t stored = call.partition.batch_index(computed_here(owned), 0);
+    const AttentionExtent extent = problem.extent(stored);
+    store_tile(sum,
+               call.grad_query.row(problem.batch, stored, extent.first_row),
                extent.rows, problem.head_size, call.grad_query.row_stride,
                row_begin, head_begin);
   }

@@ -178,6 +178,9 @@ class AttentionGradients {
                                                   Number (&factors)[4]) const {
     scores_.dropout_factors(row, column, factors);
   }
+  __device__ __forceinline__ Number keep_scale() const {
+    return scores_.keep_scale();
+  }
 
  private:
   AttentionScores<Element> scores_;
@@ -199,15 +202,16 @@ __device__ __forceinline__ auto grad_score_tile(
   const AttentionExtent extent = problem.extent(batch);
 
   Tile<Number, kTile, kTile> scores(0);
-  multiply<kDepth>(scores,
-                   problem.query.by_row(problem.batch, batch, extent.first_row,
-                                        extent.rows, problem.head_size),
-                   row_begin,
-                   problem.key.by_row(problem.batch, batch, extent.first_column,
-                                      extent.columns, problem.head_size),
-                   column_begin, a_panels, b_panels);
+  multiply<kDepth, PanelPlaces::of_product>(
+      scores,
+      problem.query.by_row(problem.batch, batch, extent.first_row, extent.rows,
+                           problem.head_size),
+      row_begin,
+      problem.key.by_row(problem.batch, batch, extent.first_column,
+                         extent.columns, problem.head_size),
+      column_begin, a_panels, b_panels);
   Tile<Number, kTile, kTile> gradients(0);
-  multiply<kDepth>(
+  multiply<kDepth, PanelPlaces::of_product>(
       gradients,
       call.grad_output.by_row(problem.batch, batch, extent.first_row,
                               extent.rows, problem.value_size),

@@ -34,8 +34,15 @@ __device__ __forceinline__ int at_most(int64_t size) {
   return size < kMost ? static_cast<int>(size) : kMost;
 }
 
+// Whether a thread's places in a panel may lie in registers from one product to
+// the next. A kernel with other work between its products lacks them there; one
+// whose loop is the product would compute more in it (matmul, 60 instructions a
+// panel; nvcc 13.0).
+enum class PanelPlaces { kept, of_product };
+
 // One panel on its way through the registers of the block.
-template <class Element, int kOuter, int kDepth>
+template <class Element, int kOuter, int kDepth,
+          PanelPlaces kPlaces = PanelPlaces::kept>
 class PanelStage {
  public:
   // Loads the panel whose first element is (outer_begin, depth_begin), a
@@ -102,21 +109,32 @@ class PanelStage {
   static_assert(kPackets * kPacket == kElements);
   static_assert(kDepth % kPacket == 0 && kOuter % kPacket == 0);
 
+  __device__ __forceinline__ int thread() const {
+    if constexpr (kPlaces == PanelPlaces::of_product) {
+      return thread_;
+    } else {
+      return static_cast<int>(threadIdx.x);
+    }
+  }
+
   // Neighbouring threads load neighbouring packets along the dimension in
   // which the matrix is dense.
   __device__ __forceinline__ int outer_place(int i) const {
-    const int index = static_cast<int>(threadIdx.x) + i * kTileThreads;
+    const int index = thread() + i * kTileThreads;
     return along_depth_ ? index / (kDepth / kPacket)
                         : index % (kOuter / kPacket) * kPacket;
   }
   __device__ __forceinline__ int depth_place(int i) const {
-    const int index = static_cast<int>(threadIdx.x) + i * kTileThreads;
+    const int index = thread() + i * kTileThreads;
     return along_depth_ ? index % (kDepth / kPacket) * kPacket
                         : index / (kOuter / kPacket);
   }
 
   Packet<Element, kPacket> values_[kPackets];
   bool along_depth_;
+  int thread_ = kPlaces == PanelPlaces::of_product
+                    ? computed_here(static_cast<int>(threadIdx.x))
+                    : 0;
 };
 
 }  // namespace pkg::cuda

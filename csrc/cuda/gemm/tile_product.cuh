@@ -87,14 +87,15 @@ __device__ __forceinline__ void multiply_panel(
 
 // tile += A B over the whole summed dimension, both operands from global
 // memory. On return every thread is done with the panels.
-template <int kDepth, class Number, int kRows, int kColumns, class Thread,
-          class Element, class PanelsA, class PanelsB>
+template <int kDepth, PanelPlaces kPlaces = PanelPlaces::kept, class Number,
+          int kRows, int kColumns, class Thread, class Element, class PanelsA,
+          class PanelsB>
 __device__ __forceinline__ void multiply(
     Tile<Number, kRows, kColumns, Thread>& tile, const PanelSource<Element>& a,
     int64_t row_begin, const PanelSource<Element>& b, int64_t column_begin,
     PanelsA&& a_panels, PanelsB&& b_panels) {
-  PanelStage<Element, kRows, kDepth> a_stage;
-  PanelStage<Element, kColumns, kDepth> b_stage;
+  PanelStage<Element, kRows, kDepth, kPlaces> a_stage;
+  PanelStage<Element, kColumns, kDepth, kPlaces> b_stage;
   a_stage.fetch(a, row_begin, 0);
   b_stage.fetch(b, column_begin, 0);
   a_stage.store(a_panels[0]);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void multiply_shared(
     const PanelSource<Element>& b, int64_t column_begin, int64_t depth_begin,
     PanelsB&& b_panels) {
   static_assert(kADepth % kDepth == 0);
-  PanelStage<Element, kColumns, kDepth> b_stage;
+  PanelStage<Element, kColumns, kDepth, PanelPlaces::of_product> b_stage;
   b_stage.fetch(b, column_begin, depth_begin);
   b_stage.store(b_panels[0]);
   __syncthreads();  // also publishes a_panel, written by the caller

@@ -177,12 +177,9 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
   using Number = Accumulator<Element>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  for (int64_t block = blockIdx.x; block < problem.block_count();
-       block += gridDim.x) {
-    const int64_t index = block * kQuantizeRows + warp;
-    if (index >= problem.rows) {
-      continue;  // the whole warp
-    }
+  const int64_t rows_of_grid = int64_t{gridDim.x} * kQuantizeRows;
+  for (int64_t index = int64_t{blockIdx.x} * kQuantizeRows + warp;
+       index < problem.rows; index += rows_of_grid) {
     const QuantizeRow<Element> row(problem, index);
     const Element rounded = convert<Element>(row.scale(lane, problem.bits));
     if (lane == 0) {
