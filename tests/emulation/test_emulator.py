@@ -557,8 +557,8 @@ PLANTED = {
     "misaligned packet": (
         *POINTWISE,
         "cuda/pointwise/pointwise.cuh",
-        "data + index * kPacket);",
-        "data + index * kPacket + 1);",
+        "data + first);",
+        "data + first + 1);",
         MISALIGNED,
     ),
     "element beyond the end": (

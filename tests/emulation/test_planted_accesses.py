@@ -49,7 +49,6 @@ PLANTED: dict[str, Planted] = {
         "run_decode_attention.cpp",
         BFLOAT16,
         check_decoding,
-        check_decoding_by_panels,
         "cuda/attention/decode_mma.cuh",
         "kCombinedLine = kWidth + 8;",
         "kCombinedLine = kWidth;",
@@ -67,17 +66,17 @@ PLANTED: dict[str, Planted] = {
         f"float,{BFLOAT16}",
         check_dense,
         "cuda/pointwise/pointwise.cuh",
-        "constexpr int kPacket = 16 / sizeof(Element);\n  const int64_t packets",
-        "constexpr int kPacket = 8 / sizeof(Element);\n  const int64_t packets",
+        "constexpr int kPacket = 16 / sizeof(Element);\n  const int64_t packed",
+        "constexpr int kPacket = 8 / sizeof(Element);\n  const int64_t packed",
     ),
     "packets in an order that spreads them": (
         "run_pointwise.cpp",
         f"float,{BFLOAT16}",
         check_dense,
         "cuda/pointwise/pointwise.cuh",
-        "int64_t index = global_thread_index(); index < packets;\n       index += threads) {",
-        "int64_t at = global_thread_index(); at < packets; at += threads) {\n"
-        "    const int64_t index = at * 37 % packets;",
+        "int64_t first = global_thread_index() * kPacket; first < packed;\n       first += step) {",
+        "int64_t at = global_thread_index() * kPacket; at < packed; at += step) {\n"
+        "    const int64_t first = at / kPacket * 37 % (packed / kPacket) * kPacket;",
     ),
     "rows that are read one by one": (
         "run_rowwise_scaled_linear.cpp",

@@ -51,7 +51,8 @@ struct Around {
     }
     const Ratio lower = at(below);
     const Ratio upper = at(above);
-    return {lower.expected + weight * (upper.expected - lower.expected),
+    // Of two that are infinite, as where everything is to be taken, infinity.
+    return {(1 - weight) * lower.expected + weight * upper.expected,
             std::min(lower.least, upper.least)};
   }
 };
