@@ -332,14 +332,14 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
             f"with {threads} thread{'s' if threads > 1 else ''}, PyTorch's time / ours, taken over "
             f"from {leasts[index]:.2f} on:"
         )
-        least, by_group = leasts[index], dict[str, list[float]]()
+        by_group: dict[str, list[float]] = {}
         kinds: list[list[Case]] = [[*products()], [*attentions()]]
         for cases, ratios in zip(kinds, table["ratios"], strict=True):
             for case, ratio in zip(cases, ratios[index], strict=True):
                 if case.sources() == [case]:
                     by_group.setdefault(case.group, []).append(ratio)
         for group, values in by_group.items():
-            taken = sum(value >= least for value in values)
+            taken = sum(value >= leasts[index] for value in values)
             yield (
                 f"  {group:27} ours in {taken:3} of {len(values):3} sizes; ratios "
                 f"{min(values):.2f} to {max(values):.2f}, median {statistics.median(values):.2f}"
