@@ -307,16 +307,28 @@ def test_operations() -> None:
 
 def test_the_part_that_is_kept_longest_sets_the_bound() -> None:
     products = ["FFMA R9, R4, R4, R9"] * 64
-    # A multiprocessor of the A100: 32 cycles of its 64 lanes, 20 of four instructions each, 16 of
-    # shared memory, or 64 where every lane reads 16 bytes of its own.
-    way = instructions("\n".join([*products, *["LDS.128 R4, [R5]"] * 16]))
+    # A multiprocessor of the A100: 32 cycles of its 64 lanes, 17 of four instructions each, 16 of
+    # shared memory.
+    way = instructions("\n".join([*products, *["LDS.128 R4, [R5]"] * 4]))
     bound = cuda_model.bound(A100, way)
     assert bound == cuda_model.Bound(pytest.approx(64 * 64 / 32 * 108 * 1.41 / 1000), "FMA")
-    bound = cuda_model.bound(A100, way, broadcasts=False)
-    assert bound == cuda_model.Bound(pytest.approx(64 * 64 / 64 * 108 * 1.41 / 1000), "memory")
-    # The H200 has lanes for all of them: 80 instructions by four.
+    # The H200 has lanes for all of them: 68 instructions by four.
     bound = cuda_model.bound(H200, way)
-    assert bound == cuda_model.Bound(pytest.approx(64 * 64 / 20 * 132 * 1.98 / 1000), "issue")
+    assert bound == cuda_model.Bound(pytest.approx(64 * 64 / 17 * 132 * 1.98 / 1000), "issue")
+    # With four times the loads it is shared memory, of either.
+    way = instructions("\n".join([*products, *["LDS.128 R4, [R5]"] * 16]))
+    for gpu in (A100, H200):
+        tera = 64 * 64 / 64 * gpu.multiprocessors * gpu.clock / 1000
+        assert cuda_model.bound(gpu, way) == cuda_model.Bound(pytest.approx(tera), "memory")
+
+
+def test_what_has_a_predicate_takes_shared_memorys_cycles_in_the_brackets() -> None:
+    way = instructions("\n".join(["FFMA R9, R4, R4, R9", "@P0 LDS.128 R4, [R5]"]))
+    bound = cuda_model.bound(H200, way)
+    assert bound is not None
+    assert bound.part == "issue"
+    bound = cuda_model.bound(H200, way, predicated=True)
+    assert bound == cuda_model.Bound(pytest.approx(64 / 4 * 132 * 1.98 / 1000), "memory")
 
 
 def test_what_is_copied_meanwhile_takes_shared_memorys_cycles() -> None:
@@ -334,7 +346,10 @@ def test_what_is_copied_meanwhile_takes_shared_memorys_cycles() -> None:
     [
         ("LDSM.16.M88.4 R8, [R20]", 4, 4),
         ("LDSM.16.M88 R8, [R20]", 1, 1),
-        ("LDS.64 R8, [R20]", 1, 2),
+        ("LDS.128 R8, [R20]", 4, 4),
+        ("LDS.64 R8, [R20]", 2, 2),
+        ("@P0 LDS.64 R8, [R20]", 0, 2),
+        ("LDG.E.128 R8, [R20.64]", 4, 4),
         ("LDS.U8 R8, [R20]", 1, 1),
         ("STS.128 [R20], R8", 4, 4),
         ("@P0 STS.128 [R20], R8", 0, 4),
@@ -347,8 +362,8 @@ def test_what_is_copied_meanwhile_takes_shared_memorys_cycles() -> None:
 )
 def test_cycles_of_shared_memory(instruction: str, least: float, most: float) -> None:
     (each,) = instructions(instruction)
-    assert cuda_model.memory_cycles(each, broadcasts=True) == least
-    assert cuda_model.memory_cycles(each, broadcasts=False) == most
+    assert cuda_model.memory_cycles(each, predicated=False) == least
+    assert cuda_model.memory_cycles(each, predicated=True) == most
 
 
 def test_matrix_instructions_that_are_not_known_are_not_passed_over() -> None:

@@ -163,11 +163,12 @@ ALU = (*INTEGER, *COMPARISON, "F2FP")
 MEMORY = ("LDS", "STS", "LDG", "STG", "LDGSTS", "LDL", "STL", "LD", "ST")
 
 
-def memory_cycles(instruction: Instruction, broadcasts: bool) -> float:
+def memory_cycles(instruction: Instruction, predicated: bool) -> float:
     """Cycles that shared memory and the L1 cache take for an instruction, without bank conflicts.
 
-    ``broadcasts``: the least that they can take, where lanes read the same address, and where an
-    instruction with a predicate does nothing.
+    They give 128 bytes a cycle, one register of a warp: a load takes a cycle for each register
+    that it fills, whatever its lanes share. ``predicated``: so do instructions with a predicate,
+    which else do nothing.
     """
     base = instruction.base
     if base in ("LDSM", "STSM"):
@@ -181,10 +182,8 @@ def memory_cycles(instruction: Instruction, broadcasts: bool) -> float:
         return 1
     if base not in MEMORY:
         return 0
-    if broadcasts and instruction.predicate:
+    if instruction.predicate and not predicated:
         return 0
-    if broadcasts and base in ("LDS", "LDG", "LD"):
-        return 1
     return max(1, instruction.bits // 32)
 
 
@@ -194,10 +193,10 @@ def matrices(instruction: Instruction) -> int:
     return int(last) if last in ("2", "4") else 1
 
 
-def cycles(gpu: Gpu, instruction: Instruction, broadcasts: bool = True) -> dict[str, float]:
+def cycles(gpu: Gpu, instruction: Instruction, predicated: bool = False) -> dict[str, float]:
     """Cycles of a multiprocessor's parts that an instruction of a warp takes."""
     base, variants = instruction.base, instruction.variants
-    taken = {"issue": 1 / SCHEDULERS, "memory": memory_cycles(instruction, broadcasts)}
+    taken = {"issue": 1 / SCHEDULERS, "memory": memory_cycles(instruction, predicated)}
 
     def lanes(part: str, rate: str) -> None:
         taken[part] = WARP / gpu.lanes[rate]
@@ -234,7 +233,7 @@ class Bound:
 def bound(
     gpu: Gpu,
     way: Sequence[Instruction],
-    broadcasts: bool = True,
+    predicated: bool = False,
     integers: bool = False,
     copied: float = 0,
 ) -> Bound | None:
@@ -248,7 +247,7 @@ def bound(
         return None
     total: dict[str, float] = {}
     for each in way:
-        for part, taken in cycles(gpu, each, broadcasts).items():
+        for part, taken in cycles(gpu, each, predicated).items():
             total[part] = total.get(part, 0) + taken
     total["memory"] += copied / SHARED_BYTES
     part = max(total, key=total.__getitem__)

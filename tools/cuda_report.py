@@ -66,7 +66,7 @@ class Kernel:
             self.gpu, self.resources.threads, self.resources.registers, shared
         )
 
-    def bound(self, broadcasts: bool = True) -> Bound | None:
+    def bound(self, predicated: bool = False) -> Bound | None:
         """The bound of the main loop, or None where it computes nothing."""
         if self.loop is None:
             return None
@@ -74,7 +74,7 @@ class Kernel:
         return cuda_model.bound(
             self.gpu,
             self.loop.way,
-            broadcasts,
+            predicated,
             has_integers(self.name),
             copied.bytes_of_warp if copied else 0,
         )
@@ -310,9 +310,9 @@ def row(kernel: Kernel) -> list[str]:
             loop += f"; meanwhile {copied.boxes} UTMALDG of {copied.box_bytes} bytes"
         if best := kernel.bound():
             bounds = f"{best.tera:.1f}, {best.part}"
-            distinct = kernel.bound(broadcasts=False)
-            if distinct and distinct.tera < best.tera * 0.99:
-                bounds += f" ({distinct.tera:.1f}, {distinct.part})"
+            most = kernel.bound(predicated=True)
+            if most and most.tera < best.tera * 0.99:
+                bounds += f" ({most.tera:.1f}, {most.part})"
     numbers = (resources.registers, resources.stack, local, kernel.double)
     return [
         kernel.architecture.removeprefix("sm_"),
