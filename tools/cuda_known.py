@@ -178,15 +178,15 @@ EXPECTED = (
         r"int4_linear_half_kernel<.*, 4, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
-    # 8 positions at 9 shifts for each of two channels, and the 24 pixels that they are made of.
-    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 12}),
-    Expected(r"spatial_correlation_kernel<double>", {"LDS.128": 16}),
+    # Two rows of 4 positions at 9 shifts for each of two channels, and the 20 pixels of each.
+    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 10}),
+    Expected(r"spatial_correlation_kernel<double>", {"DFMA": 72, "LDS.128": 14}),
     # 2 x 3 pairs of rows: 16 positions by 24 pixels of each, over 32 channels.
     Expected(r"spatial_correlation_mma_kernel<.*>", {"HMMA.16816": 36, "LDSM.x4": 16}),
-    # 8 pixels of 4 channels at 9 shifts.
+    # Two rows of 4 pixels of 8 channels at 9 shifts.
     Expected(
         r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>",
-        {"FFMA": 288, "LDS.128": 34},
+        {"FFMA": 576, "LDS.128": 42},
     ),
 )
 
@@ -234,12 +234,12 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
     r"attention_joint_gradients_mma_kernel<.*, 64, .*>": 65536,
     r"attention_joint_gradients_mma_kernel<.*, 128, .*>": 114688,
-    # Of a window of one place and up to 64 channels; totals of 36 KiB for more.
-    r"spatial_correlation_kernel<float>": 38272,
-    r"spatial_correlation_kernel<double>": 26304,
+    # Of a window of one place, up to 64 channels, and a tile of one class; totals of 36 KiB for more.
+    r"spatial_correlation_kernel<float>": 20992,
+    r"spatial_correlation_kernel<double>": 11776,
     r"spatial_correlation_mma_kernel<.*>": 50560,
-    r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>": 21504,
-    r"spatial_correlation_gradient_kernel<double>": 29696,
+    r"spatial_correlation_gradient_kernel<(bfloat16|float16|float)>": 29184,
+    r"spatial_correlation_gradient_kernel<double>": 45568,
 }
 
 # Kernels whose operands come by the copy engine. The check names a kernel that needs a line here.

@@ -45,7 +45,7 @@ Tensor spatial_correlation_sample(const Tensor& input1, const Tensor& input2,
           shape_of(plan), images_of<Element>(input1),
           images_of<Element>(input2),
           static_cast<Element*>(output.mutable_data_ptr()));
-      launch(kernel, call.piece_count, Block::launch_shape(call.shape),
+      launch(kernel, call.piece_count, Block::launch_shape(call),
              current_stream(output), call);
     });
   });

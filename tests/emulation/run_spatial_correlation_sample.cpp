@@ -46,8 +46,8 @@ void run_forward(const Request& request) {
         shape_of(request), images_of<Element>(request, "input1"),
         images_of<Element>(request, "input2"),
         request.buffer<Element>("output"));
-    launch_blocks(request, call.piece_count, Block::launch_shape(call.shape),
-                  kernel, call);
+    launch_blocks(request, call.piece_count, Block::launch_shape(call), kernel,
+                  call);
   });
 }
 

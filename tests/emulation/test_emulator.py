@@ -846,8 +846,8 @@ PLANTED = {
     "missing barrier before the pixels of other channels": (
         *CORRELATION,
         "cuda/correlation/forward.cuh",
-        "      __syncthreads();\n      if (place1",
-        "      if (place1",
+        "      __syncthreads();\n      load_column<kRows>",
+        "      load_column<kRows>",
         "race on shared|nobody has written",
     ),
     "shift beyond the patch": (

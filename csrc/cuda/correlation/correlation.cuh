@@ -147,6 +147,13 @@ struct CorrelationTile {
       const CorrelationClasses& classes) {
     return tiles_of(classes.positions, kOwn);
   }
+  // The most that places2() is of any tile.
+  static int most_places2(const CorrelationClasses& classes) {
+    const int64_t groups = groups_in(classes);
+    const int64_t met = (kGroups + groups - 2) / groups + 1;
+    return kPlaces1 +
+           static_cast<int>(met < kGroups ? met : kGroups) * kShiftStep;
+  }
   __host__ __device__ static int64_t tiles(const CorrelationClasses& classes) {
     return tiles_of(classes.position_classes * groups_in(classes), kGroups);
   }
@@ -191,30 +198,27 @@ struct CorrelationTile {
   }
 };
 
-// The tile where a thread reads vectors of numbers from shared memory.
+// The tile where a thread reads vectors of numbers from shared memory, and a
+// group is one: eight lanes read, and write, 128 bytes side by side.
 template <class Number>
 struct CorrelationVectors
-    : CorrelationTile<32 / static_cast<int>(sizeof(Number)), 8> {
-  using Tile = CorrelationTile<32 / static_cast<int>(sizeof(Number)), 8>;
+    : CorrelationTile<16 / static_cast<int>(sizeof(Number)), 8> {
+  using Tile = CorrelationTile<16 / static_cast<int>(sizeof(Number)), 8>;
   using Tile::Tile;
-  static constexpr int kVector = 16 / static_cast<int>(sizeof(Number));
-  // Lines of an odd number of vectors: of eight lanes that read vectors four
-  // groups are of one line and four of the next, in other banks.
-  static constexpr int kLine1 = Tile::kPlaces1 + kVector;
-  static constexpr int kLine2 = Tile::kPlaces2 + kVector;
-  static_assert(Tile::kOwn % kVector == 0 && Tile::kMet % kVector == 0);
-  static_assert(kLine1 / kVector % 2 == 1 && kLine2 / kVector % 2 == 1);
+  static constexpr int kVector = Tile::kOwn;
+  static_assert(Tile::kMet % kVector == 0);
 };
 
-// A thread's part of that tile, and the line that it shares with other lanes.
+// A thread's group of that tile, and which of the warp's four lines of groups
+// it is of.
 struct CorrelationLane {
   int group;
   int line;
 
   __device__ __forceinline__ CorrelationLane() {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    group = lane % 4 + lane / 16 * 4;
-    line = lane / 4 % 4;
+    group = lane % 8;
+    line = lane / 8;
   }
 };
 

@@ -38,24 +38,31 @@ class CorrelationBlock {
   using Number = Accumulator<Element>;
   using Width = CorrelationVectors<Number>;
   using Vector = Packet<Number, Width::kVector>;
-  static constexpr int kRows = 4;       // of positions
-  static constexpr int kShiftRows = 4;  // a warp each
+  static constexpr int kOwnRows = 2;
+  static constexpr int kRows = 4 * kOwnRows;  // of positions
+  static constexpr int kShiftRows = 4;        // a warp each
   static constexpr int kThreads = 32 * kShiftRows;
   static constexpr int kDepth = 32 / static_cast<int>(sizeof(Number));
   static constexpr int kChain = 64;  // channels of a part
-  using Piece = CorrelationPiece<Width, kRows, kShiftRows>;
+  using Piece = CorrelationPiece<Width, kRows, kShiftRows, kOwnRows>;
   struct Sums {
-    Number values[Width::kShifts][Width::kOwn];
+    Number values[kOwnRows][Width::kShifts][Width::kOwn];
   };
 
-  static LaunchShape launch_shape(const CorrelationShape& shape) {
-    const int numbers = kTotals + (has_totals(shape) ? kSums * kThreads : 0);
+  static LaunchShape launch_shape(const CorrelationPlan& plan) {
+    const int line2 = Width::most_places2(plan.classes[1]);
+    const int numbers =
+        pixels_begin(plan.shape) + kDepth * (kRows * kLine1 + kRows2 * line2);
     return {kThreads, numbers * static_cast<int>(sizeof(Number))};
   }
 
   __device__ __forceinline__ CorrelationBlock(const Correlation<Element>& call,
                                               int64_t index)
-      : call_(call), memory_(dynamic_shared<Number>()), piece_(call, index) {}
+      : call_(call),
+        memory_(dynamic_shared<Number>()),
+        piece_(call, index),
+        line2_(piece_.width.places2()),
+        pixels1_(pixels_begin(call.shape)) {}
 
   __device__ __forceinline__ void compute(Sums& sums) const {
     const CorrelationShape& shape = call_.shape;
@@ -93,10 +100,8 @@ class CorrelationBlock {
     const CorrelationShape& shape = call_.shape;
     const CorrelationClasses& columns = call_.classes[1];
     const CorrelationLane lane;
-    const int64_t row = piece_.row(lane.line);
     const auto group = piece_.width.group(lane.group);
-    if (row >= shape.output[0] || shift_row() >= shape.patch[0] ||
-        group.of_class >= columns.position_classes) {
+    if (group.of_class >= columns.position_classes) {
       return;
     }
     const bool vectorised = stores_packets<Width::kOwn>(
@@ -105,29 +110,44 @@ class CorrelationBlock {
         group.of_class + group.index * columns.position_step;
     const int64_t plane = shape.output[0] * shape.output[1];
     const int64_t first = piece_.shift_of(0);
-    Element* to =
-        call_.output +
-        ((piece_.image * shape.patch[0] + shift_row()) * shape.patch[1] +
-         first) *
-            plane +
-        row * shape.output[1];
     const int count = Width::shifts_of_tile(piece_.first_shift, columns.shifts);
     PKG_UNROLL
-    for (int s = 0; s < Width::kShifts; ++s) {
-      if (s < count && first + s * columns.shift_step < shape.patch[1]) {
-        store_group(sums.values[s], to, position, columns.position_step,
-                    shape.output[1], vectorised);
+    for (int k = 0; k < kOwnRows; ++k) {
+      const int64_t row = piece_.row(own_row(k));
+      if (row >= shape.output[0] || !has_shift_row(k)) {
+        continue;
       }
-      to += columns.shift_step * plane;
+      Element* to =
+          call_.output +
+          ((piece_.image * shape.patch[0] + shift_row(k)) * shape.patch[1] +
+           first) *
+              plane +
+          row * shape.output[1];
+      PKG_UNROLL
+      for (int s = 0; s < Width::kShifts; ++s) {
+        if (s < count && first + s * columns.shift_step < shape.patch[1]) {
+          store_group(sums.values[k][s], to, position, columns.position_step,
+                      shape.output[1], vectorised);
+        }
+        to += columns.shift_step * plane;
+      }
     }
   }
 
  private:
-  static constexpr int kRows2 = kRows + kShiftRows - 1;
-  static constexpr int kSums = Width::kShifts * Width::kOwn;
-  static constexpr int kPixels2 = kDepth * kRows * Width::kLine1;
-  static constexpr int kTotals = kPixels2 + kDepth * kRows2 * Width::kLine2;
+  static constexpr int kRows2 = Piece::kRows2;
+  static constexpr int kLine1 = Width::kPlaces1;
+  static constexpr int kSums = kOwnRows * Width::kShifts * Width::kOwn;
   static_assert(Width::kPlaces2 <= kThreads);
+
+  // Totals lie before the pixels, at the same place for every piece: a warp
+  // that is done with one may write those of the next.
+  __host__ __device__ static int pixels_begin(const CorrelationShape& shape) {
+    return has_totals(shape) ? kSums * kThreads : 0;
+  }
+  __device__ __forceinline__ int pixels2() const {
+    return pixels1_ + kDepth * kRows * kLine1;
+  }
 
   // Whether sums over channels are added up in shared memory.
   __host__ __device__ static bool has_totals(const CorrelationShape& shape) {
@@ -140,16 +160,27 @@ class CorrelationBlock {
   }
   __device__ __forceinline__ static int warp() { return thread() / 32; }
 
-  __device__ __forceinline__ int64_t shift_row() const {
-    return piece_.shift_row(warp());
+  // Of a thread's rows: which of the piece's, and at which row of shifts.
+  __device__ __forceinline__ static int own_row(int k) {
+    return CorrelationLane().line * kOwnRows + k;
+  }
+  __device__ __forceinline__ int64_t shift_row(int k) const {
+    return piece_.shift_row(warp() - k);
+  }
+  __device__ __forceinline__ bool has_shift_row(int k) const {
+    return static_cast<uint64_t>(shift_row(k)) <
+           static_cast<uint64_t>(call_.shape.patch[0]);
   }
 
   __device__ __forceinline__ static void clear(Sums& sums) {
     PKG_UNROLL
-    for (int s = 0; s < Width::kShifts; ++s) {
+    for (int k = 0; k < kOwnRows; ++k) {
       PKG_UNROLL
-      for (int i = 0; i < Width::kOwn; ++i) {
-        sums.values[s][i] = 0;
+      for (int s = 0; s < Width::kShifts; ++s) {
+        PKG_UNROLL
+        for (int i = 0; i < Width::kOwn; ++i) {
+          sums.values[k][s][i] = 0;
+        }
       }
     }
   }
@@ -159,42 +190,40 @@ class CorrelationBlock {
                                                int64_t kj,
                                                int64_t begin) const {
     const CorrelationShape& shape = call_.shape;
-    const int place1 = kThreads - 1 - thread();
-    const int place2 = thread();
+    const int place1 = thread() % kLine1;
+    const int place2 = thread() % line2_;
     const auto position = piece_.width.group(place1 / Width::kOwn);
     const int64_t at1 = piece_.column1(
         kj, {position.of_class, position.index + place1 % Width::kOwn});
     const int64_t at2 = piece_.column2(kj, piece_.width.place2(place2));
-    const CorrelationLane lane;
-    const int met = piece_.width.met(lane.group);
-    const bool works = shift_row() < shape.patch[0];
     const int64_t end =
         shape.channels - begin < kChain ? shape.channels : begin + kChain;
     PKG_UNROLL_BY(1)
     for (int64_t channel = begin; channel < end; channel += kDepth) {
       __syncthreads();
-      if (place1 < Width::kPlaces1) {
-        load_column<kRows>(call_.images1, at1, piece_.row1(ki, 0), channel,
-                           place1, Width::kLine1);
-      }
-      if (place2 < piece_.width.places2()) {
-        load_column<kRows2>(call_.images2, at2, piece_.row2(ki, 0), channel,
-                            kPixels2 + place2, Width::kLine2);
-      }
+      load_column<kRows>(call_.images1, computed_here(at1),
+                         computed_here(piece_.row1(ki, 0)), channel,
+                         pixels1_ + place1, kLine1);
+      load_column<kRows2>(call_.images2, computed_here(at2),
+                          computed_here(piece_.row2(ki, 0)), channel,
+                          pixels2() + place2, line2_);
       __syncthreads();
-      if (works) {
-        multiply(sums, lane.line * Width::kLine1 + lane.group * Width::kOwn,
-                 kPixels2 + (lane.line + warp()) * Width::kLine2 + met);
-      }
+      multiply(sums);
     }
   }
 
-  // A column of so many rows, for channels from `channel` on, to places a line
-  // apart.
+  // Of so many rows of a column, for channels from `channel` on, those of the
+  // thread, to places a line apart. The block's threads have as many columns as
+  // a line has places, and each of them as many threads as there are.
   template <int kCount>
   __device__ __forceinline__ void load_column(
       const CorrelationImages<Element>& images, int64_t column, int64_t row,
       int64_t channel, int place, int line) const {
+    const int step = kThreads / line;
+    int i = thread() / line;
+    if (i >= step) {
+      return;
+    }
     const CorrelationShape& shape = call_.shape;
     const bool exists = shape.has_pixel(1, column);
     const int64_t left = shape.channels - channel;
@@ -204,40 +233,61 @@ class CorrelationBlock {
                           channel * images.strides[1] +
                           (exists ? column : 0) * images.strides[3];
     PKG_UNROLL_BY(1)
-    for (int i = 0; i < kCount; ++i) {
-      const bool valid = exists && shape.has_pixel(0, row);
+    for (; i < kCount; i += step) {
+      const int64_t at = moved(row, i, call_.classes[0].pitch);
+      const bool valid = exists && shape.has_pixel(0, at);
       load_channels<kDepth>(
           memory_.part(place + i * line, (kDepth - 1) * kCount * line + 1),
-          kCount * line, from + (valid ? row : 0) * images.strides[2],
+          kCount * line, from + (valid ? at : 0) * images.strides[2],
           images.strides[1], valid ? channels : 0, vectorised);
-      row = moved(row, 1, call_.classes[0].pitch);
     }
   }
 
-  // sums += the products of kDepth channels.
-  __device__ __forceinline__ void multiply(Sums& sums, int place1,
-                                           int place2) const {
-    constexpr int kVector = Width::kVector;
+  // sums += the products of kDepth channels: of both rows, or of the one whose
+  // shift is of the patch.
+  __device__ __forceinline__ void multiply(Sums& sums) const {
+    const bool first = has_shift_row(0);
+    const bool last = has_shift_row(kOwnRows - 1);
+    if (first && last) {
+      multiply_rows<0, kOwnRows>(sums);
+    } else if (first) {
+      multiply_rows<0, 1>(sums);
+    } else if (last) {
+      multiply_rows<kOwnRows - 1, kOwnRows>(sums);
+    }
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void multiply_rows(Sums& sums) const {
+    static_assert(kOwnRows == 2);
+    const CorrelationLane lane;
+    const int place1 =
+        pixels1_ + own_row(0) * kLine1 + lane.group * Width::kOwn;
+    const int place2 = pixels2() + (own_row(0) + warp()) * line2_ +
+                       piece_.width.met(lane.group);
     PKG_UNROLL_BY(2)
     for (int c = 0; c < kDepth; ++c) {
-      Vector pixels[Width::kOwn / kVector];
-      Vector met[Width::kMet / kVector];
+      Vector pixels[kOwnRows];
+      Vector met[Width::kMet / Width::kVector];
       PKG_UNROLL
-      for (int i = 0; i < Width::kOwn / kVector; ++i) {
-        pixels[i] = memory_.template load<Vector>(
-            place1 + c * kRows * Width::kLine1 + i * kVector);
+      for (int k = kBegin; k < kEnd; ++k) {
+        pixels[k] =
+            memory_.template load<Vector>(place1 + (c * kRows + k) * kLine1);
       }
       PKG_UNROLL
-      for (int i = 0; i < Width::kMet / kVector; ++i) {
-        met[i] = memory_.template load<Vector>(
-            place2 + c * kRows2 * Width::kLine2 + i * kVector);
+      for (int i = 0; i < Width::kMet / Width::kVector; ++i) {
+        met[i] = memory_.template load<Vector>(place2 + c * kRows2 * line2_ +
+                                               i * Width::kVector);
       }
       PKG_UNROLL
-      for (int s = 0; s < Width::kShifts; ++s) {
+      for (int k = kBegin; k < kEnd; ++k) {
         PKG_UNROLL
-        for (int i = 0; i < Width::kOwn; ++i) {
-          sums.values[s][i] += pixels[i / kVector].values[i % kVector] *
-                               met[(i + s) / kVector].values[(i + s) % kVector];
+        for (int s = 0; s < Width::kShifts; ++s) {
+          PKG_UNROLL
+          for (int i = 0; i < Width::kOwn; ++i) {
+            const Vector& other = met[(i + s) / Width::kVector];
+            sums.values[k][s][i] +=
+                pixels[k].values[i] * other.values[(i + s) % Width::kVector];
+          }
         }
       }
     }
@@ -249,14 +299,13 @@ class CorrelationBlock {
     const CorrelationShape& shape = call_.shape;
     const CorrelationLane lane;
     const auto group = piece_.width.group(lane.group);
-    const bool rows = shape.has_pixel(0, piece_.row1(ki, lane.line)) &&
-                      shape.has_pixel(0, piece_.row2(ki, lane.line + warp()));
+    const bool row2 = shape.has_pixel(0, piece_.row2(ki, own_row(0) + warp()));
     uint32_t exist1 = 0;
     uint32_t exist2 = 0;
     PKG_UNROLL
     for (int i = 0; i < Width::kMet; ++i) {
       const typename Width::Place place = {group.of_class, group.index + i};
-      if (i < Width::kOwn && rows &&
+      if (i < Width::kOwn && row2 &&
           shape.has_pixel(1, piece_.column1(kj, place))) {
         exist1 |= 1u << i;
       }
@@ -265,12 +314,16 @@ class CorrelationBlock {
       }
     }
     PKG_UNROLL
-    for (int s = 0; s < Width::kShifts; ++s) {
-      const uint32_t exist = exist1 & exist2 >> s;
+    for (int k = 0; k < kOwnRows; ++k) {
+      const bool row1 = shape.has_pixel(0, piece_.row1(ki, own_row(k)));
       PKG_UNROLL
-      for (int i = 0; i < Width::kOwn; ++i) {
-        if ((exist >> i & 1) == 0) {
-          sums.values[s][i] = 0;
+      for (int s = 0; s < Width::kShifts; ++s) {
+        const uint32_t exist = row1 ? exist1 & exist2 >> s : 0;
+        PKG_UNROLL
+        for (int i = 0; i < Width::kOwn; ++i) {
+          if ((exist >> i & 1) == 0) {
+            sums.values[k][s][i] = 0;
+          }
         }
       }
     }
@@ -279,7 +332,7 @@ class CorrelationBlock {
   // What a thread keeps of its sums in shared memory, by vectors side by side
   // with those of other threads.
   __device__ __forceinline__ static int total_place(int vector) {
-    return kTotals + (vector * kThreads + thread()) * Width::kVector;
+    return (vector * kThreads + thread()) * Width::kVector;
   }
   __device__ __forceinline__ void store_totals(const Sums& sums) const {
     PKG_UNROLL
@@ -287,8 +340,8 @@ class CorrelationBlock {
       Vector vector;
       PKG_UNROLL
       for (int i = 0; i < Width::kVector; ++i) {
-        const int at = k * Width::kVector + i;
-        vector.values[i] = sums.values[at / Width::kOwn][at % Width::kOwn];
+        vector.values[i] =
+            sums.values[k / Width::kShifts][k % Width::kShifts][i];
       }
       memory_.store(total_place(k), vector);
     }
@@ -299,8 +352,8 @@ class CorrelationBlock {
       const auto vector = memory_.template load<Vector>(total_place(k));
       PKG_UNROLL
       for (int i = 0; i < Width::kVector; ++i) {
-        const int at = k * Width::kVector + i;
-        sums.values[at / Width::kOwn][at % Width::kOwn] += vector.values[i];
+        sums.values[k / Width::kShifts][k % Width::kShifts][i] +=
+            vector.values[i];
       }
     }
   }
@@ -308,6 +361,8 @@ class CorrelationBlock {
   const Correlation<Element>& call_;
   SharedSpan<Number> memory_;
   Piece piece_;
+  int line2_;    // places of a row of input2 in shared memory
+  int pixels1_;  // where those of input1 begin there
 };
 
 template <class Element>

@@ -49,7 +49,7 @@ class CorrelationMma {
   static constexpr int kThreads = 32 * Width::kGroups * kRows / kWarpRows;
   using Piece = CorrelationPiece<Width, kRows, kShiftRows>;
 
-  static LaunchShape launch_shape(const CorrelationShape&) {
+  static LaunchShape launch_shape(const CorrelationPlan&) {
     return {kThreads, (kTotals + kThreads / 32 * kWarpTotals) *
                           static_cast<int>(sizeof(Element))};
   }
@@ -123,7 +123,7 @@ class CorrelationMma {
   static constexpr int kOctets = kDepth / kOctet;
   // Lines of an odd number of vectors: eight neighbours lie in different banks.
   static constexpr int kLine = kDepth + kOctet;
-  static constexpr int kRows2 = kRows + kShiftRows - 1;
+  static constexpr int kRows2 = Piece::kRows2;
   static constexpr int kWarpRows2 = kWarpRows + kShiftRows - 1;
   static constexpr int kMetTiles = Width::kMet / 8;
   static constexpr int kPixels2 = kRows * Width::kPlaces1 * kLine;

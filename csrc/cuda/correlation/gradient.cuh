@@ -91,14 +91,15 @@ class CorrelationGradientBlock {
   using Number = Accumulator<Element>;
   using Width = CorrelationVectors<Number>;
   using Vector = Packet<Number, Width::kVector>;
-  static constexpr int kRows = 2;
-  static constexpr int kOwnChannels = 4;
+  static constexpr int kOwnRows = 2;
+  static constexpr int kRows = 2 * kOwnRows;
+  static constexpr int kOwnChannels = 8;
   static constexpr int kWarpChannels = 4 * kOwnChannels;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kChannels = kWarps / kRows * kWarpChannels;
+  static constexpr int kChannels = kWarps * kOwnRows / kRows * kWarpChannels;
   struct Sums {
-    Number values[kOwnChannels][Width::kOwn];
+    Number values[kOwnRows][kOwnChannels][Width::kOwn];
   };
 
   static int64_t piece_count(const CorrelationGradient<Element>& call) {
@@ -126,7 +127,7 @@ class CorrelationGradientBlock {
     first_channel_ = take(tiles_of(call.shape.channels, kChannels)) * kChannels;
     image_ = piece;
     met_ = width_.met(CorrelationLane().group);
-    const auto place = width_.place2(thread());
+    const auto place = width_.place2(thread() % width_.places2());
     met_column_ = moved(place.of_class, place.index, call.classes[1].pitch);
     const int own = thread() % Width::kPlaces1;
     const auto group = width_.group(own / Width::kOwn);
@@ -137,10 +138,13 @@ class CorrelationGradientBlock {
   __device__ __forceinline__ void compute(Sums& sums) const {
     const CorrelationShape& shape = call_.shape;
     PKG_UNROLL
-    for (int c = 0; c < kOwnChannels; ++c) {
+    for (int k = 0; k < kOwnRows; ++k) {
       PKG_UNROLL
-      for (int i = 0; i < Width::kOwn; ++i) {
-        sums.values[c][i] = 0;
+      for (int c = 0; c < kOwnChannels; ++c) {
+        PKG_UNROLL
+        for (int i = 0; i < Width::kOwn; ++i) {
+          sums.values[k][c][i] = 0;
+        }
       }
     }
     // Of the block's first row: each later row meets the same row of the other
@@ -161,9 +165,7 @@ class CorrelationGradientBlock {
         load_others(other_row, first);
         load_grads(other_row, u, first, shifts);
         __syncthreads();
-        if (has_shift(u - row_of_warp())) {
-          multiply(sums, shifts);
-        }
+        multiply(sums, u, shifts);
       }
     }
   }
@@ -173,40 +175,37 @@ class CorrelationGradientBlock {
     const CorrelationClasses& columns = call_.classes[1];
     const CorrelationLane lane;
     const auto group = width_.group(lane.group);
-    const int64_t row = row_at(row_of_warp());
-    if (row >= shape.size[0] || group.of_class >= columns.position_classes) {
+    if (group.of_class >= columns.position_classes) {
       return;
     }
     const int64_t column = group.of_class + group.index * columns.pitch;
     const bool vectorised =
         stores_packets<Width::kOwn>(call_.result, shape.size[1], columns.pitch);
-    if (!call_.of_input2) {
-      const bool row_is_read = call_.is_read(0, row);
-      PKG_UNROLL
-      for (int i = 0; i < Width::kOwn; ++i) {
-        if (!row_is_read ||
-            !call_.is_read(1, moved(column, i, columns.pitch))) {
-          PKG_UNROLL
-          for (int c = 0; c < kOwnChannels; ++c) {
-            sums.values[c][i] = 0;
-          }
-        }
-      }
-    }
     PKG_UNROLL
-    for (int c = 0; c < kOwnChannels; ++c) {
-      const int64_t channel = first_channel_ + own_channel(c);
-      if (channel < shape.channels) {
-        const int64_t line =
-            (image_ * shape.channels + channel) * shape.size[0] + row;
-        store_group(sums.values[c], call_.result + line * shape.size[1], column,
-                    columns.pitch, shape.size[1], vectorised);
+    for (int k = 0; k < kOwnRows; ++k) {
+      const int64_t row = row_at(row_of_warp() + k);
+      if (row >= shape.size[0]) {
+        continue;
+      }
+      if (!call_.of_input2) {
+        leave_out(sums.values[k], row, column);
+      }
+      PKG_UNROLL
+      for (int c = 0; c < kOwnChannels; ++c) {
+        const int64_t channel = first_channel_ + own_channel(c);
+        if (channel < shape.channels) {
+          const int64_t line =
+              (image_ * shape.channels + channel) * shape.size[0] + row;
+          store_group(sums.values[k][c], call_.result + line * shape.size[1],
+                      column, columns.pitch, shape.size[1], vectorised);
+        }
       }
     }
   }
 
  private:
-  static constexpr int kGrads = kChannels * Width::kLine2;
+  static constexpr int kLine2 = Width::kPlaces2;
+  static constexpr int kGrads = kChannels * kLine2;
   static constexpr int kNumbers =
       kGrads + Width::kShifts * kRows * Width::kPlaces1;
   static_assert(Width::kPlaces2 <= kThreads);
@@ -218,13 +217,15 @@ class CorrelationGradientBlock {
   __device__ __forceinline__ static int thread() {
     return static_cast<int>(threadIdx.x);
   }
+  // The first of its rows.
   __device__ __forceinline__ static int row_of_warp() {
-    return thread() / 32 % kRows;
+    return thread() / 32 % (kRows / kOwnRows) * kOwnRows;
   }
   // Of a lane's channels neighbouring ones are the lines of other lanes.
   __device__ __forceinline__ static int own_channel(int c) {
     const CorrelationLane lane;
-    return thread() / 32 / kRows * kWarpChannels + c * 4 + lane.line;
+    return thread() / 32 / (kRows / kOwnRows) * kWarpChannels + c * 4 +
+           lane.line;
   }
   __device__ __forceinline__ int64_t row_at(int row) const {
     return moved(first_row_, row, call_.classes[0].pitch);
@@ -233,10 +234,31 @@ class CorrelationGradientBlock {
     return u >= 0 && u < call_.shape.patch[0];
   }
 
+  // Zeros for the pixels that no window reads.
+  __device__ __forceinline__ void leave_out(
+      Number (&sums)[kOwnChannels][Width::kOwn], int64_t row,
+      int64_t column) const {
+    const bool row_is_read = call_.is_read(0, row);
+    PKG_UNROLL
+    for (int i = 0; i < Width::kOwn; ++i) {
+      if (!row_is_read ||
+          !call_.is_read(1, moved(column, i, call_.classes[1].pitch))) {
+        PKG_UNROLL
+        for (int c = 0; c < kOwnChannels; ++c) {
+          sums[c][i] = 0;
+        }
+      }
+    }
+  }
+
+  // The threads have as many columns as there are places, and each of them as
+  // many threads as there are, which take its channels in turns.
   __device__ __forceinline__ void load_others(int64_t row,
                                               int64_t first) const {
     const CorrelationShape& shape = call_.shape;
-    if (thread() >= width_.places2()) {
+    const int step = kThreads / width_.places2();
+    const int turn = thread() / width_.places2();
+    if (turn >= step) {
       return;
     }
     const int64_t column = met_column_ + call_.shift(1, first);
@@ -252,11 +274,11 @@ class CorrelationGradientBlock {
     const int valid =
         !exists ? 0 : static_cast<int>(left < kChannels ? left : kChannels);
     PKG_UNROLL_BY(1)
-    for (int c = 0; c < kChannels; c += kDepth) {
-      load_channels<kDepth>(memory_.part(c * Width::kLine2 + thread(),
-                                         (kDepth - 1) * Width::kLine2 + 1),
-                            Width::kLine2, from + c * strides[1], strides[1],
-                            valid - c, vectorised);
+    for (int c = turn * kDepth; c < kChannels; c += step * kDepth) {
+      load_channels<kDepth>(
+          memory_.part(c * kLine2 + thread() % width_.places2(),
+                       (kDepth - 1) * kLine2 + 1),
+          kLine2, from + c * strides[1], strides[1], valid - c, vectorised);
     }
   }
 
@@ -353,41 +375,60 @@ class CorrelationGradientBlock {
     return sum;
   }
 
-  // sums += the products at so many shifts.
-  __device__ __forceinline__ void multiply(Sums& sums, int shifts) const {
-    constexpr int kVector = Width::kVector;
-    const CorrelationLane lane;
-    Number met[kOwnChannels][Width::kMet];
-    PKG_UNROLL
-    for (int c = 0; c < kOwnChannels; ++c) {
-      PKG_UNROLL
-      for (int i = 0; i < Width::kMet; i += kVector) {
-        const auto vector = memory_.template load<Vector>(
-            own_channel(c) * Width::kLine2 + met_ + i);
-        PKG_UNROLL
-        for (int k = 0; k < kVector; ++k) {
-          met[c][i + k] = vector.values[k];
-        }
-      }
+  // sums += the products at so many shifts: of both rows, or of the one whose
+  // shift is of the patch.
+  __device__ __forceinline__ void multiply(Sums& sums, int64_t u,
+                                           int shifts) const {
+    static_assert(kOwnRows == 2);
+    const bool first = has_shift(u - row_of_warp());
+    const bool last = has_shift(u - row_of_warp() - 1);
+    if (first && last) {
+      multiply_rows<0, 2>(sums, shifts);
+    } else if (first) {
+      multiply_rows<0, 1>(sums, shifts);
+    } else if (last) {
+      multiply_rows<1, 2>(sums, shifts);
     }
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void multiply_rows(Sums& sums, int shifts) const {
+    constexpr int kVector = Width::kVector;
+    Vector met[kOwnChannels][Width::kMet / kVector];
+    load_met(met, 0);
     PKG_UNROLL
     for (int s = 0; s < Width::kShifts; ++s) {
       if (s >= shifts) {
         break;  // what a shift beyond the patch meets may be NaN
       }
+      if (s % kVector == 1) {
+        load_met(met, s / kVector + 1);
+      }
       PKG_UNROLL
-      for (int i = 0; i < Width::kOwn; i += kVector) {
+      for (int k = kBegin; k < kEnd; ++k) {
         const auto grads = memory_.template load<Vector>(
-            kGrads + (s * kRows + row_of_warp()) * Width::kPlaces1 +
-            lane.group * Width::kOwn + i);
+            kGrads + (s * kRows + row_of_warp() + k) * Width::kPlaces1 +
+            CorrelationLane().group * Width::kOwn);
         PKG_UNROLL
-        for (int k = 0; k < kVector; ++k) {
+        for (int c = 0; c < kOwnChannels; ++c) {
           PKG_UNROLL
-          for (int c = 0; c < kOwnChannels; ++c) {
-            sums.values[c][i + k] += grads.values[k] * met[c][i + k + s];
+          for (int i = 0; i < Width::kOwn; ++i) {
+            const Vector& other = met[c][(i + s) / kVector];
+            sums.values[k][c][i] +=
+                grads.values[i] * other.values[(i + s) % kVector];
           }
         }
       }
+    }
+  }
+  // One vector of each of the thread's channels: those before the last two are
+  // not needed any more.
+  template <int kVectors>
+  __device__ __forceinline__ void load_met(
+      Vector (&met)[kOwnChannels][kVectors], int vector) const {
+    PKG_UNROLL
+    for (int c = 0; c < kOwnChannels; ++c) {
+      met[c][vector] = memory_.template load<Vector>(
+          own_channel(c) * kLine2 + met_ + vector * Width::kVector);
     }
   }
 
@@ -427,7 +468,7 @@ CorrelationGradient<Element> correlation_gradient_of(
 
 template <class Element>
 __global__ void __launch_bounds__(CorrelationGradientBlock<Element>::kThreads,
-                                  3)
+                                  2)
     spatial_correlation_gradient_kernel(
         const __grid_constant__ CorrelationGradient<Element> call) {
   using Block = CorrelationGradientBlock<Element>;

@@ -25,9 +25,13 @@ struct Correlation : CorrelationPlan {
 
 // The part of the output that a block computes at a time: so many rows of
 // positions of a class at so many rows of shifts of a class, in width the
-// groups and the shifts of a tile.
-template <class WidthTile, int kRows, int kShiftRows>
+// groups and the shifts of a tile. Of each `kSkewed` rows of positions the
+// later ones are computed at a row of shifts less, with the same row of input2:
+// for them the shifts of the first piece begin before the patch.
+template <class WidthTile, int kRows, int kShiftRows, int kSkewed = 1>
 struct CorrelationPiece {
+  static_assert(kRows % kSkewed == 0);
+  static constexpr int kRows2 = kRows - kSkewed + kShiftRows;  // of input2
   using Width = WidthTile;
   using Place = typename Width::Place;
   const CorrelationPlan& plan;
@@ -43,7 +47,7 @@ struct CorrelationPiece {
     const CorrelationClasses& columns = plan.classes[1];
     return plan.shape.batch * rows.position_classes *
            tiles_of(rows.positions, kRows) * rows.shift_classes *
-           tiles_of(rows.shifts, kShiftRows) * Width::tiles(columns) *
+           shift_row_tiles(rows) * Width::tiles(columns) *
            columns.shift_classes * Width::shift_tiles(columns.shifts);
   }
 
@@ -60,8 +64,7 @@ struct CorrelationPiece {
     };
     first_shift = take(Width::shift_tiles(columns.shifts)) * Width::kShiftStep;
     shift_class = take(columns.shift_classes);
-    const int64_t shift_row =
-        take(tiles_of(rows.shifts, kShiftRows)) * kShiftRows;
+    const int64_t shift_row = take(shift_row_tiles(rows)) * kShiftRows;
     first_shift_row = take(rows.shift_classes) + shift_row * rows.shift_step;
     width = Width(columns, take(Width::tiles(columns)));
     const int64_t row = take(tiles_of(rows.positions, kRows)) * kRows;
@@ -103,11 +106,17 @@ struct CorrelationPiece {
   __device__ __forceinline__ bool has_rows(int64_t ki) const {
     bool any1 = false;
     bool any2 = false;
-    for (int line = 0; line < kRows + kShiftRows - 1; ++line) {
+    for (int line = 0; line < kRows || line < kRows2; ++line) {
       any1 |= line < kRows && plan.shape.has_pixel(0, row1(ki, line));
-      any2 |= plan.shape.has_pixel(0, row2(ki, line));
+      any2 |= line < kRows2 && plan.shape.has_pixel(0, row2(ki, line));
     }
     return any1 && any2;
+  }
+
+ private:
+  __host__ __device__ static int64_t shift_row_tiles(
+      const CorrelationClasses& rows) {
+    return tiles_of(rows.shifts + kSkewed - 1, kShiftRows);
   }
 };
 
