@@ -219,13 +219,16 @@ def assert_vectors_of_shared(count: AccessCount) -> None:
 
 
 def check_correlation(emulator: Emulator) -> None:
-    """cuda/correlation/forward.cuh: 6 vectors for 72 products, without conflicts."""
+    """cuda/correlation/forward.cuh: 5 vectors for 72 products, without conflicts; whole sectors."""
     images = integers(1, 64, 8, 32).float(), integers(1, 64, 8, 32).float()
-    emulated_correlation(emulator, *images, 1, 9, 1, 0, 1, 1)
-    loads = emulator.accesses["shared"].loads
+    output = emulated_correlation(emulator, *images, 1, 9, 1, 0, 1, 1)
+    loads, stores = emulator.accesses["shared"].loads, emulator.accesses["output"].stores
     assert_no_conflicts(loads)
     assert loads.least == 4 * loads.requests  # vectors
-    assert loads.requests % (6 * 64) == 0  # of a warp and channel
+    # Of 9 rows of shifts and 2 rows of positions 8 warps compute both, and two one of them.
+    assert loads.requests == 64 * (8 * 5 + 2 * 4)
+    assert_vectors(stores)
+    assert stores.bytes == size_of(output)
 
 
 def test_correlation(counting_emulator: Emulator) -> None:
@@ -240,14 +243,24 @@ def test_correlation_by_tensor_cores(counting_emulator: Emulator) -> None:
     assert_no_conflicts(counting_emulator.accesses["shared"].stores)
 
 
-def test_gradient_of_correlation(counting_emulator: Emulator) -> None:
-    """cuda/correlation/gradient.cuh: vectors, of which none waits for another."""
+def check_gradient_of_correlation(emulator: Emulator) -> None:
+    """cuda/correlation/gradient.cuh: 42 vectors for 576 products, without conflicts."""
     other = integers(1, 64, 8, 32).float()
     grad = integers(1, 9, 9, 8, 32).float()
-    emulated_gradient(counting_emulator, grad, other, False, 1, 9, 1, 4, 1, 1)
-    loads = counting_emulator.accesses["shared"].loads
-    assert_no_conflicts(loads)
-    assert_no_conflicts(counting_emulator.accesses["shared"].stores)
+    result = emulated_gradient(emulator, grad, other, False, 1, 9, 1, 0, 1, 1)
+    counted = emulator.accesses
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    assert counted["shared"].loads.least == 4 * counted["shared"].loads.requests
+    # Of the four pairs of rows, with the rows of the other image at 9 shifts: 24 times both of a
+    # pair meet one that exists, 4 times one does; by two warps, of 32 channels each.
+    assert counted["shared"].loads.requests == 2 * (24 * 42 + 4 * 33)
+    assert_vectors(counted["output"].stores)
+    assert counted["output"].stores.bytes == size_of(result)
+
+
+def test_gradient_of_correlation(counting_emulator: Emulator) -> None:
+    check_gradient_of_correlation(counting_emulator)
 
 
 def check_dense(emulator: Emulator) -> None:

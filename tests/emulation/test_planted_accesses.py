@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from emulator import Emulator
 from test_emulated_accesses import (
+    check_correlation,
     check_decoding,
     check_decoding_by_panels,
     check_dense,
     check_few_rows,
+    check_gradient_of_correlation,
     check_matmul,
     check_panels,
     check_quantising,
@@ -60,6 +62,30 @@ PLANTED: dict[str, Planted] = {
         "cuda/attention/decode_panels.cuh",
         "if (offset >= 0 && has_vectors && left >= kCount) {",
         "if (offset >= 0 && has_vectors && left < 0) {",
+    ),
+    "groups that are neighbours of other lanes": (
+        "run_spatial_correlation_sample.cpp",
+        "float",
+        check_correlation,
+        "cuda/correlation/correlation.cuh",
+        "    group = lane % 8;\n    line = lane / 8;",
+        "    group = lane / 4;\n    line = lane % 4;",
+    ),
+    "correlations that are written one by one": (
+        "run_spatial_correlation_sample.cpp",
+        "float",
+        check_correlation,
+        "cuda/correlation/correlation.cuh",
+        "if (vectorised) {\n      if (first",
+        "if (vectorised && step == 0) {\n      if (first",
+    ),
+    "pixels that are loaded for every shift": (
+        "run_spatial_correlation_sample.cpp",
+        "float",
+        check_gradient_of_correlation,
+        "cuda/correlation/gradient.cuh",
+        "if (s % kVector == 1) {",
+        "if (s % kVector != 0) {",
     ),
     "packets of eight bytes": (
         "run_pointwise.cpp",

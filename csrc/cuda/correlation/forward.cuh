@@ -192,36 +192,41 @@ class CorrelationBlock {
     const CorrelationShape& shape = call_.shape;
     const int place1 = thread() % kLine1;
     const int place2 = thread() % line2_;
+    const Turns turns1 = {thread() / kLine1, kThreads / kLine1};
+    const Turns turns2 = {thread() / line2_, kThreads / line2_};
     const auto position = piece_.width.group(place1 / Width::kOwn);
     const int64_t at1 = piece_.column1(
         kj, {position.of_class, position.index + place1 % Width::kOwn});
     const int64_t at2 = piece_.column2(kj, piece_.width.place2(place2));
-    const int64_t end =
-        shape.channels - begin < kChain ? shape.channels : begin + kChain;
+    const int64_t left = shape.channels - begin;
+    const int count = static_cast<int>(left < kChain ? left : kChain);
     PKG_UNROLL_BY(1)
-    for (int64_t channel = begin; channel < end; channel += kDepth) {
+    for (int c = 0; c < count; c += kDepth) {
+      const int64_t channel = begin + c;
       __syncthreads();
-      load_column<kRows>(call_.images1, computed_here(at1),
-                         computed_here(piece_.row1(ki, 0)), channel,
-                         pixels1_ + place1, kLine1);
-      load_column<kRows2>(call_.images2, computed_here(at2),
-                          computed_here(piece_.row2(ki, 0)), channel,
-                          pixels2() + place2, line2_);
+      load_column<kRows>(call_.images1, at1, piece_.row1(ki, 0), channel,
+                         pixels1_ + place1, kLine1, turns1);
+      load_column<kRows2>(call_.images2, at2, piece_.row2(ki, 0), channel,
+                          pixels2() + place2, line2_, turns2);
       __syncthreads();
       multiply(sums);
     }
   }
 
+  // The threads have as many columns as a line has places, and each of them as
+  // many threads as there are, which take its rows in turns.
+  struct Turns {
+    int first;
+    int step;
+  };
+
   // Of so many rows of a column, for channels from `channel` on, those of the
-  // thread, to places a line apart. The block's threads have as many columns as
-  // a line has places, and each of them as many threads as there are.
+  // thread, to places a line apart.
   template <int kCount>
   __device__ __forceinline__ void load_column(
       const CorrelationImages<Element>& images, int64_t column, int64_t row,
-      int64_t channel, int place, int line) const {
-    const int step = kThreads / line;
-    int i = thread() / line;
-    if (i >= step) {
+      int64_t channel, int place, int line, const Turns& turns) const {
+    if (turns.first >= turns.step) {
       return;
     }
     const CorrelationShape& shape = call_.shape;
@@ -233,7 +238,7 @@ class CorrelationBlock {
                           channel * images.strides[1] +
                           (exists ? column : 0) * images.strides[3];
     PKG_UNROLL_BY(1)
-    for (; i < kCount; i += step) {
+    for (int i = turns.first; i < kCount; i += turns.step) {
       const int64_t at = moved(row, i, call_.classes[0].pitch);
       const bool valid = exists && shape.has_pixel(0, at);
       load_channels<kDepth>(
@@ -366,7 +371,7 @@ class CorrelationBlock {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(CorrelationBlock<Element>::kThreads, 3)
+__global__ void __launch_bounds__(CorrelationBlock<Element>::kThreads, 2)
     spatial_correlation_kernel(
         const __grid_constant__ Correlation<Element> call) {
   using Block = CorrelationBlock<Element>;

@@ -127,7 +127,11 @@ class CorrelationGradientBlock {
     first_channel_ = take(tiles_of(call.shape.channels, kChannels)) * kChannels;
     image_ = piece;
     met_ = width_.met(CorrelationLane().group);
-    const auto place = width_.place2(thread() % width_.places2());
+    const int places = width_.places2();
+    other_place_ = thread() % places;
+    other_turn_ = thread() / places;
+    other_turns_ = kThreads / places;
+    const auto place = width_.place2(other_place_);
     met_column_ = moved(place.of_class, place.index, call.classes[1].pitch);
     const int own = thread() % Width::kPlaces1;
     const auto group = width_.group(own / Width::kOwn);
@@ -147,23 +151,24 @@ class CorrelationGradientBlock {
         }
       }
     }
-    // Of the block's first row: each later row meets the same row of the other
-    // image at an earlier shift.
     PKG_UNROLL_BY(1)
-    for (int64_t u = 0; u < shape.patch[0] + kRows - 1; ++u) {
-      const int64_t other_row =
-          moved(first_row_ + call_.shift(0, 0), u, call_.classes[0].pitch);
-      if (!shape.has_pixel(0, other_row) ||
-          (call_.of_input2 && !call_.is_read(0, other_row))) {
-        continue;  // all threads alike
-      }
+    for (int64_t first = 0, tiles = Width::shift_tiles(shape.patch[1]);
+         tiles > 0; --tiles, first += Width::kShiftStep) {
+      const int shifts = Width::shifts_of_tile(first, shape.patch[1]);
+      const uint32_t with_grads = shifts_with_grads(first, shifts);
+      // Of the block's first row: each later row meets the same row of the
+      // other image at an earlier shift.
       PKG_UNROLL_BY(1)
-      for (int64_t first = 0, tiles = Width::shift_tiles(shape.patch[1]);
-           tiles > 0; --tiles, first += Width::kShiftStep) {
-        const int shifts = Width::shifts_of_tile(first, shape.patch[1]);
+      for (int64_t u = 0; u < shape.patch[0] + kRows - 1; ++u) {
+        const int64_t other_row =
+            moved(first_row_ + call_.shift(0, 0), u, call_.classes[0].pitch);
+        if (!shape.has_pixel(0, other_row) ||
+            (call_.of_input2 && !call_.is_read(0, other_row))) {
+          continue;  // all threads alike
+        }
         __syncthreads();
         load_others(other_row, first);
-        load_grads(other_row, u, first, shifts);
+        load_grads(other_row, u, first, shifts, with_grads);
         __syncthreads();
         multiply(sums, u, shifts);
       }
@@ -256,9 +261,7 @@ class CorrelationGradientBlock {
   __device__ __forceinline__ void load_others(int64_t row,
                                               int64_t first) const {
     const CorrelationShape& shape = call_.shape;
-    const int step = kThreads / width_.places2();
-    const int turn = thread() / width_.places2();
-    if (turn >= step) {
+    if (other_turn_ >= other_turns_) {
       return;
     }
     const int64_t column = met_column_ + call_.shift(1, first);
@@ -274,37 +277,63 @@ class CorrelationGradientBlock {
     const int valid =
         !exists ? 0 : static_cast<int>(left < kChannels ? left : kChannels);
     PKG_UNROLL_BY(1)
-    for (int c = turn * kDepth; c < kChannels; c += step * kDepth) {
+    for (int c = other_turn_ * kDepth; c < kChannels;
+         c += other_turns_ * kDepth) {
       load_channels<kDepth>(
-          memory_.part(c * kLine2 + thread() % width_.places2(),
-                       (kDepth - 1) * kLine2 + 1),
+          memory_.part(c * kLine2 + other_place_, (kDepth - 1) * kLine2 + 1),
           kLine2, from + c * strides[1], strides[1], valid - c, vectorised);
     }
   }
 
+  // Whether each pixel of input1 is read by one position at most, and
+  // neighbours by neighbours.
+  __device__ __forceinline__ bool is_single() const {
+    const CorrelationShape& shape = call_.shape;
+    return shape.kernel[0] == 1 && shape.kernel[1] == 1 && shape.stride[1] == 1;
+  }
+
+  // A bit for each of so many shifts whose pixels the thread's column has,
+  // and where a pixel of input1 is read once, is read.
+  __device__ __forceinline__ uint32_t shifts_with_grads(int64_t first,
+                                                        int shifts) const {
+    const CorrelationShape& shape = call_.shape;
+    int64_t other = own_column_ + call_.shift(1, first);
+    uint32_t found = 0;
+    PKG_UNROLL
+    for (int s = 0; s < Width::kShifts; ++s) {
+      const int64_t column = call_.of_input2 ? other : own_column_;
+      const bool is_read = static_cast<uint64_t>(column + shape.padding[1]) <
+                           static_cast<uint64_t>(shape.output[1]);
+      if (s < shifts && shape.has_pixel(1, own_column_) &&
+          shape.has_pixel(1, other) && (is_read || !is_single())) {
+        found |= 1u << s;
+      }
+      other = moved(other, 1, call_.classes[1].pitch);
+    }
+    return found;
+  }
+
   // The output's gradients that the pixels of the block's rows meet.
   __device__ __forceinline__ void load_grads(int64_t other_row, int64_t u,
-                                             int64_t first, int shifts) const {
+                                             int64_t first, int shifts,
+                                             uint32_t with_grads) const {
     const CorrelationShape& shape = call_.shape;
     const int line = thread() / Width::kPlaces1 % kRows;
     const int64_t row1 = call_.of_input2 ? other_row : row_at(line);
-    const bool exists = has_shift(u - line) && row_at(line) < shape.size[0] &&
-                        shape.has_pixel(1, own_column_);
+    const bool exists = has_shift(u - line) && row_at(line) < shape.size[0];
     const Element* const from =
         call_.grad + image_ * call_.grad_strides[0] +
         (exists ? call_.element(0, u - line) : 0) * call_.grad_strides[1];
-    const bool is_single =
-        shape.kernel[0] == 1 && shape.kernel[1] == 1 && shape.stride[1] == 1;
-    if (is_single) {
-      load_single_grads(from, exists ? call_.position(0, row1, 0) : -1, first,
-                        shifts);
+    if (is_single()) {
+      const int64_t h = exists ? call_.position(0, row1, 0) : -1;
+      load_single_grads(from, h, first, shifts, h < 0 ? 0 : with_grads);
       return;
     }
     PKG_UNROLL_BY(1)
     for (int s = thread() / kOfShift; s < shifts; s += kAtATime) {
-      const int64_t other_column = own_column_ + call_.shift(1, first + s);
       Number sum = 0;
-      if (exists && shape.has_pixel(1, other_column)) {
+      if (exists && (with_grads >> s & 1) != 0) {
+        const int64_t other_column = own_column_ + call_.shift(1, first + s);
         sum = sum_windows(
             from + call_.element(1, first + s) * call_.grad_strides[2], row1,
             call_.of_input2 ? other_column : own_column_);
@@ -313,37 +342,32 @@ class CorrelationGradientBlock {
     }
   }
 
-  // The same where each pixel of input1 is read by one position at most, that
-  // of row h, and neighbours by neighbours: from shift to shift it is as far to
-  // the next gradient.
+  // The same where a pixel is read by one position at most, that of row h: from
+  // shift to shift it is as far to the next gradient.
   __device__ __forceinline__ void load_single_grads(const Element* from,
                                                     int64_t h, int64_t first,
-                                                    int shifts) const {
+                                                    int shifts,
+                                                    uint32_t with_grads) const {
     constexpr int kOwnShifts = (Width::kShifts + kAtATime - 1) / kAtATime;
-    const CorrelationShape& shape = call_.shape;
     const int64_t* const strides = call_.grad_strides;
     const int begin = thread() / kOfShift;
-    int64_t other = own_column_ + call_.shift(1, first + begin);
+    const int64_t other = own_column_ + call_.shift(1, first + begin);
     const int64_t w =
-        (call_.of_input2 ? other : own_column_) + shape.padding[1];
+        (call_.of_input2 ? other : own_column_) + call_.shape.padding[1];
     int64_t index = h * strides[3] + w * strides[4] +
                     call_.element(1, first + begin) * strides[2];
-    const int64_t pitch = call_.classes[1].pitch;
-    const int64_t step =
-        call_.of_input2 ? pitch * strides[4] - strides[2] : strides[2];
+    const int64_t step = call_.of_input2
+                             ? call_.classes[1].pitch * strides[4] - strides[2]
+                             : strides[2];
+    const uint32_t own = with_grads >> begin;
     Number grads[kOwnShifts];
     PKG_UNROLL
     for (int i = 0; i < kOwnShifts; ++i) {
-      const int64_t column = call_.of_input2 ? other : own_column_;
-      const bool is_read = static_cast<uint64_t>(column + shape.padding[1]) <
-                           static_cast<uint64_t>(shape.output[1]);
       grads[i] = 0;
-      if (h >= 0 && begin + i * kAtATime < shifts && is_read &&
-          shape.has_pixel(1, other)) {
+      if ((own >> (i * kAtATime) & 1) != 0) {
         grads[i] = convert<Number>(from[index]);
       }
       index += kAtATime * step;
-      other += kAtATime * pitch;
     }
     PKG_UNROLL
     for (int i = 0; i < kOwnShifts; ++i) {
@@ -438,8 +462,13 @@ class CorrelationGradientBlock {
   int64_t first_channel_;
   int64_t first_row_;
   Width width_;
-  int met_;             // where the thread's pixels of the other image begin
-  int64_t met_column_;  // at shift 0, of the one that it brings
+  int met_;  // where the thread's pixels of the other image begin
+  // What it brings of the other image: which of a line's places, from which
+  // channels on, every so many.
+  int other_place_;
+  int other_turn_;
+  int other_turns_;
+  int64_t met_column_;  // at shift 0, of that place
   int64_t own_column_;  // of the pixel whose gradients it brings
 };
 
