@@ -178,9 +178,9 @@ EXPECTED = (
         r"int4_linear_half_kernel<.*, 4, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
-    # Two rows of 4 positions at 9 shifts, and the 20 pixels that they need.
-    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 72, "LDS.128": 5}),
-    Expected(r"spatial_correlation_kernel<double>", {"DFMA": 36, "LDS.128": 7}),
+    # Two rows of 4 positions at 9 shifts for each of two channels, and their 20 pixels.
+    Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 10}),
+    Expected(r"spatial_correlation_kernel<double>", {"DFMA": 72, "LDS.128": 14}),
     # 2 x 3 pairs of rows: 16 positions by 24 pixels of each, over 32 channels.
     Expected(r"spatial_correlation_mma_kernel<.*>", {"HMMA.16816": 36, "LDSM.x4": 16}),
     # Two rows of 4 pixels of 8 channels at 9 shifts.
@@ -234,7 +234,7 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
     r"attention_joint_gradients_mma_kernel<.*, 64, .*>": 65536,
     r"attention_joint_gradients_mma_kernel<.*, 128, .*>": 114688,
-    # Of a window of one place, up to 64 channels, and a tile of one class; totals of 36 KiB for more.
+    # Of a window of one place, up to 64 channels, a tile of one class; totals of 36 KiB for more.
     r"spatial_correlation_kernel<float>": 20992,
     r"spatial_correlation_kernel<double>": 11776,
     r"spatial_correlation_mma_kernel<.*>": 50560,

@@ -1,18 +1,23 @@
 // The correlation of two images.
 //
-// A block computes 4 rows of positions of a class at 4 rows of neighbouring
-// shifts, a row of shifts a warp; in width 8 groups of 8 positions (4 in
-// float64) at 9 shifts. A thread has one group: for each channel it reads 8
-// pixels of input1 and the 16 of input2 that they meet, by 6 vectors of 16
-// bytes, for 72 products. So shared memory takes 24 cycles of a multiprocessor
-// for what keeps the multiply-adds of an A100 busy for 36, of an H200 for 18.
+// A block computes 8 rows of positions of a class, in width 8 groups of 4 (2 in
+// float64) at 9 shifts; a thread, a group of two rows, the second of them at
+// the row of shifts before that of the first: so both meet the same row of
+// input2. For each channel it reads 4 pixels of either row and the 12 of input2
+// that they meet, by 5 vectors of 16 bytes, for 72 products. So shared memory
+// takes 20 cycles of a multiprocessor for what keeps the multiply-adds of an
+// A100 busy for 36, of an H200 for 18, and 163 instructions of two channels
+// 20.4: 88% of an H200's rate (predicted 90% before; counted in nvcc 13.0's
+// code). One row of 8 positions took 24 cycles.
+//
+// A warp has one such row of shifts, and where the patch begins or ends one row
+// of positions alone. The block is given registers for two on a multiprocessor:
+// with three of them the compiler spilled some twelve numbers of a piece.
 //
 // For each place of the kernel window and 8 channels at a time (4 in float64),
-// a thread brings a column of one image into shared memory: what it has to find
-// out about a pixel it does once for all rows and channels. 4 rows of input1
-// and 7 of input2 serve 16 pairs of rows: 6 values for 72 products of a thread.
-// Bringing them takes two fifths of all instructions (counted in nvcc 13.0's
-// code for sm_80), which the bound of the main loop leaves out.
+// a thread brings columns of both images into shared memory. 8 rows of input1
+// and 10 of input2 serve 32 pairs of rows: a value for 14 products. The bound
+// of the main loop leaves out the bringing.
 //
 // Products go on where one of the pixels does not exist, and are left out
 // afterwards. So of a kernel of several places the sums over channels are added

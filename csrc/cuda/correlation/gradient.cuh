@@ -5,14 +5,20 @@
 // input1. Here it is the pixels of the image itself that fall into classes, by
 // the patch's dilation, and of the gradient of input2 the shifts run backwards.
 //
-// A block computes 2 rows of pixels of a class, in width 8 groups of 8 (4 in
-// float64), of 32 channels; a warp, a row of half of the channels; a thread, a
-// group of 4 channels. For each row of the other image and 9 shifts the block
-// brings its pixels into shared memory, and makes those sums of the gradient
-// once for all channels. A thread reads the 16 pixels that its group meets, of
-// each channel, and for each shift 8 of the sums: 34 vectors of 16 bytes for
-// 288 products. So shared memory takes 136 cycles of a multiprocessor for what
-// keeps the multiply-adds of an A100 busy for 144, of an H200 for 72.
+// A block computes 4 rows of pixels of a class, in width 8 groups of 4 (2 in
+// float64), of 64 channels; a warp, two rows of half of the channels; a thread,
+// a group of both rows, of 8 channels. For each row of the other image and 9
+// shifts the block brings its pixels into shared memory, and makes those sums
+// of the gradient once for all channels. Both rows of a thread meet the same
+// row of the other image, at shifts of neighbouring rows: it reads the 12
+// pixels that its group meets, of each channel, and for each shift 4 of either
+// row's sums: 42 vectors of 16 bytes for 576 products. So shared memory takes
+// 168 cycles of a multiprocessor for what keeps the multiply-adds of an A100
+// busy for 288, of an H200 for 144: 86% of its rate. (One row of 8 pixels of 4
+// channels took 136 cycles for 72.) What binds is what is issued beside them,
+// making the sums of the gradient above all: 183 instructions (79% of the rate;
+// counted in nvcc 13.0's code). Three blocks on a multiprocessor would leave a
+// thread 168 registers, with which the compiler spilled forty.
 //
 // A pixel of input1 that no window reads has no terms: as the image itself it
 // gets zeros, as the other image it counts as if it did not exist. Nothing is
