@@ -16,9 +16,9 @@
 // 168 cycles of a multiprocessor for what keeps the multiply-adds of an A100
 // busy for 288, of an H200 for 144: 86% of its rate. (One row of 8 pixels of 4
 // channels took 136 cycles for 72.) What binds is what is issued beside them,
-// making the sums of the gradient above all: 183 instructions (79% of the rate;
-// counted in nvcc 13.0's code). Three blocks on a multiprocessor would leave a
-// thread 168 registers, with which the compiler spilled forty.
+// fetching the sums of the gradient above all: 157 instructions (79% of the
+// rate; counted in nvcc 13.0's code). Three blocks on a multiprocessor would
+// leave a thread 168 registers, with which the compiler spilled forty.
 //
 // A pixel of input1 that no window reads has no terms: as the image itself it
 // gets zeros, as the other image it counts as if it did not exist. Nothing is
