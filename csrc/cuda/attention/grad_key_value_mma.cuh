@@ -155,10 +155,7 @@ class GradKeyValueMma {
             slices_of(query_memory(place), part.head_begin));
         grad_query.add(query_sums, key_memory(), begin);
       }
-      if (begin + kQueries < row_end() && query_places_ == 1) {
-        __syncthreads();
-        load_queries(queries, grad_outputs, begin + kQueries, 0);
-      }
+      end_tile(queries, grad_outputs, begin);
       begin += kQueries;
     } while (begin < row_end());
     __syncthreads();
@@ -364,6 +361,17 @@ class GradKeyValueMma {
     if (begin + kQueries < row_end() && query_places_ > 1) {
       load_queries(queries, grad_outputs, begin + kQueries,
                    place_of(begin + kQueries));
+    }
+  }
+
+  // Once the warp is done with the queries at `begin`: the next ones are loaded
+  // behind a barrier where all have one place.
+  __device__ __forceinline__ void end_tile(
+      const PanelSource<Element>& queries,
+      const PanelSource<Element>& grad_outputs, int begin) const {
+    if (begin + kQueries < row_end() && query_places_ == 1) {
+      __syncthreads();
+      load_queries(queries, grad_outputs, begin + kQueries, 0);
     }
   }
 
