@@ -24,7 +24,7 @@ struct PackedAttentionShape {
   int64_t key_heads;      // of key and value
   int64_t head_size;
   int64_t value_size;
-  int64_t max_rows;  // at least those of every sequence
+  int64_t max_rows;  // of a sequence that are computed, and so the keys
   int64_t max_columns;
   double scale;
   double softcap;  // 0 where scores are not capped
@@ -167,11 +167,15 @@ inline PackedAttentionShape plan_packed_attention(
 }
 
 // The sequences that offsets in memory of the host describe. `operand` is what
-// they divide, of `total` tokens, of which no sequence has more than `most`.
-// Tokens in front of the first and behind the last belong to none.
-inline std::vector<PackedRange> read_packed_ranges(
-    const TensorView& offsets, const char* name, const char* operand,
-    int64_t total, const char* most_name, int64_t most) {
+// they divide, of `total` tokens. Tokens in front of the first and behind the
+// last belong to none, and no more do those of a sequence beyond its first
+// `most`: a GPU, whose host does not wait for the offsets, could not refuse
+// them.
+inline std::vector<PackedRange> read_packed_ranges(const TensorView& offsets,
+                                                   const char* name,
+                                                   const char* operand,
+                                                   int64_t total,
+                                                   int64_t most) {
   const char* op = detail::kVarlen;
   const void* data = offsets.const_data_ptr();
   const int64_t stride = strides_of(offsets)[0];
@@ -189,9 +193,7 @@ inline std::vector<PackedRange> read_packed_ranges(
     const int64_t count = at(i + 1) - at(i);
     PKG_CHECK(count >= 0, op, ": ", name, " decreases from ", at(i), " to ",
               at(i + 1), " at element ", i + 1);
-    PKG_CHECK(count <= most, op, ": sequence ", i, " has ", count,
-              " tokens by ", name, ", more than ", most_name, " ", most);
-    ranges.push_back({at(i), count});
+    ranges.push_back({at(i), std::min(count, most)});
   }
   PKG_CHECK(at(sequences) <= total, op, ": ", name, " ends with ",
             at(sequences), " but ", operand, " has ", total, " tokens");
@@ -201,14 +203,13 @@ inline std::vector<PackedRange> read_packed_ranges(
 inline std::vector<PackedRange> read_packed_rows(
     const PackedAttentionShape& shape, const TensorView& cu_seqlens_q) {
   return read_packed_ranges(cu_seqlens_q, "cu_seqlens_q", "query",
-                            shape.total_rows, "max_seqlen_q", shape.max_rows);
+                            shape.total_rows, shape.max_rows);
 }
 
 inline std::vector<PackedRange> read_packed_columns(
     const PackedAttentionShape& shape, const TensorView& cu_seqlens_k) {
   return read_packed_ranges(cu_seqlens_k, "cu_seqlens_k", "key",
-                            shape.total_columns, "max_seqlen_k",
-                            shape.max_columns);
+                            shape.total_columns, shape.max_columns);
 }
 
 // Slopes (heads) or (sequences, heads): strides in elements.

@@ -204,7 +204,8 @@ def _used_keys(
             f"seqused_k is {seqused_k.tolist()} where cum_seq_k has {room.tolist()} keys; each "
             "must be between 0 and those of its sequence"
         )
-    both = torch.stack([begins, begins + seqused_k], 1).flatten()
+    # The keys beyond max_k belong to no sequence, as where all are used.
+    both = torch.stack([begins, begins + seqused_k.clamp(max=max_k)], 1).flatten()
     starts = torch.cat([both, cum_seq_k[-1:].long()])
     rows = torch.cat([cum_seq_q[:1], cum_seq_q[1:].repeat_interleave(2)])
     return key, value, rows, starts, max(max_k, key.shape[0])

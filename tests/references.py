@@ -188,10 +188,18 @@ def attention_log_sum_exp(
     return attention_scores(query, key, attn_mask, *options).logsumexp(-1)
 
 
-def packed_sequences(*offsets: Tensor) -> list[list[slice]]:
-    """Of each sequence of a packed batch, where it lies in each of the tensors."""
-    edges = [[slice(*pair) for pair in pairwise(each.tolist())] for each in offsets]
-    return [list(sides) for sides in zip(*edges, strict=True)]
+def packed_sequences(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
+) -> list[tuple[slice, slice]]:
+    """Of each sequence of a packed batch, where its queries and its keys lie.
+
+    What of a sequence lies beyond the maximum is no part of it.
+    """
+    sides = [
+        [slice(begin, min(end, begin + most)) for begin, end in pairwise(offsets.tolist())]
+        for offsets, most in ((cu_seqlens_q, max_seqlen_q), (cu_seqlens_k, max_seqlen_k))
+    ]
+    return list(zip(*sides, strict=True))
 
 
 def scaled_dot_product_attention_varlen(
@@ -214,11 +222,14 @@ def scaled_dot_product_attention_varlen(
 ) -> Tensor:
     """Sequence by sequence; ``kept`` has the shape (B, Hq, max_seqlen_q, max_seqlen_k).
 
-    Zeros for the tokens in front of the first sequence and behind the last.
+    Zeros for the tokens of no sequence.
     """
-    covered = (int(cu_seqlens_q[0]), int(cu_seqlens_q[-1]))
-    outputs = [query.new_zeros(covered[0], query.shape[1], value.shape[2])]
-    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
+    most = (max_seqlen_q, max_seqlen_k)
+    outputs = []
+    done = 0
+    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k, *most)):
+        outputs.append(query.new_zeros(rows.start - done, query.shape[1], value.shape[2]))
+        done = rows.stop
         q, k, v = (t.transpose(0, 1) for t in (query[rows], key[columns], value[columns]))
         scores = (q.shape[1], k.shape[1])
         mask = None
@@ -230,7 +241,7 @@ def scaled_dot_product_attention_varlen(
             q, k, v, mask, dropout_p, False, softmax_scale, True, *extras, kept=own
         )
         outputs.append(output.transpose(0, 1))
-    outputs.append(query.new_zeros(len(query) - covered[1], query.shape[1], value.shape[2]))
+    outputs.append(query.new_zeros(len(query) - done, query.shape[1], value.shape[2]))
     return torch.cat(outputs)
 
 
@@ -244,6 +255,8 @@ def packed_log_sum_exp(
     key: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_left: int = -1,
@@ -252,9 +265,12 @@ def packed_log_sum_exp(
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The log-sum-exp of each query of a packed batch, of shape (Hq, total_q)."""
-    covered = (int(cu_seqlens_q[0]), int(cu_seqlens_q[-1]))
-    sums = [query.new_full((query.shape[1], covered[0]), -torch.inf)]
-    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k)):
+    most = (max_seqlen_q, max_seqlen_k)
+    sums = []
+    done = 0
+    for index, (rows, columns) in enumerate(packed_sequences(cu_seqlens_q, cu_seqlens_k, *most)):
+        sums.append(query.new_full((query.shape[1], rows.start - done), -torch.inf))
+        done = rows.stop
         q, k = query[rows].transpose(0, 1), key[columns].transpose(0, 1)
         mask = None
         if causal:
@@ -262,7 +278,7 @@ def packed_log_sum_exp(
             mask = mask.tril(k.shape[1] - q.shape[1])
         extras = (window_left, window_right, softcap, slopes_of_sequence(alibi_slopes, index))
         sums.append(attention_log_sum_exp(q, k, mask, False, softmax_scale, True, *extras))
-    sums.append(query.new_full((query.shape[1], len(query) - covered[1]), -torch.inf))
+    sums.append(query.new_full((query.shape[1], len(query) - done), -torch.inf))
     return torch.cat(sums, -1)
 
 

@@ -104,7 +104,7 @@ def test_varlen_attn(kind: str, dtype: torch.dtype) -> None:
         )
         # In the dtype of the operands, as for the operator: where the processor has dot products of
         # bfloat16, probabilities are summed as they are multiplied, rounded.
-        sums = references.packed_log_sum_exp(q, k, *sides[:2], softmax_scale=scale, **limits)
+        sums = references.packed_log_sum_exp(q, k, *sides, softmax_scale=scale, **limits)
         sums = sums.to(torch.promote_types(q.dtype, torch.float32))
         return output, sums.masked_fill(sums == -torch.inf, torch.inf)
 
@@ -271,6 +271,22 @@ def forward(**changed: Any) -> Any:
     values |= {"cum_seq_k": starts(2, 4), "max_q": 4, "max_k": 4, "dropout_p": 0.0}
     values |= {"is_causal": False, "return_debug_mask": False, **changed}
     return torch.ops.aten._flash_attention_forward(**values)
+
+
+@pytest.mark.parametrize("used", [None, torch.tensor([2, 4])], ids=["all keys", "used keys"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_tokens_beyond_the_maximum_are_of_no_sequence(is_causal: bool, used: Tensor | None) -> None:
+    operands = tuple(packed(6, torch.float32) for _ in range(3))
+    given = dict(zip(("query", "key", "value"), operands, strict=True))
+    with pkg.accelerate():
+        output, log_sum_exp, *_ = forward(
+            **given, max_q=3, max_k=2, is_causal=is_causal, seqused_k=used
+        )
+    sides = starts(2, 4), starts(2, 4), 3, 2
+    expected = references.scaled_dot_product_attention_varlen(*operands, *sides, causal=is_causal)
+    torch.testing.assert_close(output, expected)
+    sums = references.packed_log_sum_exp(*operands[:2], *sides, causal=is_causal)
+    torch.testing.assert_close(log_sum_exp, sums.masked_fill(sums == -torch.inf, torch.inf))
 
 
 USED, PAGES = torch.tensor([2, 3]), torch.tensor([[0], [1]], dtype=torch.int32)

@@ -48,21 +48,7 @@ class Copied:
         return self.boxes * self.box_bytes / self.warps
 
 
-SPILLS = "local memory"
-
-EXEMPTIONS = (
-    Exemption(
-        r"attention_forward_warpgroups_kernel<bfloat16, 256, true>",
-        SPILLS,
-        "what the end of a tile of queries needs beside 128 sums; one number once a tile of keys",
-        "sm_90a",
-    ),
-    Exemption(
-        r"attention_joint_gradients_mma_kernel<\w+, 128, (true|false)>",
-        SPILLS,
-        "around what is added to the query's gradient once a tile",
-    ),
-)
+EXEMPTIONS: tuple[Exemption, ...] = ()
 
 EXPECTED = (
     # 8 x 8 products of a thread, and its 16 numbers, for each of two steps unrolled.

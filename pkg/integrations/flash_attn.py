@@ -232,8 +232,9 @@ def flash_attn_varlen_func(
             where the last one ends. Tokens in front of the first and behind the last, such as
             padding, belong to no sequence: their outputs and gradients are zeros.
         cu_seqlens_k: The same of keys and values.
-        max_seqlen_q: At least the most queries of a sequence.
-        max_seqlen_k: At least the most keys of one.
+        max_seqlen_q: At least the most queries of a sequence. Of a longer one the first so many
+            are computed, and the tokens beyond belong to no sequence.
+        max_seqlen_k: The same of keys and values.
         dropout_p: As for :func:`flash_attn_func`, and so are the following, with L and S those of
             the sequence.
         softmax_scale: Factor of the scores.
@@ -253,7 +254,7 @@ def flash_attn_varlen_func(
 
     Raises:
         RuntimeError: As for :func:`flash_attn_func`; on the CPU also if offsets decrease or lie
-            outside the tokens, or a sequence is longer than the maximum given.
+            outside the tokens.
 
     Example:
         >>> v = torch.tensor([1.0, 3.0, 8.0]).view(3, 1, 1)

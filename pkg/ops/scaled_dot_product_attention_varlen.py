@@ -83,9 +83,9 @@ def scaled_dot_product_attention_varlen(
             and a sequence may be empty. Tokens in front of the first offset and behind
             the last, such as padding, belong to no sequence.
         cu_seqlens_k: The same for keys and values.
-        max_seqlen_q: At least the most queries of a sequence. The CPU refuses a longer one.
-            A CUDA device, whose host does not wait for the offsets, takes the tokens beyond
-            for ones of no sequence.
+        max_seqlen_q: At least the most queries of a sequence. Of a longer one the first so many
+            are computed, and the tokens beyond belong to no sequence: to refuse them, the host
+            would have to wait for the device.
         max_seqlen_k: The same for keys and values.
         dropout_p: Probability with which a weight is dropped; the others are
             divided by ``1 - dropout_p``. Drawn from PyTorch's generator, so that
@@ -94,7 +94,8 @@ def scaled_dot_product_attention_varlen(
         softmax_scale: Factor of the scores; ``1 / sqrt(E)`` by default.
         causal: The last query of a sequence sees all its keys, the one before all
             but the last, and so on: of q queries and k keys, query i sees the keys
-            0 to i + k - q. Where q > k the first queries see none.
+            0 to i + k - q. Where q > k the first queries see none. Of a sequence that is
+            longer than a maximum, q and k are those that are computed.
         window_left: How many keys before its own a query sees; -1: all. Query i's own key
             is key i + k - q. Keys that no query of a block sees are not computed.
         window_right: How many keys behind its own a query sees; -1: all. ``causal`` makes
@@ -112,8 +113,7 @@ def scaled_dot_product_attention_varlen(
         RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported,
             ``dropout_p`` is no probability, a side of the window is less than -1, ``softcap``
             is negative or not finite, or ``alibi_slopes`` requires grad; on the CPU also if
-            offsets decrease or lie outside the tokens, or a sequence is longer than the
-            maximum given.
+            offsets decrease or lie outside the tokens.
 
     Example:
         >>> value = torch.tensor([[[1.0]], [[3.0]], [[5.0]]])

@@ -304,6 +304,7 @@ CALLS = {
     "uncovered": lambda: uncovered(make((5, 9, 0, 66, 300), (270, 7, 3, 5, 1), (2, 1), (4, 8))),
     "uncovered alone": lambda: uncovered(make((5, 9), (7, 3))),
     "short maximum": lambda: replace(make((9, 70), (70, 5), is_causal=True), most=(8, 66)),
+    "short maximum, all seen": lambda: replace(make((9, 70), (70, 5), (4, 2)), most=(8, 66)),
     "no maximum": lambda: replace(make((9, 5), (7, 5)), most=(0, 0)),
     "heads outside": lambda: heads_outside(make((9, 66), (70, 5), (4, 2))),
     "spread": lambda: spread(make((9, 66), (70, 5), (4, 2))),
@@ -312,8 +313,6 @@ CALLS = {
     "no query": lambda: make((0,), (70,)),
     "no key": lambda: make((70,), (0,)),
 }
-
-TOO_SHORT = {"short maximum", "no maximum"}  # which the CPU refuses
 
 
 def converted(call: PackedCall, dtype: torch.dtype) -> PackedCall:
@@ -404,7 +403,7 @@ def test_the_operator_makes_all_gradients_by_one_kernel(
     assert all(torch.equal(*pair) for pair in zip(alone[3:], actual[3:], strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in TOO_SHORT])
+@pytest.mark.parametrize("name", CALLS)
 def test_the_cpu_is_within_the_same_bounds(name: str) -> None:
     call = converted(CALLS[name](), torch.float64)
     compare(call, operator_results(getattr(torch.ops, pkg.__name__), call))

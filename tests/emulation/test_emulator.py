@@ -286,10 +286,14 @@ def run_tf32_matmul(planted: Emulator) -> None:
 
 
 def run_half_gradients(planted: Emulator) -> None:
-    """More turns than places; of the second head there is room for one place alone."""
-    for head in (20, 128):
-        options = {"rows": 135, "columns": 140, "head": head, "dropout": 0.2}
-        check_attention(planted, make_attention(dtype=torch.bfloat16, **options))
+    """More turns than places; of the second head there is room for one place alone.
+
+    Of the first a block has all tiles of keys, of which no query sees the last.
+    """
+    for head, blocks in ((20, 1), (128, 3)):
+        options = {"rows": 135, "columns": 270, "head": head, "dropout": 0.2}
+        options |= {"is_causal": blocks == 1, "key_lead": (1,), "enable_gqa": True}
+        check_attention(planted, make_attention(3, dtype=torch.bfloat16, **options), blocks)
 
 
 def run_gradients_by_warpgroups(planted: Emulator) -> None:
@@ -599,9 +603,23 @@ PLANTED = {
     "queries copied to the place of those before": (
         *HALF_GRADIENTS,
         "cuda/attention/grad_key_value_mma.cuh",
-        "begin + kQueries, place_of(turn + 1));",
-        "begin + kQueries, place_of(turn));",
+        "                   place_of(begin + kQueries));",
+        "                   place_of(begin));",
         "has not arrived|race on shared|nobody has written",
+    ),
+    "next keys of a block while those before are stored": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_key_value_mma.cuh",
+        "int64_t first_key) {\n    __syncthreads();",
+        "int64_t first_key) {",
+        "race on shared",
+    ),
+    "next matrix of queries before all have heard of it": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_key_value_mma.cuh",
+        "    __syncthreads();\n    return work()[kShared];",
+        "    return work()[kShared];",
+        "race on shared",
     ),
     "turn that nobody waits for": (
         *JOINT_GRADIENTS,
@@ -634,11 +652,18 @@ PLANTED = {
         "    {\n      place()[0] =",
         "race on shared",
     ),
-    "numbers of the next matrix while scores are made": (
-        *JOINT_GRADIENTS_WITH_FEATURES,
+    "last turn of a matrix passed on before its numbers are stored": (
+        *JOINT_GRADIENTS[:3],
         "cuda/attention/grad_key_value_mma.cuh",
         "    __syncthreads();\n    grad_query.end();",
         "    grad_query.end();",
+        "race in global memory",
+    ),
+    "next matrix that sees no keys either": (
+        *HALF_GRADIENTS,
+        "cuda/attention/grad_key_value_mma.cuh",
+        "      __syncthreads();\n      return;",
+        "      return;",
         "race on shared",
     ),
     "numbers of the first matrix for all": (

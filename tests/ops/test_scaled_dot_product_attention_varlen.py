@@ -97,6 +97,16 @@ def attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], dict[s
     add("one key", packed((1,), (1,), (4, 2), (8, 8)), values, causal=True)
     add("long maximum", packed((5, 13), (35, 8), most=(1000, 999)), values)
     add("scale negative", packed((5, 13), (35, 8)), values, softmax_scale=-2.0)
+    # Of the sequences beyond the maximum the first tokens are computed, and alone aligned.
+    for causal in (False, True):
+        short = packed((3, 6, 4), (2, 5, 9), (4, 2), (4, 3), most=(4, 3))
+        add("short maximum", short, causal=causal)
+        few = packed((70, 9, 140), (66, 135, 3), (2, 1), (8, 9), most=(67, 66))
+        add("short maximum", few, values, causal=causal)
+        add("short maximum of queries", packed((3, 6), (2, 5), most=(4, 5)), values, causal=causal)
+        add("short maximum of keys", packed((3, 6), (2, 5), most=(6, 4)), values, causal=causal)
+        add("no maximum", packed((3, 6), (2, 5), most=(0, 0)), values, causal=causal)
+        add("uncovered, short maximum", padded(packed((2, 3, 5, 1), (4, 6, 2, 3), most=(2, 4))))
     return calls
 
 
@@ -188,8 +198,8 @@ def forward_reference(
         alibi_slopes=alibi_slopes,
     )
     log_sum_exp = references.packed_log_sum_exp(
-        *(query, key, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal),
-        *(window_left, window_right, softcap, alibi_slopes),
+        *(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        *(softmax_scale, causal, window_left, window_right, softcap, alibi_slopes),
     )
     log_sum_exp = log_sum_exp.to(torch.promote_types(query.dtype, torch.float32))
     return output, log_sum_exp, query.new_empty(0)
@@ -338,16 +348,14 @@ class TestAttentionVarlen(OperatorTests):
             "cu_seqlens_q begins with -1": [-1, 2, 6],
             "cu_seqlens_q decreases from 7 to 6 at element 2": [0, 7, 6],
             "cu_seqlens_q ends with 7 but query has 6 tokens": [0, 3, 7],
-            "sequence 1 has 5 tokens by cu_seqlens_q, more than max_seqlen_q 4": [0, 1, 6],
         }
         for message, given in wrong.items():
             starts = torch.tensor(given)
-            most = 7 if "from 7" in message else 4
             with pytest.raises(RuntimeError, match=message):
-                attend(tokens, tokens, tokens, starts, good, most, 4)
+                attend(tokens, tokens, tokens, starts, good, 4, 4)
             other = message.replace("_q", "_k").replace("query", "key")
             with pytest.raises(RuntimeError, match=other):
-                attend(tokens, tokens, tokens, good, starts, 4, most)
+                attend(tokens, tokens, tokens, good, starts, 4, 4)
 
     def test_a_plain_call_does_not_pass_the_dispatcher(
         self, monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,9 @@
 // The tokens of a packed batch that no sequence covers: those in front of the
-// first and behind the last one. Their results are zeros, and minus infinity
-// as log-sum-exp.
+// first, behind the last one, and beyond the longest that the caller told of.
+// Their results are zeros, and minus infinity as log-sum-exp.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -17,24 +16,28 @@ namespace pkg::cpu::attention {
 
 class UncoveredTokens {
  public:
+  // Sequences follow one another and do not overlap.
   UncoveredTokens(const std::vector<PackedRange>& sequences, int64_t tokens)
-      : tokens_(tokens), ranges_{{{0, tokens}, {tokens, 0}}} {
-    if (!sequences.empty()) {
-      const int64_t end = sequences.back().begin + sequences.back().count;
-      ranges_ = {{{0, sequences.front().begin}, {end, tokens - end}}};
+      : tokens_(tokens) {
+    int64_t end = 0;
+    for (const PackedRange& sequence : sequences) {
+      add(end, sequence.begin);
+      end = sequence.begin + sequence.count;
     }
+    add(end, tokens);
   }
 
   // Of a contiguous tensor (tokens, heads, size).
   void zero(const Tensor& tensor) const {
     const auto sizes = sizes_of(tensor);
     const int64_t row = sizes[1] * sizes[2] * element_size(dtype_of(tensor));
+    if (row == 0) {
+      return;
+    }
     for (const PackedRange& range : ranges_) {
-      if (range.count * row > 0) {
-        std::memset(
-            static_cast<char*>(tensor.mutable_data_ptr()) + range.begin * row,
-            0, static_cast<size_t>(range.count * row));
-      }
+      std::memset(
+          static_cast<char*>(tensor.mutable_data_ptr()) + range.begin * row, 0,
+          static_cast<size_t>(range.count * row));
     }
   }
 
@@ -50,8 +53,14 @@ class UncoveredTokens {
   }
 
  private:
+  void add(int64_t begin, int64_t end) {
+    if (end > begin) {
+      ranges_.push_back({begin, end - begin});
+    }
+  }
+
   int64_t tokens_;
-  std::array<PackedRange, 2> ranges_;
+  std::vector<PackedRange> ranges_;
 };
 
 }  // namespace pkg::cpu::attention

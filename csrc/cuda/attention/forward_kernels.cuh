@@ -9,13 +9,15 @@
 
 namespace pkg::cuda {
 
-// Calls function.operator()<width, plain>() with the width of heads as the
-// kernels of warpgroups have it; false where no kernel has such.
+// The widest heads for which there is a kernel of warpgroups.
+constexpr int64_t most_warpgroup_head(bool is_plain) {
+  return is_plain ? 256 : 128;
+}
+
+// Calls function.operator()<width, plain>() with the width of heads, no more
+// than that, as those kernels have it.
 template <class Function>
-bool with_warpgroup_width(int64_t width, bool is_plain, Function&& function) {
-  if (width > (is_plain ? 256 : 128)) {
-    return false;
-  }
+void with_warpgroup_width(int64_t width, bool is_plain, Function&& function) {
   if (width > 128) {
     function.template operator()<256, true>();
   } else if (width > 64) {
@@ -25,7 +27,6 @@ bool with_warpgroup_width(int64_t width, bool is_plain, Function&& function) {
     is_plain ? function.template operator()<64, true>()
              : function.template operator()<64, false>();
   }
-  return true;
 }
 
 // Whether it could: for matrices of one length whose operands the copy engine
@@ -35,8 +36,9 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
                                          const AttentionDevice& device,
                                          Launch&& launch) {
   const AttentionProblem<Element>& problem = call.problem;
-  if (!device.has_warpgroup_products || problem.packed.rows.data != nullptr ||
-      problem.rows >= kMostTiledLength || problem.columns >= kMostTiledLength) {
+  const bool is_plain = problem.is_plain();
+  if (!device.has_warpgroup_products ||
+      !suits_warpgroups(problem, most_warpgroup_head(is_plain))) {
     return false;
   }
   const BoxedOperand query = boxed_operand(problem.query, problem.batch,
@@ -48,8 +50,8 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   if (!query.has_map || !key.has_map || !value.has_map) {
     return false;
   }
-  return with_warpgroup_width(
-      std::max(problem.head_size, problem.value_size), problem.is_plain(),
+  with_warpgroup_width(
+      std::max(problem.head_size, problem.value_size), is_plain,
       [&]<int kWidth, bool kPlain>() {
         using Block = AttentionWarpgroups<Element, kWidth, kPlain>;
         const int64_t tiles = call.template tile_count<Block::kRows, kWidth>();
@@ -65,6 +67,7 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
                                                mapped_operand(key),
                                                mapped_operand(value), call});
       });
+  return true;
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for the call.

@@ -120,9 +120,9 @@ class AttentionWarpgroups {
   struct Work {
     int64_t batch;
     AttentionExtent extent;
-    int64_t row_begin;
-    int64_t begin;
-    int64_t end;
+    int row_begin;
+    int begin;
+    int end;
   };
 
   using Turn = TileTurn<kStages>;  // of the tiles of keys, and of values
@@ -162,24 +162,27 @@ class AttentionWarpgroups {
            (stage + (operand == Operand::key ? 0 : kStages)) * Key::kElements;
   }
 
-  // Calls function(work) for what the block has to do.
+  // Calls function(work) for what the block has to do. Tiles are counted in 32
+  // bits, as suits_warpgroups() says that they can be: beside 128 outputs of a
+  // thread the compiler spilled the counts of 64 bits (nvcc 13.0).
   template <class Function>
   __device__ __forceinline__ void for_work(Function&& function) const {
-    const int64_t row_tiles = tiles_of(problem_.rows, kRows);
-    const int64_t tiles = problem_.batch_count * row_tiles;
-    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int row_tiles = static_cast<int>(tiles_of(problem_.rows, kRows));
+    const int tiles = static_cast<int>(problem_.batch_count) * row_tiles;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const int64_t batch = tile / row_tiles;
-      const int64_t row_tile = tile % row_tiles;
-      const int64_t row_begin =
+      const int row_tile = tile % row_tiles;
+      const int row_begin =
           (problem_.is_causal ? row_tiles - 1 - row_tile : row_tile) * kRows;
-      const AttentionExtent extent = problem_.extent(batch);
-      function(Work{batch, extent, row_begin,
-                    problem_.first_column(extent, row_begin),
-                    problem_.column_end(extent, row_begin + kRows)});
+      const AttentionExtent extent = problem_.extent_of_one_length(batch);
+      function(Work{
+          batch, extent, row_begin,
+          static_cast<int>(problem_.first_column(extent, row_begin)),
+          static_cast<int>(problem_.column_end(extent, row_begin + kRows))});
     }
   }
 
-  // One thread. Places are counted in 32 bits: it has few registers.
+  // One thread.
   __device__ __forceinline__ void copy() const {
     Turn turn;
     uint32_t query_parity = 1;
@@ -193,15 +196,14 @@ class AttentionWarpgroups {
       barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
       copy_query(work);
-      const int end = static_cast<int>(work.end);
-      int begin = static_cast<int>(work.begin);
-      copy_tile(Operand::key, key, begin, end, turn);
+      copy_tile(Operand::key, key, work.begin, work.end, turn);
       PKG_UNROLL_BY(1)
-      for (; begin < end; begin += kKeys, turn = turn.next()) {
-        if (begin + kKeys < end) {
-          copy_tile(Operand::key, key, begin + kKeys, end, turn.next());
+      for (int begin = work.begin; begin < work.end;
+           begin += kKeys, turn = turn.next()) {
+        if (begin + kKeys < work.end) {
+          copy_tile(Operand::key, key, begin + kKeys, work.end, turn.next());
         }
-        copy_tile(Operand::value, value, begin, end, turn);
+        copy_tile(Operand::value, value, begin, work.end, turn);
       }
     });
   }
@@ -209,11 +211,10 @@ class AttentionWarpgroups {
   // All lines, of which those beyond the tensor are zeros: to compare with the
   // number of rows would take a register that the thread does not have.
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    const int row = static_cast<int>(work.row_begin);
     Query::template copy<kBoxLines>(
         memory_, 0, mapped_.query.map,
-        mapped_.query.matrix(problem_.batch, work.batch), row, row + kRows,
-        barriers_, kQueryFull);
+        mapped_.query.matrix(problem_.batch, work.batch), work.row_begin,
+        work.row_begin + kRows, barriers_, kQueryFull);
   }
 
   // From where tiles of 64 keys would have ended, nothing but zeros is copied.
@@ -265,7 +266,7 @@ class AttentionWarpgroups {
     weigh(attention, work, work.begin, turn, scores, softmax, corrections);
     round_tile<Element>(scores, words);
     PKG_UNROLL_BY(1)
-    for (int64_t begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
+    for (int begin = work.begin + kKeys; begin < work.end; begin += kKeys) {
       const Turn before = turn;
       turn = turn.next();
       take_order(turn);
@@ -291,7 +292,7 @@ class AttentionWarpgroups {
   // added with the weights before. Then waits for the next keys: across that
   // branch the compiler moves no part of it behind a wait for products.
   __device__ __forceinline__ void weigh(
-      const Attention& attention, const Work& work, int64_t begin, Turn turn,
+      const Attention& attention, const Work& work, int begin, Turn turn,
       Scores& scores, Softmax& softmax,
       float (&corrections)[Scores::kThreadRows]) const {
     attention.score_tile(scores, work.row_begin, begin);

@@ -87,10 +87,8 @@ class GradKeyValueMma {
         places_(problem_, query_places_),
         memory_(dynamic_shared<Element>()) {}
 
-  // What a block computes. Places are below kMostTiledLength, as registers are
-  // few.
+  // What a block computes of its keys.
   struct Part {
-    int column_begin;
     int head_begin;
     bool wants_key;
     bool wants_value;
@@ -102,26 +100,31 @@ class GradKeyValueMma {
   }
 
   // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
+  // Ends with a barrier of the block.
   __device__ __forceinline__ void add(int64_t batch, const Part& part,
                                       Sums& key_sums, Sums& value_sums,
                                       GradQuery& grad_query) const {
     const AttentionExtent extent = problem_.extent(batch);
-    auto [begin, end] = rows_of_tiles(extent, part.column_begin);
+    auto [begin, end] = rows_of_tiles(extent, column_begin());
     if (begin >= end) {
+      __syncthreads();
       return;
     }
-    grad_query.begin(batch, extent, part.column_begin, begin);
+    if (threadIdx.x == 0) {
+      work()[kRowEnd] = end;
+    }
+    grad_query.begin(batch, extent, column_begin(), begin);
     const typename GradQuery::Scores attention(problem_, batch, extent);
-    const Key key = load_keys(batch, extent, part.column_begin);
+    const Key key = load_keys(batch, extent, column_begin());
     const auto queries =
         rows_of(problem_.query, batch, extent, problem_.head_size);
     const auto grad_outputs =
         rows_of(call_.grad_output, batch, extent, problem_.value_size);
     load_queries(queries, grad_outputs, begin, 0);
-    for (int turn = 0; begin < end; begin += kQueries, ++turn) {
-      const int place = place_of(turn);
+    do {
+      const int place = place_of(begin);
       const Numbers log_sum_exp = numbers_of(call_.log_sum_exp, extent, begin);
-      begin_tile(queries, grad_outputs, begin, end, turn, grad_query);
+      begin_tile(queries, grad_outputs, begin, grad_query);
       const Query query(queries, begin, 0, false);
       const auto score = [&](Weights& tile) {
         multiply_all_slices<Element, kWarpKeys, kQueries>(
@@ -130,8 +133,8 @@ class GradKeyValueMma {
       };
       Weights weights(0);
       score(weights);
-      weigh(attention, weights, begin, part.column_begin, log_sum_exp);
-      const Dropout dropout(attention, begin, part.column_begin);
+      weigh(attention, weights, begin, column_begin(), log_sum_exp);
+      const Dropout dropout(attention, begin, column_begin());
       if (part.wants_value) {
         multiply_from_registers<Element>(
             value_sums, dropout.dropped(weights), QueriesAsSteps(),
@@ -146,17 +149,15 @@ class GradKeyValueMma {
         gradients = dropout.dropped(gradients);
         differentiate(weights, gradients, delta);
         multiply_by_cap_slopes(attention, gradients, score);
-        auto query_sums = grad_query.share(gradients, turn);
+        auto query_sums = grad_query.share(gradients, begin);
         multiply_from_registers<Element>(
             key_sums, gradients, QueriesAsSteps(),
             slices_of(query_memory(place), part.head_begin));
-        grad_query.add(query_sums, key_memory(), turn);
+        grad_query.add(query_sums, key_memory(), begin);
       }
-      if (begin + kQueries < end && query_places_ == 1) {
-        __syncthreads();
-        load_queries(queries, grad_outputs, begin + kQueries, 0);
-      }
-    }
+      end_tile(queries, grad_outputs, begin);
+      begin += kQueries;
+    } while (begin < row_end());
     __syncthreads();
     grad_query.end();
   }
@@ -164,22 +165,24 @@ class GradKeyValueMma {
   // Both gradients of the part, of one matrix of the batch as the key sees it.
   __device__ __forceinline__ void make(
       const AttentionGradKeyValue<Element>& call, int64_t owned,
-      const Part& part, GradQuery& grad_query) const {
-    const int64_t first = call.partition.batch_index(owned, 0);
-    const AttentionExtent extent = problem_.extent(first);
-    if (part.column_begin >= extent.columns) {
+      int64_t first_key, const Part& part, GradQuery& grad_query) const {
+    if (first_key >=
+        problem_.extent(call.partition.batch_index(owned, 0)).columns) {
       return;
     }
     Sums key_sums(0);
     Sums value_sums(0);
-    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      add(call.partition.batch_index(owned, shared), part, key_sums, value_sums,
-          grad_query);
+    begin_work(owned, first_key);
+    for (int64_t shared = 0; shared < call.partition.shared_count;
+         shared = next_shared()) {
+      add(batch_of_work(call, shared), part, key_sums, value_sums, grad_query);
     }
+    const int64_t first = batch_of_work(call, 0);
+    const AttentionExtent extent = problem_.extent(first);
     const auto store = [&](const Sums& sums,
                            const ResultBatch<Element>& gradient, int64_t size) {
       store_tile(sums, gradient.row(problem_.batch, first, extent.first_column),
-                 extent.columns, size, gradient.row_stride, part.column_begin,
+                 extent.columns, size, gradient.row_stride, column_begin(),
                  part.head_begin);
     };
     if (part.wants_key) {
@@ -198,6 +201,53 @@ class GradKeyValueMma {
   using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
   using Numbers = QueryNumbers<Weights, true>;
   using Dropout = TransposedDropout<Weights>;
+
+  // What the block is at. In shared memory, since registers are few: the first
+  // thread writes it after one barrier, and all read it after the next. With
+  // these four in registers nvcc 13.0 spilled up to 10 words of a thread.
+  enum Work {
+    kOwned,   // matrix of the batch, as keys are counted
+    kShared,  // of the matrices of queries that share the keys
+    kColumn,  // the first key
+    kRowEnd,  // behind the last query that sees one
+    kNumbers,
+  };
+  __device__ __forceinline__ static auto work() {
+    PKG_SHARED(int64_t, key_value_work, [kNumbers]);
+    return key_value_work;
+  }
+  // Places are below kMostTiledLength.
+  __device__ __forceinline__ static int column_begin() {
+    return static_cast<int>(work()[kColumn]);
+  }
+  __device__ __forceinline__ static int row_end() {
+    return static_cast<int>(work()[kRowEnd]);
+  }
+
+  __device__ __forceinline__ static void begin_work(int64_t owned,
+                                                    int64_t first_key) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const auto at = work();
+      at[kOwned] = owned;
+      at[kShared] = 0;
+      at[kColumn] = first_key;
+    }
+    __syncthreads();
+  }
+  // After a barrier: which of the matrices of queries comes after this one.
+  __device__ __forceinline__ static int64_t next_shared() {
+    if (threadIdx.x == 0) {
+      work()[kShared] += 1;
+    }
+    __syncthreads();
+    return work()[kShared];
+  }
+  __device__ __forceinline__ static int64_t batch_of_work(
+      const AttentionGradKeyValue<Element>& call, int64_t shared) {
+    const int64_t owned = work()[kOwned];
+    return call.partition.batch_index(owned, shared);
+  }
 
   // Where the operands are in shared memory. There are as many slices of the
   // queries, and of the gradient of the output, as the columns of the last
@@ -294,22 +344,34 @@ class GradKeyValueMma {
     commit_copies();
   }
 
-  // Where the queries of a tile lie that comes in this turn.
-  __device__ __forceinline__ int place_of(int turn) const {
-    return query_places_ == 1 ? 0 : turn % 2;
+  // Where the queries lie from `begin` on.
+  __device__ __forceinline__ int place_of(int begin) const {
+    return query_places_ == 1 ? 0 : begin / kQueries % 2;
   }
 
   // Once the queries at `begin` have come and all are done with those before;
   // the next ones are loaded meanwhile where they have a place.
   __device__ __forceinline__ void begin_tile(
       const PanelSource<Element>& queries,
-      const PanelSource<Element>& grad_outputs, int64_t begin, int64_t end,
-      int turn, GradQuery& grad_query) const {
+      const PanelSource<Element>& grad_outputs, int begin,
+      GradQuery& grad_query) const {
     wait_for_copies<0>();
     __syncthreads();
-    grad_query.begin_step(turn);
-    if (begin + kQueries < end && query_places_ > 1) {
-      load_queries(queries, grad_outputs, begin + kQueries, place_of(turn + 1));
+    grad_query.begin_step(begin);
+    if (begin + kQueries < row_end() && query_places_ > 1) {
+      load_queries(queries, grad_outputs, begin + kQueries,
+                   place_of(begin + kQueries));
+    }
+  }
+
+  // Once the warp is done with the queries at `begin`: the next ones are loaded
+  // behind a barrier where all have one place.
+  __device__ __forceinline__ void end_tile(
+      const PanelSource<Element>& queries,
+      const PanelSource<Element>& grad_outputs, int begin) const {
+    if (begin + kQueries < row_end() && query_places_ == 1) {
+      __syncthreads();
+      load_queries(queries, grad_outputs, begin + kQueries, 0);
     }
   }
 
@@ -348,13 +410,13 @@ __global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t owned = index / head_tiles / column_tiles;
     const int head_begin = static_cast<int>(index % head_tiles) * kWidth;
+    const int64_t first_key = index / head_tiles % column_tiles * Mma::kKeys;
     const typename Mma::Part part = {
-        static_cast<int>(index / head_tiles % column_tiles) * Mma::kKeys,
         head_begin,
         call.grad_key.data != nullptr && head_begin < problem.head_size,
         call.grad_value.data != nullptr && head_begin < problem.value_size};
     NoGradQuery<Element> none;
-    mma.make(call, owned, part, none);
+    mma.make(call, owned, first_key, part, none);
   }
 }
 

@@ -13,6 +13,9 @@
 
 namespace pkg::cuda {
 
+// Of the kernels of warpgroups for gradients.
+constexpr int64_t kMostWarpgroupHead = 128;
+
 // Calls launch(shape) with that of a kernel by tensor cores, after saying in
 // the call how many places the operands have that follow one another, the most
 // for which a block has the memory: false where it has too little even for one.
@@ -42,7 +45,8 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
                                 int query_lines, Launch&& launch) {
   const auto& backward = call.backward;
   const auto& problem = backward.problem;
-  if (!device.has_warpgroup_products || !suits_warpgroups(problem)) {
+  if (!device.has_warpgroup_products ||
+      !suits_warpgroups(problem, kMostWarpgroupHead)) {
     return false;
   }
   BoxedOperand query = boxed_operand(problem.query, problem.batch, problem.rows,
@@ -150,7 +154,8 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
   const int64_t tiles = call.tile_count();
   return device.joins_gradients && problem.head_size <= kMostHead &&
          problem.value_size <= kMostHead &&
-         !(device.has_warpgroup_products && suits_warpgroups(problem)) &&
+         !(device.has_warpgroup_products &&
+           suits_warpgroups(problem, kMostWarpgroupHead)) &&
          query.partition.shared_count == 1 &&
          key_value.grad_key.data != nullptr &&
          key_value.grad_value.data != nullptr && tiles > 0 &&

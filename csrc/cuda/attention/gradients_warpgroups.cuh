@@ -74,21 +74,4 @@ __device__ __forceinline__ void release(const Mbarriers& barriers,
   }
 }
 
-// Whether both heads fit, and all that is counted does in 32 bits: then only
-// the operands' strides decide.
-template <class Element>
-bool suits_warpgroups(const AttentionProblem<Element>& problem) {
-  constexpr int64_t kMostHead = 128;
-  constexpr int kTile = 128;
-  return problem.packed.rows.data == nullptr &&
-         problem.head_size <= kMostHead && problem.value_size <= kMostHead &&
-         problem.rows < kMostTiledLength &&
-         problem.columns < kMostTiledLength &&
-         problem.batch_count < kMostTiledLength &&
-         problem.batch_count * tiles_of(problem.rows, kTile) <
-             kMostTiledLength &&
-         problem.batch_count * tiles_of(problem.columns, kTile) <
-             kMostTiledLength;
-}
-
 }  // namespace pkg::cuda

@@ -62,10 +62,9 @@
 // (SharedAttentionScores), the places of a mask's elements follow from one
 // another, and queries are counted in 32 bits. Without these the compiler
 // stored 28 of the value's sums in every step of heads of 128, 472 bytes of a
-// thread in all; with them 312, and plain scores 232, of which nothing is
-// stored in a step and some 30 words are loaded again (nvcc 13.0, sm_80). A
-// mask is read once and dropout drawn once for the twice of two kernels; a cap
-// costs a sixth product, for their nine.
+// thread in all; with them, and with what the block is at in shared memory too,
+// nothing (nvcc 13.0). A mask is read once and dropout drawn once for the twice
+// of two kernels; a cap costs a sixth product, for their nine.
 //
 // Not chosen: parts in memory that another kernel adds. Nobody waits, but that
 // kernel reads 32 KiB, 2500 cycles at 2 TB/s, more than the 2200 that are
@@ -188,7 +187,9 @@ class JointGradQuery {
       : call_(call), problem_(call.backward.problem), memory_(memory) {}
 
   // The first tile of queries of a matrix, for which `share` and `add` are
-  // called with every step of 32 queries. After a barrier of the block.
+  // called with every step of 32 queries, and where it begins. After a barrier
+  // of the block. Until the first step the block is at the tile before, as if
+  // it had been the last in turn there.
   __device__ __forceinline__ void begin(int64_t batch,
                                         const AttentionExtent& extent,
                                         int64_t column_begin,
@@ -197,21 +198,21 @@ class JointGradQuery {
       const auto at = place();
       at[kBatch] = batch;
       at[kColumnTile] = column_begin / kJointKeys;
-      at[kRow] = row_begin;
-      at[kSum] = call_.sum_tile(batch, extent, row_begin) * kTileRows * kWidth;
-      at[kCounter] = 1 + batch * call_.row_tiles() + row_begin / kTileRows;
+      at[kRow] = row_begin - kTileRows;
+      at[kSum] =
+          (call_.sum_tile(batch, extent, row_begin) - 1) * kTileRows * kWidth;
+      at[kCounter] = batch * call_.row_tiles() + row_begin / kTileRows;
+      at[kIsLast] = 1;
     }
   }
 
   // After a barrier of the block: the turn at the tile before is over; that at
   // this one may have come.
-  __device__ __forceinline__ void begin_step(int step) const {
+  __device__ __forceinline__ void begin_step(int row) const {
     if (threadIdx.x == 0) {
-      if (!is_last_of_tile(step)) {
-        if (step > 0) {
-          pass_turn();
-          go_on();
-        }
+      if (!is_last_of_tile(row)) {
+        pass_turn();
+        go_on();
       } else {
         take_turn();
       }
@@ -222,10 +223,11 @@ class JointGradQuery {
   // of a tile, when the block has its turn: the sums so far, on their way.
   template <class Gradients>
   __device__ __forceinline__ Sums share(const Gradients& gradients,
-                                        int step) const {
-    put(gradients, step % kSteps * Gradients::kTileColumns);
+                                        int row) const {
+    static_assert(Gradients::kTileColumns == kStepRows);
+    put(gradients, row % kTileRows);
     Sums sums(0);
-    if (is_last_of_tile(step)) {
+    if (is_last_of_tile(row)) {
       if (threadIdx.x == 0 && place()[kHasTurn] == 0) {
         counter().wait(static_cast<int>(place()[kTurn]));
       }
@@ -247,8 +249,8 @@ class JointGradQuery {
   // Adds the product with the keys.
   __device__ __forceinline__ void add(Sums& sums,
                                       const SharedSpan<Element>& keys,
-                                      int step) const {
-    if (!is_last_of_tile(step)) {
+                                      int row) const {
+    if (!is_last_of_tile(row)) {
       return;
     }
     multiply(sums, keys);
@@ -288,7 +290,7 @@ class JointGradQuery {
   }
 
  private:
-  static constexpr int kSteps = 2;
+  static constexpr int kStepRows = kTileRows / 2;
   using Keys = LinesAsSteps<Element, kJointKeys>;
   using GradScores = LinesAsStepsOfRows<Element, kJointKeys>;
 
@@ -313,8 +315,8 @@ class JointGradQuery {
     return {end - 1 - column_tile, column_tile == first, first < end};
   }
 
-  __device__ __forceinline__ static bool is_last_of_tile(int step) {
-    return step % kSteps == kSteps - 1;
+  __device__ __forceinline__ static bool is_last_of_tile(int row) {
+    return row % kTileRows == kTileRows - kStepRows;
   }
 
   // Where the block is. In shared memory, since registers are few: the first
@@ -446,9 +448,8 @@ __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
       break;
     }
     const int64_t owned = index / column_tiles;
-    const int column_tile =
-        static_cast<int>(column_tiles - 1 - index % column_tiles);
-    mma.make(call, owned, {column_tile * kJointKeys, 0, true, true},
+    const int64_t column_tile = column_tiles - 1 - index % column_tiles;
+    mma.make(call, owned, column_tile * kJointKeys, {0, true, true},
              grad_query);
   }
   grad_query.zero_unseen();

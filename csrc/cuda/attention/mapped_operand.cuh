@@ -98,4 +98,21 @@ MappedOperand mapped_operand(const BoxedOperand<Element>& operand) {
   return {encode_tensor_map(operand.tensor), operand.steps};
 }
 
+// Whether kernels of warpgroups that have heads up to so wide take a problem:
+// all that they count fits 32 bits. Then only the operands' strides decide.
+template <class Element>
+bool suits_warpgroups(const AttentionProblem<Element>& problem,
+                      int64_t most_head) {
+  constexpr int kTile = 128;
+  return problem.packed.rows.data == nullptr &&
+         problem.head_size <= most_head && problem.value_size <= most_head &&
+         problem.rows < kMostTiledLength &&
+         problem.columns < kMostTiledLength &&
+         problem.batch_count < kMostTiledLength &&
+         problem.batch_count * tiles_of(problem.rows, kTile) <
+             kMostTiledLength &&
+         problem.batch_count * tiles_of(problem.columns, kTile) <
+             kMostTiledLength;
+}
+
 }  // namespace pkg::cuda
