@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pkg import _C
 
-from . import _accelerate_convolutions, _loader
+from . import _accelerate_convolutions, _accelerate_multihead, _loader
 from ._accelerate_counts import Counts
 
 OPERATORS = (
@@ -184,6 +184,7 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
 
     yield from _accelerate_varlen.kernels()
     yield from _accelerate_convolutions.kernels(original)
+    yield from _accelerate_multihead.kernels(original, DTYPES)
 
 
 def _attention_kernel(theirs: _Kernel) -> _Kernel:
@@ -244,7 +245,7 @@ def _others() -> dict[str, str]:
     """Operators of which another package has registered a CPU kernel, and where."""
     found = {}
     ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
-    for name in (*ours, *_accelerate_convolutions.OPERATORS):
+    for name in (*ours, *_accelerate_convolutions.OPERATORS, _accelerate_multihead.OPERATOR):
         for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
             place = re.match(r"CPU: registered at (\S+)", line)
             if place and "/aten/src/ATen/" not in place[1]:

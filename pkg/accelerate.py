@@ -153,6 +153,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     processor; every other goes to PyTorch's kernel untouched, with its errors. Nothing is changed
     on import. Results differ as those of two kernels do: in rounding.
 
+    The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
+    kernels too, for sequences of 128 tokens or more without a mask.
+
     Convolutions in half precision that PyTorch has no kernel of oneDNN for (float16 on most
     processors) are converted, computed by its kernel of float32 and rounded once: ten to thirty
     times as fast, and more exact.

@@ -164,6 +164,18 @@ extern "C" PKG_EXPORT void pkg_accelerate_count_taken(int op, int type,
   counters.nanoseconds += nanoseconds;
 }
 
+// PyTorch's time divided by ours of attention without hidden keys, of a dtype by
+// its place in the tables; 0 where it is left to PyTorch.
+extern "C" PKG_EXPORT float pkg_accelerate_attention_gain(int type,
+                                                          int64_t queries,
+                                                          int64_t keys) {
+  using namespace pkg::cpu::accelerate;
+  if (state().attention.load() != AttentionMode::ByTable) {
+    return 0;
+  }
+  return if_enough(ratio(Pass::Forward, type, Hidden::Nothing, queries, keys));
+}
+
 // The sizes that are measured, for pkg/tune.py: a pointer to the classes of
 // rows, of columns, inner dimensions, queries or keys, and how many there are.
 extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,

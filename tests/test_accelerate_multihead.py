@@ -1,0 +1,139 @@
+"""accelerate() gives the inference path of multi-head attention this package's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import accelerate_tables
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pkg
+from pkg import _accelerate_multihead
+from pkg.testing import Sample, expect
+
+WIDTH, HEADS = 48, 3
+LONG = 130
+FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
+operator = torch._native_multi_head_attention
+
+
+@pytest.fixture(autouse=True)
+def some_table() -> Iterator[None]:
+    """One by which everything is taken that these kernels can take."""
+    with accelerate_tables.in_use(float("inf")):
+        yield
+
+
+def tensors(dtype: torch.dtype, tokens: int = LONG) -> list[Tensor]:
+    """Tokens, and weights and biases of the projections."""
+    shapes = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
+    weights = [torch.randn(shape, dtype=torch.float64) / WIDTH**0.5 for shape in shapes]
+    made = [torch.randn(2, tokens, WIDTH, dtype=torch.float64), *weights]
+    return [each.to(dtype) for each in made]
+
+
+def attend(sample: Sample) -> Tensor:
+    x, *parameters = sample.args
+    return operator(x, x, x, WIDTH, HEADS, *parameters, None, False)[0]
+
+
+def by_definition(sample: Sample) -> list[Tensor]:
+    """Each step by itself, as PyTorch's kernel takes them."""
+    x, weight, bias, out_weight, out_bias = sample.args
+    projected = (x @ weight.t() + bias).view(*x.shape[:2], 3, HEADS, WIDTH // HEADS)
+    query, key, value = projected.permute(2, 0, 3, 1, 4)
+    scores = query @ key.transpose(2, 3) * (WIDTH // HEADS) ** -0.5
+    attended = torch.softmax(scores, -1) @ value
+    return [attended.transpose(1, 2).reshape(x.shape) @ out_weight.t() + out_bias]
+
+
+def taken(block: pkg.accelerate.Acceleration) -> int:
+    """Calls of attention that ran here."""
+    return sum(each.taken for each in block.report().counts if each.operator == _FORWARD)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_results(dtype: torch.dtype) -> None:
+    sample = Sample(tuple(tensors(dtype)), {})
+    theirs = attend(sample)
+    with pkg.accelerate(report=True) as block:
+        ours = attend(sample)
+        assert taken(block) == 1
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    assert ours.stride() == theirs.stride()
+    (wanted,) = expect(by_definition, sample)
+    wanted.compare(ours, "attention")
+
+
+@pytest.mark.parametrize("tokens", [1, _accelerate_multihead._LEAST_TOKENS - 1])
+def test_short_sequences_are_left_alone(tokens: int) -> None:
+    sample = Sample(tuple(tensors(torch.float32, tokens)), {})
+    with pkg.accelerate(report=True) as block:
+        attend(sample)
+        assert taken(block) == 0
+
+
+def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
+    sample = Sample(tuple(tensors(torch.bfloat16)), {})
+    theirs = attend(sample)
+    with accelerate_tables.in_use(0.0), pkg.accelerate(report=True) as block:
+        ours = attend(sample)
+        assert taken(block) == 0
+    assert torch.equal(ours, theirs)
+
+
+def test_what_attention_here_does_not_give_is_pytorch_s() -> None:
+    """Weights, a mask, other keys than queries."""
+    x, *parameters = tensors(torch.float64)
+    other = torch.randn_like(x)
+    mask = torch.zeros(LONG, LONG, dtype=torch.bool).logical_not_().triu(1)
+    calls = {
+        "weights": lambda: operator(x, x, x, WIDTH, HEADS, *parameters, None, True),
+        "mask": lambda: operator(x, x, x, WIDTH, HEADS, *parameters, mask, False, True, 0),
+        "keys": lambda: operator(x, other, other, WIDTH, HEADS, *parameters, None, False),
+    }
+    for name, call in calls.items():
+        theirs = call()
+        with pkg.accelerate(report=True) as block:
+            ours = call()
+            assert taken(block) == 0, name
+        for wanted, actual in zip(theirs, ours, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-13)
+
+
+def test_errors_are_pytorch_s() -> None:
+    x, weight, *rest = tensors(torch.float32)
+    for bad in (
+        (x, WIDTH, 5, weight, *rest),
+        (x, WIDTH, HEADS, weight[:-1], *rest),
+        (x[0], WIDTH, HEADS, weight, *rest),
+        (x.double(), WIDTH, HEADS, weight, *rest),
+    ):
+        first, *arguments = bad
+
+        def call(first: Tensor = first, arguments: list[object] = arguments) -> object:
+            return operator(first, first, first, *arguments, None, False)
+
+        with pytest.raises((RuntimeError, IndexError)) as theirs:
+            call()
+        with pkg.accelerate(), pytest.raises(type(theirs.value)) as ours:
+            call()
+        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+def test_modules() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 96, batch_first=True).double()
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double().eval()
+    x = torch.randn(2, LONG, WIDTH, dtype=torch.float64)
+    with torch.inference_mode():
+        theirs = encoder(x), attention(x, x, x, need_weights=False)[0]
+        with pkg.accelerate(report=True) as block:
+            ours = encoder(x), attention(x, x, x, need_weights=False)[0]
+            assert taken(block) == 3
+    for wanted, actual in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
