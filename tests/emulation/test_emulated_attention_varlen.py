@@ -171,10 +171,17 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
 
 
 def emulated(
-    emulator: Emulator, call: PackedCall, blocks: int = 3, joint: bool = False
+    emulator: Emulator,
+    call: PackedCall,
+    blocks: int = 3,
+    joint: bool = False,
+    warpgroups: bool = False,
 ) -> list[Tensor]:
-    """Output, log-sum-exp and the gradients of query, key and value."""
-    arguments = arguments_of(call)
+    """Output, log-sum-exp and the gradients of query, key and value.
+
+    By products of warpgroups (``warpgroups``) where the kernels for them take the call.
+    """
+    arguments = arguments_of(call) | {"warpgroups": warpgroups}
     accumulator = torch.float64 if call.dtype == torch.float64 else torch.float32
     output = torch.full(call.grad_output.shape, 77, dtype=call.dtype)
     log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77, dtype=accumulator)
@@ -186,8 +193,7 @@ def emulated(
     arguments["most_shared_bytes"] = MOST_SHARED_BYTES
     size = {"zeroed_size": call.value.shape[2]}
     emulator.run("attention_uncovered_queries", names, blocks, **arguments, **size)
-    # Also where there are products of warpgroups, whose kernel takes no packed sequences.
-    emulator.run("attention_forward", names, blocks, warpgroups=1, **arguments)
+    emulator.run("attention_forward", names, blocks, **arguments)
 
     arguments |= packed_operand("grad_output", call.grad_output, call.group)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
@@ -202,7 +208,6 @@ def emulated(
     }
     zeroed["zeroed_size"] = call.query.shape[2]
     emulator.run("attention_uncovered_queries", ["output"], blocks, **arguments | zeroed)
-    arguments["warpgroups"] = 1
     names = ["grad_key", "grad_value"]
     of_keys = packed_operand("grad_key", gradients[1], 0)
     of_keys |= packed_operand("grad_value", gradients[2], 0)

@@ -19,6 +19,8 @@ from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
+from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
+from test_emulated_attention_varlen_warpgroups import make as make_packed
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
@@ -344,6 +346,12 @@ def run_attention_by_warpgroups(planted: Emulator) -> None:
     check_attention_warpgroups(planted, call, 1)
 
 
+def run_packed_attention_by_warpgroups(planted: Emulator) -> None:
+    """Sequences that end within a tile, beside others full of NaN; tiles beyond a sequence."""
+    check_apart(planted, make_packed((130, 40, 70), (70, 100, 30), sizes=(128, 128)))
+    check_counts(planted)
+
+
 def run_lltm(planted: Emulator) -> None:
     """A step by tensor cores and one by panels, whole and divided, of h and of x."""
     for dtype in (torch.bfloat16, torch.float32):
@@ -379,6 +387,11 @@ ATTENTION_WARPGROUPS = (
     BFLOAT16,
     run_attention_by_warpgroups,
     "cuda/attention/forward_warpgroups.cuh",
+)
+PACKED_ATTENTION_WARPGROUPS = (
+    "run_attention_forward.cpp",
+    BFLOAT16,
+    run_packed_attention_by_warpgroups,
 )
 MASK_GRADIENT = ("run_attention_backward.cpp", "float", run_mask_gradient)
 HALF_GRADIENTS = ("run_attention_backward.cpp", BFLOAT16, run_half_gradients)
@@ -821,6 +834,41 @@ PLANTED = {
         "      wait_for(Operand::key, turn.next());\n",
         "      wait_for(Operand::key, turn);\n",
         "has not waited for it|on its way",
+    ),
+    "values of the sequence behind": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/mapped_operand.cuh",
+        "    operand.tensor.lines_before = rows;",
+        "    operand.tensor.lines_before = rows;\n    operand.tensor.lines += 64;",
+        "heap-buffer-overflow|assert",
+    ),
+    "keys of the sequence in front": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "const int64_t first = problem_.columns - work.extent.columns;",
+        "const int64_t first = 0;",
+        "heap-buffer-overflow|assert",
+    ),
+    "queries of the sequence in front": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "problem_.rows - work.extent.rows + work.row_begin",
+        "work.row_begin",
+        "heap-buffer-overflow|assert",
+    ),
+    "output of the sequence behind": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward.cuh",
+        "             extent.rows, problem.value_size, call.output.row_stride, row_begin,\n",
+        "             problem.rows, problem.value_size, call.output.row_stride, row_begin,\n",
+        "of output is written by this block and by block|heap-buffer-overflow",
+    ),
+    "queries that no sequence has": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "if (row_begin >= extent.rows) {",
+        "if (row_begin >= problem_.rows) {",
+        "assert",
     ),
     "stage of gates that is still copied": (
         *LLTM,

@@ -23,6 +23,11 @@
 // the other kernels, the second half of a tile is copied as zeros where no
 // query of the block sees any of it.
 //
+// Of packed sequences, whose ends are ends of the operands' maps
+// (mapped_operand.cuh), only what the copying thread asks for differs, and
+// tiles that a sequence does not have are left out. Results go by plain stores,
+// up to the sequence's last row.
+//
 // For 128 queries, 128 keys and a head of 128 a multiprocessor of an H200 takes
 // - tensor cores: 4 x 128^3 operations at 4096 a cycle: 2048 cycles;
 // - shared memory, at 128 bytes a cycle: 6 KiB for each of 16 products of
@@ -173,6 +178,9 @@ class AttentionWarpgroups {
       const int64_t row_begin =
           (problem_.is_causal ? row_tiles - 1 - row_tile : row_tile) * kRows;
       const AttentionExtent extent = problem_.extent(batch);
+      if (row_begin >= extent.rows) {
+        continue;
+      }
       function(Work{batch, extent, row_begin,
                     problem_.first_column(extent, row_begin),
                     problem_.column_end(extent, row_begin + kRows)});
@@ -187,14 +195,20 @@ class AttentionWarpgroups {
       if (work.begin >= work.end) {
         return;
       }
-      const BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
-      const BoxedMatrix value =
-          mapped_.value.matrix(problem_.batch, work.batch);
+      BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      BoxedMatrix value = mapped_.value.matrix(problem_.batch, work.batch);
+      if (problem_.is_packed()) {
+        key = key.of_sequence(work.extent.first_column + work.extent.columns);
+        value =
+            value.of_sequence(work.extent.first_column + work.extent.columns);
+      }
       barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
       copy_query(work);
-      const int end = static_cast<int>(work.end);
-      int begin = static_cast<int>(work.begin);
+      // From here on as lines of the map.
+      const int64_t first = problem_.columns - work.extent.columns;
+      const int end = static_cast<int>(first + work.end);
+      int begin = static_cast<int>(first + work.begin);
       copy_tile(Operand::key, key, begin, end, turn);
       PKG_UNROLL_BY(1)
       for (; begin < end; begin += kKeys, turn = turn.next()) {
@@ -209,11 +223,14 @@ class AttentionWarpgroups {
   // All lines, of which those beyond the tensor are zeros: to compare with the
   // number of rows would take a register that the thread does not have.
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    const int row = static_cast<int>(work.row_begin);
-    Query::template copy<kBoxLines>(
-        memory_, 0, mapped_.query.map,
-        mapped_.query.matrix(problem_.batch, work.batch), row, row + kRows,
-        barriers_, kQueryFull);
+    BoxedMatrix query = mapped_.query.matrix(problem_.batch, work.batch);
+    if (problem_.is_packed()) {
+      query = query.of_sequence(work.extent.first_row + work.extent.rows);
+    }
+    const int row =
+        static_cast<int>(problem_.rows - work.extent.rows + work.row_begin);
+    Query::template copy<kBoxLines>(memory_, 0, mapped_.query.map, query, row,
+                                    row + kRows, barriers_, kQueryFull);
   }
 
   // From where tiles of 64 keys would have ended, nothing but zeros is copied.

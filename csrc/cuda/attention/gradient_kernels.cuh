@@ -45,14 +45,12 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
   if (!device.has_warpgroup_products || !suits_warpgroups(problem)) {
     return false;
   }
-  BoxedOperand query = boxed_operand(problem.query, problem.batch, problem.rows,
-                                     problem.head_size);
-  BoxedOperand grad_output = boxed_operand(backward.grad_output, problem.batch,
-                                           problem.rows, problem.value_size);
-  const BoxedOperand key = boxed_operand(problem.key, problem.batch,
-                                         problem.columns, problem.head_size);
-  const BoxedOperand value = boxed_operand(problem.value, problem.batch,
-                                           problem.columns, problem.value_size);
+  BoxedOperand query = boxed_queries(problem, problem.query, problem.head_size);
+  BoxedOperand grad_output =
+      boxed_queries(problem, backward.grad_output, problem.value_size);
+  const BoxedOperand key = boxed_keys(problem, problem.key, problem.head_size);
+  const BoxedOperand value =
+      boxed_keys(problem, problem.value, problem.value_size);
   if (!query.has_map || !grad_output.has_map || !key.has_map ||
       !value.has_map) {
     return false;
@@ -75,7 +73,7 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
 template <class Element>
 int64_t gradient_blocks(const AttentionProblem<Element>& problem, int64_t tiles,
                         const AttentionDevice& device) {
-  return problem.sees_everything()
+  return problem.has_equal_tiles()
              ? std::min<int64_t>(tiles, device.multiprocessors)
              : tiles;
 }

@@ -80,9 +80,8 @@ template <class Element>
 bool suits_warpgroups(const AttentionProblem<Element>& problem) {
   constexpr int64_t kMostHead = 128;
   constexpr int kTile = 128;
-  return problem.packed.rows.data == nullptr &&
-         problem.head_size <= kMostHead && problem.value_size <= kMostHead &&
-         problem.rows < kMostTiledLength &&
+  return !problem.is_packed() && problem.head_size <= kMostHead &&
+         problem.value_size <= kMostHead && problem.rows < kMostTiledLength &&
          problem.columns < kMostTiledLength &&
          problem.batch_count < kMostTiledLength &&
          problem.batch_count * tiles_of(problem.rows, kTile) <
