@@ -306,6 +306,12 @@ def run_joint_gradients(planted: Emulator) -> None:
         check_joint_gradients(planted, call, blocks)
 
 
+def run_joint_gradients_by_panels(planted: Emulator) -> None:
+    """Five tiles of keys add to each of several tiles of queries, by one block and by three."""
+    for blocks in (1, 3):
+        check_joint_gradients(planted, make_attention(2, rows=200, columns=300, head=40), blocks)
+
+
 def run_joint_gradients_with_features(planted: Emulator) -> None:
     """Of three heads that share a key, each of which has its own mask, slope and dropout."""
     options = {"mask": torch.randn(3, 33, 140), "slopes": torch.rand(3), "dropout": 0.2}
@@ -405,6 +411,12 @@ JOINT_GRADIENTS_WITH_FEATURES = (
     "run_attention_backward.cpp",
     BFLOAT16,
     run_joint_gradients_with_features,
+)
+JOINT_GRADIENTS_BY_PANELS = (
+    "run_attention_backward.cpp",
+    "float",
+    run_joint_gradients_by_panels,
+    "cuda/attention/joint_gradients_panels.cuh",
 )
 HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
 ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
@@ -635,7 +647,8 @@ PLANTED = {
         "race in global memory",
     ),
     "turns in the other order": (
-        *JOINT_GRADIENTS,
+        *JOINT_GRADIENTS[:3],
+        "cuda/attention/joint_gradients.cuh",
         "return {end - 1 - column_tile,",
         "return {column_tile - first,",
         "deadlock: ",
@@ -653,6 +666,30 @@ PLANTED = {
         "    __syncthreads();\n    grad_query.end();",
         "    grad_query.end();",
         "race on shared",
+    ),
+    "panels' turn that nobody waits for": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "      counter.wait(turn.index);\n",
+        "",
+        "race in global memory|numbers that no block has written",
+    ),
+    "panels' turn passed on before all have added": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "  store_sums(sums, memory);\n  __syncthreads();",
+        "  store_sums(sums, memory);",
+        "race in global memory|numbers that no block has written",
+    ),
+    "panels' sums that are not the block's before": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "    sums.add(before);\n",
+        "",
+        "assert",
+    ),
+    "gradients of scores as the key's product has them": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "    store_rows(gradients, weights);\n",
+        "",
+        "assert",
     ),
     "numbers of the first matrix for all": (
         *JOINT_GRADIENTS_WITH_FEATURES,
