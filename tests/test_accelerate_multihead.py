@@ -13,7 +13,7 @@ import pkg
 from pkg import _accelerate_multihead
 from pkg.testing import Sample, expect
 
-WIDTH, HEADS = 48, 3
+WIDTH, HEADS = 64, 4
 LONG = 130
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"

@@ -124,6 +124,12 @@ EXPECTED = (
         r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
         {"HMMA.16816": 16, "LDSM.x4": 12},
     ),
+    Expected(
+        r"attention_joint_gradients_panels_kernel<float, 64, .*>", {"FFMA": 32, "LDS.128": 4}
+    ),
+    Expected(
+        r"attention_joint_gradients_panels_kernel<float, 128, .*>", {"FFMA": 64, "LDS.128": 6}
+    ),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
     Expected(
         r"decode_attention_mma_kernel<.*, 64>", {"HMMA.16816": 40, "LDSM.x4": 36, "LDGSTS.128": 20}

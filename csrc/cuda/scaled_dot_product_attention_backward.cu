@@ -57,7 +57,7 @@ template <class Element>
 bool launch_joint_gradients(const AttentionGradQuery<Element>& query,
                             const AttentionGradKeyValue<Element>& key_value,
                             DeviceId memory_device, cudaStream_t stream) {
-  if constexpr (sizeof(Element) == 2) {
+  if constexpr (kHasJointGradients<Element>) {
     const AttentionDevice device = attention_device();
     if (!suits_joint_gradients(query, key_value, device) ||
         !joint_gradients_pay(key_value, device)) {

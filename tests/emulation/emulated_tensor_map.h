@@ -32,6 +32,7 @@ struct TensorMap {
   int64_t matrix_stride = 0;
   int64_t groups = 0;
   int64_t group_stride = 0;
+  int64_t lines_before = 0;
   int box_lines = 0;
   size_t element_size = 0;
 };
@@ -41,10 +42,10 @@ TensorMap encode_tensor_map(const cuda::MappedTensor<Element>& tensor) {
   if (!tensor.has_map()) {
     throw Report("cuda emulator: a tensor that has no map is to be mapped");
   }
-  return {tensor.data,     tensor.width,        tensor.lines,
-          tensor.matrices, tensor.line_stride,  tensor.matrix_stride,
-          tensor.groups,   tensor.group_stride, tensor.box_lines,
-          sizeof(Element)};
+  return {tensor.data,      tensor.width,        tensor.lines,
+          tensor.matrices,  tensor.line_stride,  tensor.matrix_stride,
+          tensor.groups,    tensor.group_stride, tensor.lines_before,
+          tensor.box_lines, sizeof(Element)};
 }
 
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
@@ -72,10 +73,9 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
                                 group >= 0 && group < map.groups;
             Element element = {};
             if (exists) {
-              element = static_cast<const Element*>(
-                  map.data)[group * map.group_stride +
-                            matrix * map.matrix_stride +
-                            (line + i) * map.line_stride + place + j];
+              element = static_cast<const Element*>(map.data)
+                  [group * map.group_stride + matrix * map.matrix_stride +
+                   (line + i - map.lines_before) * map.line_stride + place + j];
             }
             const size_t byte = first_byte +
                                 static_cast<size_t>(i) * kBoxLineBytes +

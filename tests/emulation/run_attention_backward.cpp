@@ -94,7 +94,7 @@ void run_grad_key_value(const Request& request) {
 // Where the call suits one kernel for all gradients: else nothing is written.
 template <class Element>
 void run_joint_gradients(const Request& request) {
-  if constexpr (sizeof(Element) == 2) {
+  if constexpr (cuda::kHasJointGradients<Element>) {
     const auto query = grad_query_of<Element>(request);
     const auto key_value = grad_key_value_of<Element>(request);
     cuda::AttentionDevice device = device_of(request);

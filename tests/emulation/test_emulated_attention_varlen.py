@@ -171,10 +171,17 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
 
 
 def emulated(
-    emulator: Emulator, call: PackedCall, blocks: int = 3, joint: bool = False
+    emulator: Emulator,
+    call: PackedCall,
+    blocks: int = 3,
+    joint: bool = False,
+    warpgroups: bool = False,
 ) -> list[Tensor]:
-    """Output, log-sum-exp and the gradients of query, key and value."""
-    arguments = arguments_of(call)
+    """Output, log-sum-exp and the gradients of query, key and value.
+
+    By products of warpgroups (``warpgroups``) where the kernels for them take the call.
+    """
+    arguments = arguments_of(call) | {"warpgroups": warpgroups}
     accumulator = torch.float64 if call.dtype == torch.float64 else torch.float32
     output = torch.full(call.grad_output.shape, 77, dtype=call.dtype)
     log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77, dtype=accumulator)
@@ -186,8 +193,7 @@ def emulated(
     arguments["most_shared_bytes"] = MOST_SHARED_BYTES
     size = {"zeroed_size": call.value.shape[2]}
     emulator.run("attention_uncovered_queries", names, blocks, **arguments, **size)
-    # Also where there are products of warpgroups, whose kernel takes no packed sequences.
-    emulator.run("attention_forward", names, blocks, warpgroups=1, **arguments)
+    emulator.run("attention_forward", names, blocks, **arguments)
 
     arguments |= packed_operand("grad_output", call.grad_output, call.group)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
@@ -202,7 +208,6 @@ def emulated(
     }
     zeroed["zeroed_size"] = call.query.shape[2]
     emulator.run("attention_uncovered_queries", ["output"], blocks, **arguments | zeroed)
-    arguments["warpgroups"] = 1
     names = ["grad_key", "grad_value"]
     of_keys = packed_operand("grad_key", gradients[1], 0)
     of_keys |= packed_operand("grad_value", gradients[2], 0)
@@ -373,15 +378,21 @@ def operator_results(operators: Operators, call: PackedCall) -> list[Tensor]:
 
 @pytest.mark.parametrize(("dtype", "name"), OF_THE_OPERATOR)
 def test_the_operator_is_that_of_the_kernels(
-    cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
+    cuda_emulator: Emulator,
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: torch.dtype,
 ) -> None:
     """To the last bit: what the host code passes is what is passed here, with right results."""
+    monkeypatch.setenv("PKG_CUDA_JOINT_GRADIENTS", "0")
     call = converted(CALLS[name](), dtype)
     actual = operator_results(emulated_operators, call)
     expected = check(cuda_emulator, call)
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name_of)
 @pytest.mark.parametrize(
     "options", [{}, {"dropout": 0.2, "slopes": torch.rand(4)}], ids=["plain", "features"]
 )
@@ -390,9 +401,11 @@ def test_the_operator_makes_all_gradients_by_one_kernel(
     emulated_operators: Operators,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, object],
+    dtype: torch.dtype,
 ) -> None:
     """Where there are blocks for many rounds, and unless it is turned off."""
-    call = make((9, 70), (140, 5), (4, 4), (8, 8), torch.float16, is_causal=True, **options)
+    rows = (9, 70) if dtype == torch.float16 else (9, 170)  # tiles of keys begin together
+    call = make(rows, (140, 5), (4, 4), (8, 8), dtype, is_causal=True, **options)
     call.key[..., 0] = 100  # for sums that cancel, and so depend on their order
     actual = operator_results(emulated_operators, call)
     expected = check(cuda_emulator, call, joint=True)

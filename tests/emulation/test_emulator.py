@@ -19,6 +19,8 @@ from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
+from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
+from test_emulated_attention_varlen_warpgroups import make as make_packed
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
@@ -308,6 +310,12 @@ def run_joint_gradients(planted: Emulator) -> None:
         check_joint_gradients(planted, call, blocks)
 
 
+def run_joint_gradients_by_panels(planted: Emulator) -> None:
+    """Five tiles of keys add to each of several tiles of queries, by one block and by three."""
+    for blocks in (1, 3):
+        check_joint_gradients(planted, make_attention(2, rows=200, columns=300, head=40), blocks)
+
+
 def run_joint_gradients_with_features(planted: Emulator) -> None:
     """Of three heads that share a key, each of which has its own mask, slope and dropout."""
     options = {"mask": torch.randn(3, 33, 140), "slopes": torch.rand(3), "dropout": 0.2}
@@ -348,6 +356,12 @@ def run_attention_by_warpgroups(planted: Emulator) -> None:
     check_attention_warpgroups(planted, call, 1)
 
 
+def run_packed_attention_by_warpgroups(planted: Emulator) -> None:
+    """Sequences that end within a tile, beside others full of NaN; tiles beyond a sequence."""
+    check_apart(planted, make_packed((130, 40, 70), (70, 100, 30), sizes=(128, 128)))
+    check_counts(planted)
+
+
 def run_lltm(planted: Emulator) -> None:
     """A step by tensor cores and one by panels, whole and divided, of h and of x."""
     for dtype in (torch.bfloat16, torch.float32):
@@ -384,6 +398,11 @@ ATTENTION_WARPGROUPS = (
     run_attention_by_warpgroups,
     "cuda/attention/forward_warpgroups.cuh",
 )
+PACKED_ATTENTION_WARPGROUPS = (
+    "run_attention_forward.cpp",
+    BFLOAT16,
+    run_packed_attention_by_warpgroups,
+)
 MASK_GRADIENT = ("run_attention_backward.cpp", "float", run_mask_gradient)
 HALF_GRADIENTS = ("run_attention_backward.cpp", BFLOAT16, run_half_gradients)
 JOINT_GRADIENTS = (
@@ -396,6 +415,12 @@ JOINT_GRADIENTS_WITH_FEATURES = (
     "run_attention_backward.cpp",
     BFLOAT16,
     run_joint_gradients_with_features,
+)
+JOINT_GRADIENTS_BY_PANELS = (
+    "run_attention_backward.cpp",
+    "float",
+    run_joint_gradients_by_panels,
+    "cuda/attention/joint_gradients_panels.cuh",
 )
 HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
 ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
@@ -640,7 +665,8 @@ PLANTED = {
         "race in global memory",
     ),
     "turns in the other order": (
-        *JOINT_GRADIENTS,
+        *JOINT_GRADIENTS[:3],
+        "cuda/attention/joint_gradients.cuh",
         "return {end - 1 - column_tile,",
         "return {column_tile - first,",
         "deadlock: ",
@@ -665,6 +691,30 @@ PLANTED = {
         "      __syncthreads();\n      return;",
         "      return;",
         "race on shared",
+    ),
+    "panels' turn that nobody waits for": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "      counter.wait(turn.index);\n",
+        "",
+        "race in global memory|numbers that no block has written",
+    ),
+    "panels' turn passed on before all have added": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "  store_sums(sums, memory);\n  __syncthreads();",
+        "  store_sums(sums, memory);",
+        "race in global memory|numbers that no block has written",
+    ),
+    "panels' sums that are not the block's before": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "    sums.add(before);\n",
+        "",
+        "assert",
+    ),
+    "gradients of scores as the key's product has them": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "    store_rows(gradients, weights);\n",
+        "",
+        "assert",
     ),
     "numbers of the first matrix for all": (
         *JOINT_GRADIENTS_WITH_FEATURES,
@@ -846,6 +896,41 @@ PLANTED = {
         "      wait_for(Operand::key, turn.next());\n",
         "      wait_for(Operand::key, turn);\n",
         "has not waited for it|on its way",
+    ),
+    "values of the sequence behind": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/mapped_operand.cuh",
+        "    operand.tensor.lines_before = rows;",
+        "    operand.tensor.lines_before = rows;\n    operand.tensor.lines += 64;",
+        "heap-buffer-overflow|assert",
+    ),
+    "keys of the sequence in front": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "const int64_t first = problem_.columns - work.extent.columns;",
+        "const int64_t first = 0;",
+        "heap-buffer-overflow|assert",
+    ),
+    "queries of the sequence in front": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "problem_.rows - work.extent.rows + work.row_begin",
+        "work.row_begin",
+        "heap-buffer-overflow|assert",
+    ),
+    "output of the sequence behind": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward.cuh",
+        "             extent.rows, problem.value_size, call.output.row_stride, row_begin,\n",
+        "             problem.rows, problem.value_size, call.output.row_stride, row_begin,\n",
+        "of output is written by this block and by block|heap-buffer-overflow",
+    ),
+    "queries that no sequence has": (
+        *PACKED_ATTENTION_WARPGROUPS,
+        "cuda/attention/forward_warpgroups.cuh",
+        "if (row_begin >= extent.rows) {",
+        "if (row_begin >= problem_.rows) {",
+        "assert",
     ),
     "stage of gates that is still copied": (
         *LLTM,

@@ -181,6 +181,10 @@ struct AttentionProblem {
   PackedSequences packed;
   AttentionVariant variant;
 
+  __host__ __device__ bool is_packed() const {
+    return packed.rows.data != nullptr;
+  }
+
   // Whether a score is a scaled product, where a key is seen, and a weight
   // nothing but the softmax of scores.
   __host__ __device__ bool is_plain() const {
@@ -188,8 +192,10 @@ struct AttentionProblem {
            variant.slopes.data == nullptr && variant.softcap == 0;
   }
 
-  bool sees_everything() const {
-    return !is_causal && variant.window_left < 0 && variant.window_right < 0;
+  // Whether all tiles of queries, or of keys, are as much work.
+  bool has_equal_tiles() const {
+    return !is_packed() && !is_causal && variant.window_left < 0 &&
+           variant.window_right < 0;
   }
 
   // Where the matrices are of one length, without the code for others.
@@ -199,7 +205,7 @@ struct AttentionProblem {
   }
 
   __device__ __forceinline__ AttentionExtent extent(int64_t index) const {
-    if (packed.rows.data == nullptr) {
+    if (!is_packed()) {
       return extent_of_one_length(index);
     }
     const int64_t sequence = index / packed.heads;
@@ -217,8 +223,8 @@ struct AttentionProblem {
 
   // Of the longest matrices.
   KeyLimits longest_limits() const {
-    return packed.rows.data == nullptr ? limits_of_one_length()
-                                       : limits_of_sequence(rows, columns);
+    return is_packed() ? limits_of_sequence(rows, columns)
+                       : limits_of_one_length();
   }
 
   // Behind the last key that a row before `row_end` sees.

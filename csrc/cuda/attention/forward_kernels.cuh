@@ -29,8 +29,7 @@ void with_warpgroup_width(int64_t width, bool is_plain, Function&& function) {
   }
 }
 
-// Whether it could: for matrices of one length whose operands the copy engine
-// takes.
+// Whether it could: where the copy engine takes the operands.
 template <class Element, class Launch>
 bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
                                          const AttentionDevice& device,
@@ -41,12 +40,11 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
       !suits_warpgroups(problem, most_warpgroup_head(is_plain))) {
     return false;
   }
-  const BoxedOperand query = boxed_operand(problem.query, problem.batch,
-                                           problem.rows, problem.head_size);
-  const BoxedOperand key = boxed_operand(problem.key, problem.batch,
-                                         problem.columns, problem.head_size);
-  const BoxedOperand value = boxed_operand(problem.value, problem.batch,
-                                           problem.columns, problem.value_size);
+  const BoxedOperand query =
+      boxed_queries(problem, problem.query, problem.head_size);
+  const BoxedOperand key = boxed_keys(problem, problem.key, problem.head_size);
+  const BoxedOperand value =
+      boxed_keys(problem, problem.value, problem.value_size);
   if (!query.has_map || !key.has_map || !value.has_map) {
     return false;
   }
@@ -58,7 +56,7 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
         // A block that stays copies for its next queries while it stores these.
         // Where some see fewer keys than others, the device hands them out.
         const int64_t blocks =
-            problem.sees_everything()
+            problem.has_equal_tiles()
                 ? std::min<int64_t>(tiles, device.multiprocessors)
                 : tiles;
         launch(attention_forward_warpgroups_kernel<Element, kWidth, kPlain>,

@@ -23,6 +23,11 @@
 // the other kernels, the second half of a tile is copied as zeros where no
 // query of the block sees any of it.
 //
+// Of packed sequences, whose ends are ends of the operands' maps
+// (mapped_operand.cuh), only what the copying thread asks for differs, and
+// tiles that a sequence does not have are left out. Results go by plain stores,
+// up to the sequence's last row.
+//
 // For 128 queries, 128 keys and a head of 128 a multiprocessor of an H200 takes
 // - tensor cores: 4 x 128^3 operations at 4096 a cycle: 2048 cycles;
 // - shared memory, at 128 bytes a cycle: 6 KiB for each of 16 products of
@@ -174,7 +179,10 @@ class AttentionWarpgroups {
       const int row_tile = tile % row_tiles;
       const int row_begin =
           (problem_.is_causal ? row_tiles - 1 - row_tile : row_tile) * kRows;
-      const AttentionExtent extent = problem_.extent_of_one_length(batch);
+      const AttentionExtent extent = problem_.extent(batch);
+      if (row_begin >= extent.rows) {
+        continue;
+      }
       function(Work{
           batch, extent, row_begin,
           static_cast<int>(problem_.first_column(extent, row_begin)),
@@ -190,20 +198,28 @@ class AttentionWarpgroups {
       if (work.begin >= work.end) {
         return;
       }
-      const BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
-      const BoxedMatrix value =
-          mapped_.value.matrix(problem_.batch, work.batch);
+      BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      BoxedMatrix value = mapped_.value.matrix(problem_.batch, work.batch);
+      if (problem_.is_packed()) {
+        key = key.of_sequence(work.extent.first_column + work.extent.columns);
+        value =
+            value.of_sequence(work.extent.first_column + work.extent.columns);
+      }
       barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
       copy_query(work);
-      copy_tile(Operand::key, key, work.begin, work.end, turn);
+      // From here on as lines of the map.
+      const int first =
+          static_cast<int>(problem_.columns - work.extent.columns);
+      const int end = first + work.end;
+      int begin = first + work.begin;
+      copy_tile(Operand::key, key, begin, end, turn);
       PKG_UNROLL_BY(1)
-      for (int begin = work.begin; begin < work.end;
-           begin += kKeys, turn = turn.next()) {
-        if (begin + kKeys < work.end) {
-          copy_tile(Operand::key, key, begin + kKeys, work.end, turn.next());
+      for (; begin < end; begin += kKeys, turn = turn.next()) {
+        if (begin + kKeys < end) {
+          copy_tile(Operand::key, key, begin + kKeys, end, turn.next());
         }
-        copy_tile(Operand::value, value, begin, work.end, turn);
+        copy_tile(Operand::value, value, begin, end, turn);
       }
     });
   }
@@ -211,10 +227,14 @@ class AttentionWarpgroups {
   // All lines, of which those beyond the tensor are zeros: to compare with the
   // number of rows would take a register that the thread does not have.
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    Query::template copy<kBoxLines>(
-        memory_, 0, mapped_.query.map,
-        mapped_.query.matrix(problem_.batch, work.batch), work.row_begin,
-        work.row_begin + kRows, barriers_, kQueryFull);
+    BoxedMatrix query = mapped_.query.matrix(problem_.batch, work.batch);
+    if (problem_.is_packed()) {
+      query = query.of_sequence(work.extent.first_row + work.extent.rows);
+    }
+    const int row =
+        static_cast<int>(problem_.rows - work.extent.rows + work.row_begin);
+    Query::template copy<kBoxLines>(memory_, 0, mapped_.query.map, query, row,
+                                    row + kRows, barriers_, kQueryFull);
   }
 
   // From where tiles of 64 keys would have ended, nothing but zeros is copied.

@@ -10,6 +10,7 @@
 #include "cuda/attention/grad_query_panels.cuh"
 #include "cuda/attention/grad_query_warpgroups.cuh"
 #include "cuda/attention/joint_gradients_mma.cuh"
+#include "cuda/attention/joint_gradients_panels.cuh"
 
 namespace pkg::cuda {
 
@@ -45,18 +46,16 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
                                 int query_lines, Launch&& launch) {
   const auto& backward = call.backward;
   const auto& problem = backward.problem;
-  if (!device.has_warpgroup_products ||
+  if (!device.has_warpgroup_products || problem.is_packed() ||
       !suits_warpgroups(problem, kMostWarpgroupHead)) {
     return false;
   }
-  BoxedOperand query = boxed_operand(problem.query, problem.batch, problem.rows,
-                                     problem.head_size);
-  BoxedOperand grad_output = boxed_operand(backward.grad_output, problem.batch,
-                                           problem.rows, problem.value_size);
-  const BoxedOperand key = boxed_operand(problem.key, problem.batch,
-                                         problem.columns, problem.head_size);
-  const BoxedOperand value = boxed_operand(problem.value, problem.batch,
-                                           problem.columns, problem.value_size);
+  BoxedOperand query = boxed_queries(problem, problem.query, problem.head_size);
+  BoxedOperand grad_output =
+      boxed_queries(problem, backward.grad_output, problem.value_size);
+  const BoxedOperand key = boxed_keys(problem, problem.key, problem.head_size);
+  const BoxedOperand value =
+      boxed_keys(problem, problem.value, problem.value_size);
   if (!query.has_map || !grad_output.has_map || !key.has_map ||
       !value.has_map) {
     return false;
@@ -79,7 +78,7 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
 template <class Element>
 int64_t gradient_blocks(const AttentionProblem<Element>& problem, int64_t tiles,
                         const AttentionDevice& device) {
-  return problem.sees_everything()
+  return problem.has_equal_tiles()
              ? std::min<int64_t>(tiles, device.multiprocessors)
              : tiles;
 }
@@ -141,6 +140,10 @@ template <class Element, int kWidth, bool kPlain>
 using JointGradientsMma =
     GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth, kPlain>>;
 
+// Whether there is a kernel of single warps for all gradients: not of float64.
+template <class Element>
+constexpr bool kHasJointGradients = sizeof(Element) <= sizeof(float);
+
 // Whether one kernel of single warps can make all gradients: both heads fit a
 // block, key and value have the same matrices, and each query is of one matrix
 // of the batch: blocks of several would wait for one another to add to it.
@@ -154,7 +157,8 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
   const int64_t tiles = call.tile_count();
   return device.joins_gradients && problem.head_size <= kMostHead &&
          problem.value_size <= kMostHead &&
-         !(device.has_warpgroup_products &&
+         !(sizeof(Element) == 2 && device.has_warpgroup_products &&
+           !problem.is_packed() &&
            suits_warpgroups(problem, kMostWarpgroupHead)) &&
          query.partition.shared_count == 1 &&
          key_value.grad_key.data != nullptr &&
@@ -169,7 +173,9 @@ int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
   const KeyLimits limits = problem.longest_limits();
   const int64_t end = std::min(problem.columns, kJointRows + limits.last);
   const int64_t begin = std::max<int64_t>(0, limits.first);
-  return end > begin ? tiles_of(end, kJointKeys) - begin / kJointKeys : 0;
+  return end > begin
+             ? tiles_of(end, kJointKeys<Element>) - begin / kJointKeys<Element>
+             : 0;
 }
 
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
@@ -196,20 +202,37 @@ bool launch_joint_gradients_kernel(
     const AttentionGradQuery<Element>& query,
     const AttentionGradKeyValue<Element>& key_value,
     const AttentionDevice& device, MakeMemory&& make_memory, Launch&& launch) {
-  bool is_launched = false;
-  with_gradient_width(query.backward.problem, [&]<int kWidth, bool kPlain>() {
-    AttentionJointGradients<Element> call = {key_value, query.grad_query};
-    const auto run = [&](LaunchShape shape) {
-      make_memory(call, call.sum_count(kWidth), call.turn_count());
-      launch(attention_joint_gradients_mma_kernel<Element, kWidth, kPlain>,
-             std::min<int64_t>(call.tile_count(), device.multiprocessors),
-             shape, call);
-    };
-    is_launched =
-        launch_gradient_mma<JointGradientsMma<Element, kWidth, kPlain>>(
-            call, device.most_shared_bytes, run);
-  });
-  return is_launched;
+  AttentionJointGradients<Element> call = {key_value, query.grad_query};
+  const AttentionProblem<Element>& problem = query.backward.problem;
+  const auto run = [&](auto kernel, int width, LaunchShape shape) {
+    make_memory(call, call.sum_count(width), call.turn_count());
+    launch(kernel, std::min<int64_t>(call.tile_count(), device.multiprocessors),
+           shape, call);
+  };
+  if constexpr (sizeof(Element) != 2) {
+    with_attention_width<Element>(
+        std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
+          run(problem.variant.softcap > 0
+                  ? attention_joint_gradients_panels_kernel<Element, kWidth,
+                                                            true>
+                  : attention_joint_gradients_panels_kernel<Element, kWidth,
+                                                            false>,
+              kWidth, LaunchShape(kTileThreads));
+        });
+    return true;
+  } else {
+    bool is_launched = false;
+    with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
+      is_launched =
+          launch_gradient_mma<JointGradientsMma<Element, kWidth, kPlain>>(
+              call, device.most_shared_bytes, [&](LaunchShape shape) {
+                run(attention_joint_gradients_mma_kernel<Element, kWidth,
+                                                         kPlain>,
+                    kWidth, shape);
+              });
+    });
+    return is_launched;
+  }
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for the call.

@@ -18,7 +18,7 @@
 // tile of the gradient and walks everything that adds to it: the other side's
 // tiles, and all the matrices of the batch that share the operand. Together
 // they do 7 products where the algorithm with atomics does 5; so do five, in a
-// fixed order too, blocks that add in turn: joint_gradients_mma.cuh.
+// fixed order too, blocks that add in turn: joint_gradients_*.cuh.
 //
 // The delta kernel reads 2 rows value_size elements for as many operations, in
 // half precision 3, the output in two parts.

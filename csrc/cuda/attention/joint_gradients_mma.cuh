@@ -77,6 +77,7 @@
 
 #include "cuda/attention/grad_key_value_mma.cuh"
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/joint_gradients.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/device/turns.cuh"
@@ -85,60 +86,6 @@
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
-
-constexpr int kJointKeys = 128;
-constexpr int kJointRows = kAttentionTile;
-
-// The batch as the query sees it is the whole batch.
-template <class Element>
-struct AttentionJointGradients : AttentionGradKeyValue<Element> {
-  ResultBatch<Element> grad_query;
-  float* sums = nullptr;  // sum_count()
-  int* turns = nullptr;   // turn_count() zeros, the first one for tickets
-
-  __host__ __device__ int64_t row_tiles() const {
-    return tiles_of(this->backward.problem.rows, kJointRows);
-  }
-  __host__ __device__ int64_t column_tiles() const {
-    return tiles_of(this->backward.problem.columns, kJointKeys);
-  }
-  __host__ __device__ int64_t tile_count() const {
-    return this->partition.owned_count * column_tiles();
-  }
-  int64_t turn_count() const {
-    return 1 + this->backward.problem.batch_count * row_tiles();
-  }
-  // Where one block adds up all, there are no sums in memory.
-  int64_t sum_count(int width) const {
-    return column_tiles() > 1 ? sum_tiles() * kJointRows * width : 0;
-  }
-
-  // Where the sums of a tile of queries are, counted in such tiles: those of
-  // packed sequences side by side, as many as they have tokens.
-  __device__ __forceinline__ int64_t sum_tile(int64_t batch,
-                                              const AttentionExtent& extent,
-                                              int64_t row_begin) const {
-    const PackedSequences& packed = this->backward.problem.packed;
-    if (packed.rows.data == nullptr) {
-      return batch * row_tiles() + row_begin / kJointRows;
-    }
-    // A sequence begins in a tile of its own.
-    return batch % packed.heads * packed_tiles() +
-           (extent.first_row + row_begin) / kJointRows + batch / packed.heads;
-  }
-
- private:
-  int64_t sum_tiles() const {
-    const auto& problem = this->backward.problem;
-    return problem.packed.rows.data == nullptr
-               ? problem.batch_count * row_tiles()
-               : problem.packed.heads * packed_tiles();
-  }
-  __host__ __device__ int64_t packed_tiles() const {
-    const auto& problem = this->backward.problem;
-    return problem.packed.total_rows / kJointRows + problem.batch.sizes[0];
-  }
-};
 
 // Lines that are steps of the summed dimension as operand A: of the gradients
 // of the scores the rows are keys.
@@ -175,7 +122,7 @@ class JointGradQuery {
   using Scores = std::conditional_t<kPlain, PlainScores<Element>,
                                     SharedAttentionScores<Element>>;
   static constexpr int kTileRows = kJointRows;
-  static constexpr int kSharedElements = kJointKeys * kTileRows;
+  static constexpr int kSharedElements = kJointKeys<Element> * kTileRows;
   static constexpr int kWarpRows = kWidth / 4;
   static constexpr int kWarpColumns = 32;
   using Sums = Tile<float, kTileRows, kWidth,
@@ -197,7 +144,7 @@ class JointGradQuery {
     if (threadIdx.x == 0) {
       const auto at = place();
       at[kBatch] = batch;
-      at[kColumnTile] = column_begin / kJointKeys;
+      at[kColumnTile] = column_begin / kJointKeys<Element>;
       at[kRow] = row_begin - kTileRows;
       at[kSum] =
           (call_.sum_tile(batch, extent, row_begin) - 1) * kTileRows * kWidth;
@@ -233,14 +180,7 @@ class JointGradQuery {
       }
       __syncthreads();
       if (place()[kTurn] > 0) {
-        const float* const from = call_.sums + place()[kSum];
-        for_each_vector([&](int i, int j, int index) {
-          const FourNumbers four = load_in_turn(from + index);
-          PKG_UNROLL
-          for (int k = 0; k < 4; ++k) {
-            sums.values[i][j + k] = four.values[k];
-          }
-        });
+        load_sums(sums, call_.sums + place()[kSum]);
       }
     }
     return sums;
@@ -257,12 +197,7 @@ class JointGradQuery {
     if (place()[kIsLast] != 0) {
       store(sums);
     } else {
-      float* const to = call_.sums + place()[kSum];
-      for_each_vector([&](int i, int j, int index) {
-        const float (&row)[Sums::kThreadColumns] = sums.values[i];
-        store_in_turn(to + index,
-                      {{row[j], row[j + 1], row[j + 2], row[j + 3]}});
-      });
+      store_sums(sums, call_.sums + place()[kSum]);
     }
   }
 
@@ -273,47 +208,10 @@ class JointGradQuery {
     }
   }
 
-  // Zeros for queries that see no key, which no tile of keys comes to: the
-  // blocks share out the tiles of queries.
-  __device__ __forceinline__ void zero_unseen() const {
-    const int64_t row_tiles = call_.row_tiles();
-    const int64_t tiles = problem_.batch_count * row_tiles;
-    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-      const int64_t batch = index / row_tiles;
-      const int64_t row = index % row_tiles * kTileRows;
-      const AttentionExtent extent = problem_.extent(batch);
-      if (row < extent.rows && !turn_of(extent, row, 0).is_seen) {
-        store_tile(Sums(0), result(batch, extent), extent.rows,
-                   problem_.head_size, call_.grad_query.row_stride, row, 0);
-      }
-    }
-  }
-
  private:
   static constexpr int kStepRows = kTileRows / 2;
-  using Keys = LinesAsSteps<Element, kJointKeys>;
-  using GradScores = LinesAsStepsOfRows<Element, kJointKeys>;
-
-  // When a tile of keys has its turn at a tile of queries.
-  struct Turn {
-    int index;
-    bool is_last;
-    bool is_seen;  // by any key
-  };
-
-  // The tiles of keys that see one of queries are those of which first_row()
-  // and row_end() say so: from `first` to before `end`, and the last begins.
-  __device__ __forceinline__ static Turn turn_of(const AttentionExtent& extent,
-                                                 int64_t row_begin,
-                                                 int column_tile) {
-    const int64_t seen = row_begin + kTileRows + extent.limits.last;
-    const int64_t columns = seen < extent.columns ? seen : extent.columns;
-    const int end =
-        columns > 0 ? static_cast<int>(tiles_of(columns, kJointKeys)) : 0;
-    const int64_t column = row_begin + extent.limits.first;
-    const int first = column > 0 ? static_cast<int>(column / kJointKeys) : 0;
-    return {end - 1 - column_tile, column_tile == first, first < end};
-  }
+  using Keys = LinesAsSteps<Element, kJointKeys<Element>>;
+  using GradScores = LinesAsStepsOfRows<Element, kJointKeys<Element>>;
 
   __device__ __forceinline__ static bool is_last_of_tile(int row) {
     return row % kTileRows == kTileRows - kStepRows;
@@ -343,8 +241,9 @@ class JointGradQuery {
   }
   __device__ __forceinline__ void take_turn() const {
     const auto at = place();
-    const Turn turn = turn_of(problem_.extent(at[kBatch]), at[kRow],
-                              static_cast<int>(at[kColumnTile]));
+    const JointTurn turn =
+        joint_turn<kJointKeys<Element>>(problem_.extent(at[kBatch]), at[kRow],
+                                        static_cast<int>(at[kColumnTile]));
     at[kTurn] = turn.index;
     at[kIsLast] = turn.is_last;
     at[kHasTurn] = turn.index == 0 || counter().is(turn.index);
@@ -391,23 +290,6 @@ class JointGradQuery {
     }
   }
 
-  // Calls function(i, j, index) for every four of the thread's sums, from row i
-  // and column j on, with where they are in the tile in memory.
-  template <class Function>
-  __device__ __forceinline__ static void for_each_vector(Function&& function) {
-    constexpr int kOfRow = Sums::kThreadColumns / 4;
-    constexpr int kThreads = Sums::Thread::kThreads;
-    PKG_UNROLL
-    for (int i = 0; i < Sums::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < kOfRow; ++j) {
-        function(
-            i, 4 * j,
-            4 * ((i * kOfRow + j) * kThreads + static_cast<int>(threadIdx.x)));
-      }
-    }
-  }
-
   __device__ __forceinline__ Element* result(
       int64_t batch, const AttentionExtent& extent) const {
     return call_.grad_query.row(problem_.batch, batch, extent.first_row);
@@ -431,28 +313,14 @@ __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
     const __grid_constant__ AttentionJointGradients<Element> call) {
   using GradQuery = JointGradQuery<Element, kWidth, kPlain>;
   using Mma = GradKeyValueMma<Element, kWidth, GradQuery>;
-  static_assert(Mma::kKeys == kJointKeys);
-  PKG_SHARED(int, ticket, [1]);
+  static_assert(Mma::kKeys == kJointKeys<Element>);
   const Mma mma(call);
   GradQuery grad_query(call, mma.grad_query_memory());
-  const int64_t tiles = call.tile_count();
-  const int64_t column_tiles = call.column_tiles();
-  while (true) {
-    if (threadIdx.x == 0) {
-      ticket[0] = take_ticket(call.turns);
-    }
-    __syncthreads();
-    const int64_t index = ticket[0];
-    __syncthreads();
-    if (index >= tiles) {
-      break;
-    }
-    const int64_t owned = index / column_tiles;
-    const int64_t column_tile = column_tiles - 1 - index % column_tiles;
-    mma.make(call, owned, column_tile * kJointKeys, {0, true, true},
+  for_joint_tiles(call, [&](int64_t owned, int64_t column_tile) {
+    mma.make(call, owned, column_tile * kJointKeys<Element>, {0, true, true},
              grad_query);
-  }
-  grad_query.zero_unseen();
+  });
+  zero_unseen_queries<typename GradQuery::Sums>(call);
 }
 
 }  // namespace pkg::cuda

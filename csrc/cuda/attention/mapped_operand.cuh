@@ -6,6 +6,18 @@
 // batch, key heads with the queries of a group; where a transposed tensor has
 // the heads inside they cannot, and take one dimension each. Broadcast ones
 // take none.
+//
+// Packed sequences follow one another in the lines of a tensor, and what lies
+// behind the end of one is another's, but has to come as zeros: a weight of
+// zero times its NaN would be NaN. So the end of each is made an end of the
+// map (after Triton's triton/tools/ragged_tma.py, which has the addresses wrap
+// around where this has the map begin earlier): it has as many lines as the
+// longest sequence, and a second dimension with the stride of a line, for the
+// token behind the sequence's last. Where that is `end`, line `lines - n` of
+// the map is the n-th from the sequence's last on backwards, for the map begins
+// `lines` lines before the tensor. A sequence begins at a line of the map of
+// its own, nothing before it is ever copied, and beyond its end there are no
+// lines.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +45,11 @@ struct BoxedOperand {
 struct BoxedMatrix {
   int matrix;
   int group;
+
+  // Of a packed tensor, that of the sequence that ends before token `end`.
+  __device__ __forceinline__ BoxedMatrix of_sequence(int64_t end) const {
+    return {matrix, static_cast<int>(end)};
+  }
 };
 
 struct MappedOperand {
@@ -49,10 +66,12 @@ struct MappedOperand {
   }
 };
 
+// Of packed sequences `rows` are those of the longest, of `tokens` in all; else
+// there are no tokens.
 template <class Element>
 BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
                                     const BatchSizes& batch, int64_t rows,
-                                    int64_t columns) {
+                                    int64_t columns, int64_t tokens) {
   BoxedOperand<Element> operand{.tensor = {matrices.data, columns, rows, 1,
                                            matrices.row_stride, 0, kBoxLines},
                                 .steps = {},
@@ -81,6 +100,11 @@ BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
     operand.steps.strides[d] = levels[level].size << (level == 0 ? 0 : 32);
     levels[level].size *= size;
   }
+  if (tokens > 0) {
+    operand.has_map = operand.has_map && level < 1;
+    levels[1] = {tokens + 1, matrices.row_stride};
+    operand.tensor.lines_before = rows;
+  }
   operand.tensor.matrices = levels[0].size;
   operand.tensor.matrix_stride = levels[0].stride;
   operand.tensor.groups = levels[1].size;
@@ -89,6 +113,22 @@ BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
   operand.has_map = operand.has_map && operand.tensor.has_map() &&
                     levels[0].size <= kMost && levels[1].size <= kMost;
   return operand;
+}
+
+// Of the query's lengths, and of the key's.
+template <class Element>
+BoxedOperand<Element> boxed_queries(const AttentionProblem<Element>& problem,
+                                    const MatrixBatch<Element>& matrices,
+                                    int64_t columns) {
+  return boxed_operand(matrices, problem.batch, problem.rows, columns,
+                       problem.packed.total_rows);
+}
+template <class Element>
+BoxedOperand<Element> boxed_keys(const AttentionProblem<Element>& problem,
+                                 const MatrixBatch<Element>& matrices,
+                                 int64_t columns) {
+  return boxed_operand(matrices, problem.batch, problem.columns, columns,
+                       problem.packed.total_columns);
 }
 
 // encode_tensor_map is the host's (host/tensor_map.h) or the emulator's,
@@ -104,8 +144,7 @@ template <class Element>
 bool suits_warpgroups(const AttentionProblem<Element>& problem,
                       int64_t most_head) {
   constexpr int kTile = 128;
-  return problem.packed.rows.data == nullptr &&
-         problem.head_size <= most_head && problem.value_size <= most_head &&
+  return problem.head_size <= most_head && problem.value_size <= most_head &&
          problem.rows < kMostTiledLength &&
          problem.columns < kMostTiledLength &&
          problem.batch_count < kMostTiledLength &&

@@ -31,6 +31,7 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
 // that has registers for them passes threadIdx.x.
 struct TileThread {
   static constexpr int kNeighbours = kFragment;  // columns, side by side
+  static constexpr int kThreads = 16 * 16;
   int row_lane;
   int column_lane;
 
@@ -227,7 +228,23 @@ __device__ __forceinline__ void store_transposed(
   }
 }
 
-// The same for a whole warp where elements have two bytes and a thread two
+// The same as it is: element (row, column) goes to panel[row][column].
+template <class Number, int kRows, int kColumns, class Panel>
+__device__ __forceinline__ void store_rows(
+    const Tile<Number, kRows, kColumns>& tile, Panel&& panel) {
+  using TileType = Tile<Number, kRows, kColumns>;
+  const TileThread thread;
+  PKG_UNROLL
+  for (int i = 0; i < TileType::kThreadRows; ++i) {
+    PKG_UNROLL
+    for (int j = 0; j < TileType::kThreadColumns; ++j) {
+      panel[thread.row(i)][thread.column(j)] = tile.values[i][j];
+    }
+  }
+}
+
+// Stores a tile to a matrix, for a whole warp where elements have two bytes and
+// a thread two
 // columns of every eight: four lanes exchange theirs, so that each writes eight
 // neighbours of a row, and together a line of 64 bytes.
 template <class Number, int kRows, int kColumns, class Thread, class Element>

@@ -61,12 +61,14 @@ TensorMap encode_tensor_map(const MappedTensor<Element>& tensor) {
   const cuuint32_t box[] = {static_cast<cuuint32_t>(tensor.kBoxWidth),
                             static_cast<cuuint32_t>(tensor.box_lines), 1, 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
+  // Nothing lies there that is copied where lines are before the data.
+  void* const begin = reinterpret_cast<void*>(
+      reinterpret_cast<uintptr_t>(tensor.data) - tensor.bytes_before());
   TensorMap map;
   const CUresult result = tensor_map_encoder()(
-      &map, mapped_type<Element>(), 4, const_cast<Element*>(tensor.data), sizes,
-      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      &map, mapped_type<Element>(), 4, begin, sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   PKG_CHECK(result == CUDA_SUCCESS,
             "the CUDA driver refuses the map of a tensor of ", tensor.groups,
             " x ", tensor.matrices, " x ", tensor.lines, " x ", tensor.width,

@@ -1,0 +1,167 @@
+// All gradients of attention by one kernel with multiply-adds, of float32 and
+// heads of up to 128: those of key and value as grad_key_value_panels.cuh makes
+// them and, from the gradients of the scores that are there, that of the query
+// too. 5 products in place of the 7 of two kernels, in the order and by the
+// turns of joint_gradients_mma.cuh, whose reasons are those here.
+//
+// A block of 64 keys makes its part of the gradient of 64 queries before it
+// asks for its turn: then it only loads the sums so far, adds and stores, and
+// those that begin with the same queries wait for no more than that. The
+// gradients of scores go to shared memory once as the key's product has them
+// and once as the query's has, by the same memory as the weights before.
+//
+// By count, for 64 queries, 64 keys and heads of 128, a multiprocessor takes
+//                  multiply-adds, cycles      L2
+//                    A100       H200
+//   two kernels     57344      28672       352 KiB
+//   this one        40960      20480       288 KiB
+// L2, as far as panels come from there: 7 bytes a cycle of an A100 and 14 of an
+// H200, of 47 that an A100's share has; 64 KiB are sums, loaded and stored, for
+// the keys and values that the query's own kernel would load. A turn takes two
+// ways to L2 and back, some 1200 cycles in which the block multiplies nothing:
+// 0.74 of the time of two kernels on an A100, 0.76 on an H200. The loop over
+// panels is the same, with the same bound: 158 to 206 registers, of which none
+// spills (nvcc 13.0). (Nothing of this was measured.)
+//
+// float64 has no such kernel: that of key and value alone takes 227 to 253
+// registers, and a third gradient's sums 32 more. Heads above 128 have tiles of
+// the gradients that repeat the scores, in whichever kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/grad_key_value_panels.cuh"
+#include "cuda/attention/joint_gradients.cuh"
+#include "cuda/device/device.cuh"
+#include "cuda/device/turns.cuh"
+#include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_product.cuh"
+
+namespace pkg::cuda {
+
+// Of one tile of keys and one of queries, the part of the query's gradient,
+// which is added to those of other keys in turn. By a whole block.
+template <class Element, class Sums>
+__device__ __forceinline__ void add_in_turn(
+    const AttentionJointGradients<Element>& call, int64_t batch,
+    int64_t row_begin, int column_tile, Sums& sums) {
+  const AttentionProblem<Element>& problem = call.backward.problem;
+  const AttentionExtent extent = problem.extent(batch);
+  const JointTurn turn =
+      joint_turn<kJointKeys<Element>>(extent, row_begin, column_tile);
+  const TurnCounter counter(call.turns + 1 + batch * call.row_tiles() +
+                            row_begin / kJointRows);
+  float* const memory = call.sums + call.sum_tile(batch, extent, row_begin) *
+                                        kJointRows * Sums::kTileColumns;
+  if (turn.index > 0) {
+    if (threadIdx.x == 0) {
+      counter.wait(turn.index);
+    }
+    __syncthreads();
+    Sums before(0);
+    load_sums(before, memory);
+    sums.add(before);
+  }
+  if (turn.is_last) {
+    sums.scale(static_cast<float>(problem.scale));
+    store_tile(sums,
+               call.grad_query.row(problem.batch, batch, extent.first_row),
+               extent.rows, problem.head_size, call.grad_query.row_stride,
+               row_begin, 0);
+    return;
+  }
+  store_sums(sums, memory);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    counter.pass_to(turn.index + 1);
+  }
+}
+
+template <class Element, int kWidth, bool kCaps>
+class JointGradientsPanels {
+ public:
+  static constexpr int kTile = kAttentionTile;
+  static constexpr int kDepth = kAttentionDepth<Element>;
+  using Sums = Tile<float, kTile, kWidth>;
+  static_assert(kJointKeys<Element> == kTile && kJointRows == kTile);
+
+  __device__ __forceinline__ explicit JointGradientsPanels(
+      const AttentionJointGradients<Element>& call)
+      : call_(call), problem_(call.backward.problem) {}
+
+  // The gradients of a tile of keys, and what it adds to those of queries.
+  __device__ __forceinline__ void make(int64_t owned, int column_tile) const {
+    const int64_t column_begin = int64_t{column_tile} * kTile;
+    const int64_t first = call_.partition.batch_index(owned, 0);
+    if (column_begin >= problem_.extent(first).columns) {
+      return;
+    }
+    Sums key_sum(0);
+    Sums value_sum(0);
+    for (int64_t shared = 0; shared < call_.partition.shared_count; ++shared) {
+      const int64_t batch = call_.partition.batch_index(owned, shared);
+      const AttentionExtent extent = problem_.extent(batch);
+      const int64_t row_end = problem_.row_end(extent, column_begin + kTile);
+      for (int64_t row_begin = problem_.first_row(extent, column_begin);
+           row_begin < row_end; row_begin += kTile) {
+        add(batch, row_begin, column_tile, key_sum, value_sum);
+      }
+    }
+    key_sum.scale(static_cast<float>(problem_.scale));
+    store_owned(call_, owned, key_sum, call_.grad_key, problem_.head_size,
+                column_begin, 0);
+    store_owned(call_, owned, value_sum, call_.grad_value, problem_.value_size,
+                column_begin, 0);
+  }
+
+ private:
+  __device__ __forceinline__ void add(int64_t batch, int64_t row_begin,
+                                      int column_tile, Sums& key_sum,
+                                      Sums& value_sum) const {
+    PKG_SHARED(float, a_panels, [2][kDepth][kTile + kPanelPadding]);
+    PKG_SHARED(float, b_panels, [2][kDepth][kWidth + kPanelPadding]);
+    PKG_SHARED(float, weights, [kTile][kTile + kPanelPadding]);
+    const AttentionBackward<Element>& backward = call_.backward;
+    const AttentionExtent extent = problem_.extent(batch);
+    const int64_t column_begin = int64_t{column_tile} * kTile;
+    const TransposedWeights<Element, kCaps> tile(
+        backward, batch, row_begin, column_begin, a_panels, b_panels);
+    store_transposed(tile.dropped(), weights);
+    multiply_shared<kDepth, kTile>(
+        value_sum, weights,
+        backward.grad_output.by_column(problem_.batch, batch, extent.first_row,
+                                       extent.rows, problem_.value_size),
+        0, row_begin, b_panels);
+    const auto gradients = tile.grad_scores(a_panels, b_panels);
+    store_transposed(gradients, weights);
+    multiply_shared<kDepth, kTile>(
+        key_sum, weights,
+        problem_.query.by_column(problem_.batch, batch, extent.first_row,
+                                 extent.rows, problem_.head_size),
+        0, row_begin, b_panels);
+    store_rows(gradients, weights);
+    Sums query_sum(0);
+    multiply_shared<kDepth, kTile>(
+        query_sum, weights,
+        problem_.key.by_column(problem_.batch, batch, extent.first_column,
+                               extent.columns, problem_.head_size),
+        0, column_begin, b_panels);
+    add_in_turn(call_, batch, row_begin, column_tile, query_sum);
+  }
+
+  const AttentionJointGradients<Element>& call_;
+  const AttentionProblem<Element>& problem_;
+};
+
+template <class Element, int kWidth, bool kCaps>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    attention_joint_gradients_panels_kernel(
+        const __grid_constant__ AttentionJointGradients<Element> call) {
+  using Panels = JointGradientsPanels<Element, kWidth, kCaps>;
+  for_joint_tiles(call, [&](int64_t owned, int column_tile) {
+    Panels(call).make(owned, column_tile);
+  });
+  zero_unseen_queries<typename Panels::Sums>(call);
+}
+
+}  // namespace pkg::cuda
