@@ -6,6 +6,9 @@ left like any other, and attention between them is this package's, where the tab
 one thread of a Zen 4 (2026-11-25, PyTorch 2.13, 384 wide) the whole operator is 1.10 and 1.06 times
 as fast in bfloat16 and float32 with 196 and with 256 tokens, 1.33 and 1.23 with 1024; with 64 it is
 a tie, and below the way through Python costs more than it gains.
+
+A call that is left to PyTorch takes 5 us more, by way of Python: 22.7 us became 27.8 with 8 tokens
+64 wide, of a layer of 114.
 """
 
 from __future__ import annotations
@@ -109,6 +112,6 @@ def _attend(query: Tensor, heads: int, parameters: tuple[Tensor, ...]) -> Tensor
     batch, tokens, width = query.shape
     projected = torch.nn.functional.linear(query, qkv_weight, qkv_bias)
     sides = projected.view(batch, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-    attended = torch.nn.functional.scaled_dot_product_attention(*sides.unbind(0))
+    attended = torch.nn.functional.scaled_dot_product_attention(sides[0], sides[1], sides[2])
     joined = attended.transpose(1, 2).reshape(batch, tokens, width)
     return torch.nn.functional.linear(joined, proj_weight, proj_bias)

@@ -124,9 +124,7 @@ EXPECTED = (
         r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
         {"HMMA.16816": 16, "LDSM.x4": 12},
     ),
-    Expected(
-        r"attention_joint_gradients_panels_kernel<float, 64, .*>", {"FFMA": 32, "LDS.128": 4}
-    ),
+    Expected(r"attention_joint_gradients_panels_kernel<float, 64, .*>", {"FFMA": 32, "LDS.128": 4}),
     Expected(
         r"attention_joint_gradients_panels_kernel<float, 128, .*>", {"FFMA": 64, "LDS.128": 6}
     ),

@@ -164,8 +164,8 @@ extern "C" PKG_EXPORT void pkg_accelerate_count_taken(int op, int type,
   counters.nanoseconds += nanoseconds;
 }
 
-// PyTorch's time divided by ours of attention without hidden keys, of a dtype by
-// its place in the tables; 0 where it is left to PyTorch.
+// PyTorch's time divided by ours of attention without hidden keys, of a dtype
+// by its place in the tables; 0 where it is left to PyTorch.
 extern "C" PKG_EXPORT float pkg_accelerate_attention_gain(int type,
                                                           int64_t queries,
                                                           int64_t keys) {
