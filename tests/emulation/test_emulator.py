@@ -907,8 +907,8 @@ PLANTED = {
     "keys of the sequence in front": (
         *PACKED_ATTENTION_WARPGROUPS,
         "cuda/attention/forward_warpgroups.cuh",
-        "const int64_t first = problem_.columns - work.extent.columns;",
-        "const int64_t first = 0;",
+        "static_cast<int>(problem_.columns - work.extent.columns);",
+        "0;",
         "heap-buffer-overflow|assert",
     ),
     "queries of the sequence in front": (
