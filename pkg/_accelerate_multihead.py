@@ -13,14 +13,13 @@ A call that is left to PyTorch takes 5 us more, by way of Python: 22.7 us became
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _loader
+from ._accelerate_routes import CPU_KEYS, attention_gain, original
 
 OPERATOR = "_native_multi_head_attention"
 
@@ -29,30 +28,15 @@ _LEAST_TOKENS = 128
 # How much faster than PyTorch's fused attention, with which the table compares, ours has to be: in
 # half precision that one takes 1.25 times as long as the unfused one that is replaced here.
 _LEAST_RATIO = {torch.float16: 1.3, torch.bfloat16: 1.3}
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 _Kernel = Callable[..., Any]
 
 
-def kernels(
-    original: Callable[[str], _Kernel | None], dtypes: tuple[str, ...]
-) -> Iterator[tuple[str, _Kernel]]:
-    """By operator a kernel that goes by this package's attention, or else calls PyTorch's.
-
-    Args:
-        original: PyTorch's CPU kernel by an operator's name, which takes a key set first.
-        dtypes: Their names, in the order that the CPU library numbers them in.
-    """
+def kernels() -> Iterator[tuple[str, _Kernel]]:
+    """By operator a kernel that goes by this package's attention, or else calls PyTorch's."""
     theirs = original(OPERATOR)
     if theirs is None:
         return
-    gain = _loader.cpu_library.pkg_accelerate_attention_gain
-    gain.restype = ctypes.c_float
-
-    def is_faster(dtype: torch.dtype, tokens: int) -> bool:
-        place = dtypes.index(str(dtype).removeprefix("torch."))
-        found = gain(place, ctypes.c_int64(tokens), ctypes.c_int64(tokens))
-        return bool(found > 0 and found >= _LEAST_RATIO.get(dtype, 0))
 
     def kernel(
         query: Tensor,
@@ -78,15 +62,20 @@ def kernels(
             and query.ndim == 3
             and query.size(1) >= _LEAST_TOKENS
             and _fits(query, embed_dim, num_head, parameters)
-            and is_faster(query.dtype, query.size(1))
+            and _is_faster(query.dtype, query.size(1))
         ):
             return _attend(query, num_head, parameters), None
         return theirs(  # type: ignore[no-any-return]
-            *(_KEYS, query, key, value, embed_dim, num_head, *parameters),
+            *(CPU_KEYS, query, key, value, embed_dim, num_head, *parameters),
             *(mask, need_weights, average_attn_weights, mask_type),
         )
 
     yield OPERATOR, kernel
+
+
+def _is_faster(dtype: torch.dtype, tokens: int) -> bool:
+    gain = attention_gain(dtype, tokens, tokens)
+    return gain > 0 and gain >= _LEAST_RATIO.get(dtype, 0)
 
 
 def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...]) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pkg import _C
 
-from . import _accelerate_convolutions, _accelerate_multihead, _loader
+from . import _accelerate_convolutions, _loader
 from ._accelerate_counts import Counts
 
 OPERATORS = (
@@ -74,8 +74,19 @@ def attention_is_on() -> bool:
 
 def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
     """Counts a call that ran in an operator of this package, for which PyTorch has no kernel."""
-    place = OPERATORS.index(operator), DTYPES.index(str(dtype).removeprefix("torch."))
+    place = OPERATORS.index(operator), _place_of(dtype)
     _loader.cpu_library.pkg_accelerate_count_taken(*place, ctypes.c_int64(nanoseconds))
+
+
+def attention_gain(dtype: torch.dtype, queries: int, keys: int) -> float:
+    """PyTorch's time divided by ours of attention without a mask; 0 where it is left to PyTorch."""
+    gain = _loader.cpu_library.pkg_accelerate_attention_gain
+    gain.restype = ctypes.c_float
+    return float(gain(_place_of(dtype), ctypes.c_int64(queries), ctypes.c_int64(keys)))
+
+
+def _place_of(dtype: torch.dtype) -> int:
+    return DTYPES.index(str(dtype).removeprefix("torch."))
 
 
 @functools.cache
@@ -180,11 +191,11 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
             else:
                 make = _attention_kernel if name == _ATTENTION else _backward_kernel
                 yield overload, make(theirs)
-    from . import _accelerate_varlen
+    from . import _accelerate_multihead, _accelerate_varlen
 
     yield from _accelerate_varlen.kernels()
     yield from _accelerate_convolutions.kernels(original)
-    yield from _accelerate_multihead.kernels(original, DTYPES)
+    yield from _accelerate_multihead.kernels()
 
 
 def _attention_kernel(theirs: _Kernel) -> _Kernel:
@@ -243,6 +254,8 @@ def _backward_kernel(theirs: _Kernel) -> _Kernel:
 
 def _others() -> dict[str, str]:
     """Operators of which another package has registered a CPU kernel, and where."""
+    from . import _accelerate_multihead
+
     found = {}
     ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
     for name in (*ours, *_accelerate_convolutions.OPERATORS, _accelerate_multihead.OPERATOR):

@@ -349,7 +349,10 @@ def test_results_do_not_depend_on_the_grid_or_the_order_of_threads(
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 
 
-@pytest.mark.parametrize("starts", [[-5, 3, 9], [0, 400, 2], [7, 0, 3], [0, 2**30, -(2**30)]])
+SENSELESS_OFFSETS = [[-5, 3, 9], [0, 400, 2], [7, 0, 3], [0, 2**30, -(2**30)]]
+
+
+@pytest.mark.parametrize("starts", SENSELESS_OFFSETS)
 def test_offsets_that_make_no_sense_touch_nothing_else(
     cuda_emulator: Emulator, starts: list[int]
 ) -> None:

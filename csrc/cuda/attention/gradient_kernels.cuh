@@ -14,8 +14,15 @@
 
 namespace pkg::cuda {
 
-// Of the kernels of warpgroups for gradients.
-constexpr int64_t kMostWarpgroupHead = 128;
+// Whether the kernels of warpgroups for gradients take a problem, if the copy
+// engine takes its operands.
+template <class Element>
+bool suits_gradient_warpgroups(const AttentionProblem<Element>& problem,
+                               const AttentionDevice& device) {
+  constexpr int64_t kMostHead = 128;
+  return sizeof(Element) == 2 && device.has_warpgroup_products &&
+         !problem.is_packed() && suits_warpgroups(problem, kMostHead);
+}
 
 // Calls launch(shape) with that of a kernel by tensor cores, after saying in
 // the call how many places the operands have that follow one another, the most
@@ -46,8 +53,7 @@ bool launch_gradient_warpgroups(const Call& call, const AttentionDevice& device,
                                 int query_lines, Launch&& launch) {
   const auto& backward = call.backward;
   const auto& problem = backward.problem;
-  if (!device.has_warpgroup_products || problem.is_packed() ||
-      !suits_warpgroups(problem, kMostWarpgroupHead)) {
+  if (!suits_gradient_warpgroups(problem, device)) {
     return false;
   }
   BoxedOperand query = boxed_queries(problem, problem.query, problem.head_size);
@@ -157,9 +163,7 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
   const int64_t tiles = call.tile_count();
   return device.joins_gradients && problem.head_size <= kMostHead &&
          problem.value_size <= kMostHead &&
-         !(sizeof(Element) == 2 && device.has_warpgroup_products &&
-           !problem.is_packed() &&
-           suits_warpgroups(problem, kMostWarpgroupHead)) &&
+         !suits_gradient_warpgroups(problem, device) &&
          query.partition.shared_count == 1 &&
          key_value.grad_key.data != nullptr &&
          key_value.grad_value.data != nullptr && tiles > 0 &&

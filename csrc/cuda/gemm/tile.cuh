@@ -244,9 +244,8 @@ __device__ __forceinline__ void store_rows(
 }
 
 // Stores a tile to a matrix, for a whole warp where elements have two bytes and
-// a thread two
-// columns of every eight: four lanes exchange theirs, so that each writes eight
-// neighbours of a row, and together a line of 64 bytes.
+// a thread two columns of every eight: four lanes exchange theirs, so that each
+// writes eight neighbours of a row, and together a line of 64 bytes.
 template <class Number, int kRows, int kColumns, class Thread, class Element>
 __device__ __forceinline__ void store_eights(
     const Tile<Number, kRows, kColumns, Thread>& tile, Element* matrix,
