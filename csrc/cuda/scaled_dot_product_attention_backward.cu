@@ -178,7 +178,8 @@ void launch_grad_mask(const BackwardCall& call,
       attention_accumulate_type(call.shape), device_of(mask));
   gradient.parts = data_of<Accumulator<Element>>(parts);
   launch(attention_grad_mask_kernel<Element, MaskElement>,
-         gradient.piece_count(), kTileThreads, call.stream, gradient);
+         gradient.piece_count(), GradMaskThread<Accumulator<Element>>::kThreads,
+         call.stream, gradient);
   if (has_parts) {
     launch(attention_grad_mask_sum_kernel<Element, MaskElement>,
            tiles_of(gradient.element_count(), kWarp), kPartWarps * kWarp,

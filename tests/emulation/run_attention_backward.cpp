@@ -132,7 +132,8 @@ void run_grad_mask(const Request& request) {
       call.splits > 1 ? call.splits * call.element_count() : 0,
       std::numeric_limits<Number>::quiet_NaN());
   call.parts = parts.data();
-  launch_blocks(request, call.piece_count(), cuda::kTileThreads,
+  launch_blocks(request, call.piece_count(),
+                cuda::GradMaskThread<Number>::kThreads,
                 cuda::attention_grad_mask_kernel<Element, MaskElement>, call);
   if (call.splits > 1) {
     launch_blocks(request, cuda::tiles_of(call.element_count(), cuda::kWarp),

@@ -963,7 +963,7 @@ PLANTED = {
     "shift beyond the patch": (
         *CORRELATION,
         "cuda/correlation/gradient.cuh",
-        "if (s >= shifts) {",
+        "if (s >= kLeast && s >= shifts) {",
         "if (s > shifts) {",
         "nobody has written",
     ),

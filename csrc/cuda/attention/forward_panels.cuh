@@ -8,18 +8,21 @@
 // weights exp(S - m) passed through shared memory into O += P V. Nothing of the
 // size queries x keys is ever in global memory.
 //
-// Tiles: 64 x 64 scores are 16 registers of each of 256 threads and let one
-// tile of weights and the panels of both products stay under 48 KiB of shared
-// memory. Q, K and V pass through the panels in slices of the head, so that a
-// head of any size will do; an output wider than a block's columns is computed
-// by several blocks, which repeat the scores. 128 columns serve a head of 128
-// with one; the narrower variant wastes none of its work on a head of 64.
+// Tiles: 64 x 64 scores let one tile of weights and the panels of both products
+// stay under 48 KiB of shared memory. Of float32, 128 threads have them, 32
+// registers of each, so that what a thread loads is multiplied more often: 12
+// numbers for 32 products, and 16 for 64 where the output has 128 columns. That
+// is 12 and 16 cycles of a multiprocessor's shared memory for 8 and 16 of an
+// H200's multiply-adds; 256 threads took 8 for 4, and 12 for 8. Of float64,
+// whose numbers take two registers, 256 have 16. Q, K and V pass through the
+// panels in slices of the head, so that a head of any size will do; an output
+// wider than a block's columns is computed by several blocks, which repeat the
+// scores. 128 columns serve a head of 128 with one; the narrower variant wastes
+// none of its work on a head of 64.
 //
 // The running maximum and sum are in shared memory, and what a tile's end needs
-// is found out there: so two blocks have room in a multiprocessor, where
-// float32 and compute capability 9.0 had one, and the compiler spills nothing,
-// where for 8.0 it did 3 to 11 words (nvcc 13.0). For 9.0 and 128 columns that
-// costs an instruction of 79 in the loop.
+// is found out there, so that two blocks have room in a multiprocessor, three
+// of float32 with 64 columns, and the compiler spills nothing (nvcc 13.0).
 //
 // 2 rows columns (head_size + value_size) operations, half of that if causal,
 // for (rows + columns)(head_size + value_size) elements that must move; each
@@ -42,20 +45,20 @@ namespace pkg::cuda {
 // The running maximum and sum of the rows of a block, between its tiles: all
 // threads that share a row have the same, and outputs of 128 columns leave them
 // no registers for it.
-template <class Softmax>
+template <class Softmax, class Thread>
 class SharedSoftmax {
  public:
   using Number = typename Softmax::Number;
 
   __device__ __forceinline__ static void load(Softmax& softmax, int i) {
-    const TileThread thread;
+    const Thread thread;
     softmax.maximum[i] = place(0)[thread.row(i)];
     softmax.sum[i] = place(1)[thread.row(i)];
   }
 
   // Once all that share the row have loaded it.
   __device__ __forceinline__ static void store(const Softmax& softmax, int i) {
-    const TileThread thread;
+    const Thread thread;
     __syncwarp();
     if (thread.is_first_of_row()) {
       place(0)[thread.row(i)] = softmax.maximum[i];
@@ -84,7 +87,7 @@ class SharedSoftmax {
   }
 
  private:
-  static constexpr int kRows = TileThread::own_rows(kAttentionTile);
+  static constexpr int kRows = Thread::own_rows(kAttentionTile);
 
   __device__ __forceinline__ static auto place(int part) {
     PKG_SHARED(Number, statistics, [2][kAttentionTile]);
@@ -98,13 +101,15 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
                                            Scores& scores, Output& output,
                                            int64_t row_begin,
                                            int64_t column_begin) {
-  const TileThread thread;
+  using Thread = typename Scores::Thread;
+  const Thread thread;
   Softmax softmax;
   PKG_UNROLL
   for (int i = 0; i < scores.kThreadRows; ++i) {
-    SharedSoftmax<Softmax>::load(softmax, i);
+    SharedSoftmax<Softmax, Thread>::load(softmax, i);
     output.scale_row(i, softmax.update_row(i, scores));
-    SharedSoftmax<Softmax>::store(softmax, i);
+    SharedSoftmax<Softmax, Thread>::store(softmax, i);
+    static_assert(Scores::kThreadColumns == 4);
     typename Scores::Value factors[4];
     attention.dropout_factors(row_begin + thread.row(i),
                               column_begin + thread.column(0), factors);
@@ -115,10 +120,18 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
   }
 }
 
+// Who has which of the scores and of the output.
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
-    const __grid_constant__ AttentionForward<Element> call) {
+using ForwardPanelsThread =
+    GridThread<sizeof(Accumulator<Element>) == 4 && kWidth <= 128 ? 8 : 16>;
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(
+    ForwardPanelsThread<Element, kWidth>::kThreads)
+    attention_forward_panels_kernel(
+        const __grid_constant__ AttentionForward<Element> call) {
   using Number = Accumulator<Element>;
+  using Thread = ForwardPanelsThread<Element, kWidth>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, query_panels, [2][kDepth][kTile + kPanelPadding]);
@@ -148,13 +161,14 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
         problem.value.by_column(problem.batch, batch, extent.first_column,
                                 extent.columns, problem.value_size);
 
-    using Softmax = OnlineSoftmax<Tile<Number, kTile, kTile>, Exponential>;
-    SharedSoftmax<Softmax>::begin();
-    Tile<Number, kTile, kWidth> output(0);
+    using Scores = Tile<Number, kTile, kTile, Thread>;
+    using Softmax = OnlineSoftmax<Scores, Exponential>;
+    SharedSoftmax<Softmax, Thread>::begin();
+    Tile<Number, kTile, kWidth, Thread> output(0);
     const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     for (int64_t column_begin = problem.first_column(extent, row_begin);
          column_begin < column_end; column_begin += kTile) {
-      Tile<Number, kTile, kTile> scores(0);
+      Scores scores(0);
       multiply<kDepth, PanelPlaces::of_product>(scores, query, row_begin, key,
                                                 column_begin, query_panels,
                                                 key_panels);
@@ -168,7 +182,8 @@ __global__ void __launch_bounds__(kTileThreads) attention_forward_panels_kernel(
     }
     const int64_t stored = computed_here(batch);
     store_attention(call, problem.extent(stored), stored, row_begin,
-                    output_begin, output, SharedSoftmax<Softmax>::end());
+                    output_begin, output,
+                    SharedSoftmax<Softmax, Thread>::end());
   }
 }
 

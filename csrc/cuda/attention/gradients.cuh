@@ -191,7 +191,8 @@ class AttentionGradients {
 // The gradients of the scores of the queries from row_begin on against the keys
 // from column_begin on; or, where scores are capped, those of the scores before
 // their cap (kBeforeCap).
-template <bool kBeforeCap, class Element, class PanelsA, class PanelsB>
+template <bool kBeforeCap, class Thread = TileThread, class Element,
+          class PanelsA, class PanelsB>
 __device__ __forceinline__ auto grad_score_tile(
     const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
     int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels) {
@@ -201,7 +202,8 @@ __device__ __forceinline__ auto grad_score_tile(
   const AttentionProblem<Element>& problem = call.problem;
   const AttentionExtent extent = problem.extent(batch);
 
-  Tile<Number, kTile, kTile> scores(0);
+  using Scores = Tile<Number, kTile, kTile, Thread>;
+  Scores scores(0);
   multiply<kDepth, PanelPlaces::of_product>(
       scores,
       problem.query.by_row(problem.batch, batch, extent.first_row, extent.rows,
@@ -210,7 +212,7 @@ __device__ __forceinline__ auto grad_score_tile(
       problem.key.by_row(problem.batch, batch, extent.first_column,
                          extent.columns, problem.head_size),
       column_begin, a_panels, b_panels);
-  Tile<Number, kTile, kTile> gradients(0);
+  Scores gradients(0);
   multiply<kDepth, PanelPlaces::of_product>(
       gradients,
       call.grad_output.by_row(problem.batch, batch, extent.first_row,
@@ -221,7 +223,8 @@ __device__ __forceinline__ auto grad_score_tile(
       column_begin, a_panels, b_panels);
 
   const AttentionGradients<Element> attention(call, batch, extent);
-  const TileThread thread;
+  static_assert(Scores::kThreadColumns == 4);
+  const Thread thread;
   PKG_UNROLL
   for (int i = 0; i < gradients.kThreadRows; ++i) {
     const int64_t row = row_begin + thread.row(i);

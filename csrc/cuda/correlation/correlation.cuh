@@ -59,8 +59,8 @@ struct CorrelationShape {
 
 // Pixels so many steps on. What no image is as wide as may wrap around: no term
 // needs it.
-__device__ __forceinline__ int64_t moved(int64_t pixel, int64_t steps,
-                                         int64_t pitch) {
+__host__ __device__ __forceinline__ int64_t moved(int64_t pixel, int64_t steps,
+                                                  int64_t pitch) {
   return static_cast<int64_t>(static_cast<uint64_t>(pixel) +
                               static_cast<uint64_t>(steps) *
                                   static_cast<uint64_t>(pitch));
@@ -271,7 +271,7 @@ __device__ __forceinline__ void load_channels(const SharedSpan<Number>& to,
 
 // Whether the channels of each pixel lie side by side in whole packets.
 template <class Element>
-__device__ __forceinline__ bool has_channel_packets(
+__host__ __device__ __forceinline__ bool has_channel_packets(
     const CorrelationImages<Element>& images) {
   constexpr int kPacket = 16 / sizeof(Element);
   const int64_t* const strides = images.strides;

@@ -15,10 +15,15 @@
 // row's sums: 42 vectors of 16 bytes for 576 products. So shared memory takes
 // 168 cycles of a multiprocessor for what keeps the multiply-adds of an A100
 // busy for 288, of an H200 for 144: 86% of its rate. (One row of 8 pixels of 4
-// channels took 136 cycles for 72.) What binds is what is issued beside them,
-// fetching the sums of the gradient above all: 157 instructions (79% of the
-// rate; counted in nvcc 13.0's code). Three blocks on a multiprocessor would
-// leave a thread 168 registers, with which the compiler spilled forty.
+// channels took 136 cycles for 72.) Issue takes as long: besides the products
+// 95 instructions, 42 of them those loads (counted in nvcc 13.0's code, where
+// nothing is brought). So what a row of the other image needs is a step from
+// that of the row before: elements from the beginning, and a bit for each row
+// of the block that meets it; found anew each time it took 62 instructions
+// more, 79% of the rate. Bringing a row is not in these counts: of an image as
+// wide as a tile some 33 loads and 33 stores a thread. Three blocks on a
+// multiprocessor would leave a thread 168 registers, with which the compiler
+// spilled forty.
 //
 // A pixel of input1 that no window reads has no terms: as the image itself it
 // gets zeros, as the other image it counts as if it did not exist. Nothing is
@@ -47,6 +52,15 @@ struct CorrelationGradient {
   Element* result;  // contiguous
   CorrelationClasses classes[2];
   FastDivisor strides[2];
+  // Whether a pixel of input1 is read by one position at most, and neighbours
+  // by neighbours.
+  bool is_single;
+  bool has_packets;  // has_channel_packets(other)
+  // From a row of the other image to the next that a block meets, in elements:
+  // of that image, and of the gradients of a pixel at its shift.
+  int64_t row_step;
+  int64_t grad_row_step;
+  int64_t grad_shift_step;  // likewise from shift to shift
   int64_t piece_count;
 
   // The u-th shift from left to right, as an element of the patch.
@@ -162,21 +176,25 @@ class CorrelationGradientBlock {
          tiles > 0; --tiles, first += Width::kShiftStep) {
       const int shifts = Width::shifts_of_tile(first, shape.patch[1]);
       const uint32_t with_grads = shifts_with_grads(first, shifts);
+      const int channels = channels_of_column(first);
       // Of the block's first row: each later row meets the same row of the
-      // other image at an earlier shift.
+      // other image at an earlier shift. A bit for each row that does.
+      OtherRow row = first_other_row(first, channels > 0);
+      uint32_t meeting = 1;
+      int64_t later = shape.patch[0] - 1;  // shifts of the first row
       PKG_UNROLL_BY(1)
-      for (int64_t u = 0; u < shape.patch[0] + kRows - 1; ++u) {
-        const int64_t other_row =
-            moved(first_row_ + call_.shift(0, 0), u, call_.classes[0].pitch);
-        if (!shape.has_pixel(0, other_row) ||
-            (call_.of_input2 && !call_.is_read(0, other_row))) {
+      for (; meeting != 0; advance(row), --later) {
+        const uint32_t rows = meeting;
+        meeting = (meeting << 1 | (later > 0)) & ((1u << kRows) - 1);
+        if (!shape.has_pixel(0, row.index) ||
+            (call_.of_input2 && !call_.is_read(0, row.index))) {
           continue;  // all threads alike
         }
         __syncthreads();
-        load_others(other_row, first);
-        load_grads(other_row, u, first, shifts, with_grads);
+        load_others(row, channels);
+        load_grads(row, rows, first, shifts, with_grads);
         __syncthreads();
-        multiply(sums, u, shifts);
+        multiply(sums, rows, shifts);
       }
     }
   }
@@ -241,9 +259,6 @@ class CorrelationGradientBlock {
   __device__ __forceinline__ int64_t row_at(int row) const {
     return moved(first_row_, row, call_.classes[0].pitch);
   }
-  __device__ __forceinline__ bool has_shift(int64_t u) const {
-    return u >= 0 && u < call_.shape.patch[0];
-  }
 
   // Zeros for the pixels that no window reads.
   __device__ __forceinline__ void leave_out(
@@ -262,47 +277,97 @@ class CorrelationGradientBlock {
     }
   }
 
+  // A row of the other image as a thread meets it: what it brings of its
+  // pixels, and of the gradients, as elements from the beginning of either.
+  struct OtherRow {
+    int64_t index;
+    int64_t pixels;
+    int64_t grads;
+  };
+
+  // That of the shift before all others. Of gradients it is the first that the
+  // thread brings; where windows are added up, they begin there.
+  __device__ __forceinline__ OtherRow first_other_row(int64_t first,
+                                                      bool exists) const {
+    const CorrelationShape& shape = call_.shape;
+    const int64_t* const strides = call_.other.strides;
+    const int64_t* const grad_strides = call_.grad_strides;
+    const int64_t index = first_row_ + call_.shift(0, 0);
+    int64_t pixels =
+        image_ * strides[0] + (first_channel_ + own_turn()) * strides[1];
+    if (exists) {
+      pixels += (met_column_ + call_.shift(1, first)) * strides[3];
+    }
+    int64_t grads = moved(image_ * grad_strides[0],
+                          call_.element(0, -own_line()), grad_strides[1]);
+    if (call_.is_single) {
+      const int64_t s = first + thread() / kOfShift;
+      const int64_t row = call_.of_input2 ? index : row_at(own_line());
+      const int64_t column =
+          own_column_ + (call_.of_input2 ? call_.shift(1, s) : 0);
+      grads = moved(grads, row + shape.padding[0], grad_strides[3]);
+      grads = moved(grads, column + shape.padding[1], grad_strides[4]);
+      grads = moved(grads, call_.element(1, s), grad_strides[2]);
+    }
+    return {index, moved(pixels, index, strides[2]), grads};
+  }
+  __device__ __forceinline__ void advance(OtherRow& row) const {
+    row.index = moved(row.index, 1, call_.classes[0].pitch);
+    row.pixels = moved(row.pixels, 1, call_.row_step);
+    row.grads = moved(row.grads, 1, call_.grad_row_step);
+  }
+
   // The threads have as many columns as there are places, and each of them as
   // many threads as there are, which take its channels in turns.
-  __device__ __forceinline__ void load_others(int64_t row,
-                                              int64_t first) const {
+  static constexpr int kDepth = 8;  // channels at a time
+  __device__ __forceinline__ int own_turn() const {
+    return other_turn_ * kDepth;
+  }
+
+  // How many channels there are, from the block's first on, of the pixel that
+  // the thread brings: none where that does not exist.
+  __device__ __forceinline__ int channels_of_column(int64_t first) const {
     const CorrelationShape& shape = call_.shape;
-    if (other_turn_ >= other_turns_) {
-      return;
-    }
     const int64_t column = met_column_ + call_.shift(1, first);
     const bool exists = shape.has_pixel(1, column) &&
                         !(call_.of_input2 && !call_.is_read(1, column));
-    constexpr int kDepth = 8;  // at a time
-    const int64_t* const strides = call_.other.strides;
-    const bool vectorised = has_channel_packets(call_.other);
-    const Element* from = call_.other.data + image_ * strides[0] +
-                          first_channel_ * strides[1] + row * strides[2] +
-                          (exists ? column : 0) * strides[3];
     const int64_t left = shape.channels - first_channel_;
-    const int valid =
-        !exists ? 0 : static_cast<int>(left < kChannels ? left : kChannels);
+    return !exists ? 0 : static_cast<int>(left < kChannels ? left : kChannels);
+  }
+
+  __device__ __forceinline__ void load_others(const OtherRow& row,
+                                              int channels) const {
+    if (other_turn_ >= other_turns_) {
+      return;
+    }
+    const int64_t stride = call_.other.strides[1];
+    int64_t from = row.pixels;
     PKG_UNROLL_BY(1)
-    for (int c = other_turn_ * kDepth; c < kChannels;
-         c += other_turns_ * kDepth) {
+    for (int c = own_turn(); c < kChannels; c += other_turns_ * kDepth) {
       load_channels<kDepth>(
           memory_.part(c * kLine2 + other_place_, (kDepth - 1) * kLine2 + 1),
-          kLine2, from + c * strides[1], strides[1], valid - c, vectorised);
+          kLine2, call_.other.data + from, stride, channels - c,
+          call_.has_packets);
+      from = moved(from, other_turns_ * kDepth, stride);
     }
   }
 
-  // Whether each pixel of input1 is read by one position at most, and
-  // neighbours by neighbours.
-  __device__ __forceinline__ bool is_single() const {
-    const CorrelationShape& shape = call_.shape;
-    return shape.kernel[0] == 1 && shape.kernel[1] == 1 && shape.stride[1] == 1;
+  // The row of the block whose gradients the thread brings.
+  __device__ __forceinline__ static int own_line() {
+    return thread() / Width::kPlaces1 % kRows;
   }
 
-  // A bit for each of so many shifts whose pixels the thread's column has,
-  // and where a pixel of input1 is read once, is read.
+  // A bit for each of so many shifts whose pixels the thread's row and column
+  // have, and where a pixel of input1 is read once, is read. (Of the rows of
+  // the other image only those are met that are.)
   __device__ __forceinline__ uint32_t shifts_with_grads(int64_t first,
                                                         int shifts) const {
     const CorrelationShape& shape = call_.shape;
+    const int64_t row = row_at(own_line());
+    if (row >= shape.size[0] || (call_.is_single && !call_.of_input2 &&
+                                 call_.position(0, row, 0) < 0)) {
+      return 0;
+    }
     int64_t other = own_column_ + call_.shift(1, first);
     uint32_t found = 0;
     PKG_UNROLL
@@ -311,7 +376,7 @@ class CorrelationGradientBlock {
       const bool is_read = static_cast<uint64_t>(column + shape.padding[1]) <
                            static_cast<uint64_t>(shape.output[1]);
       if (s < shifts && shape.has_pixel(1, own_column_) &&
-          shape.has_pixel(1, other) && (is_read || !is_single())) {
+          shape.has_pixel(1, other) && (is_read || !call_.is_single)) {
         found |= 1u << s;
       }
       other = moved(other, 1, call_.classes[1].pitch);
@@ -319,61 +384,47 @@ class CorrelationGradientBlock {
     return found;
   }
 
-  // The output's gradients that the pixels of the block's rows meet.
-  __device__ __forceinline__ void load_grads(int64_t other_row, int64_t u,
+  // The output's gradients that the pixels of these of the block's rows meet.
+  __device__ __forceinline__ void load_grads(const OtherRow& row, uint32_t rows,
                                              int64_t first, int shifts,
                                              uint32_t with_grads) const {
-    const CorrelationShape& shape = call_.shape;
-    const int line = thread() / Width::kPlaces1 % kRows;
-    const int64_t row1 = call_.of_input2 ? other_row : row_at(line);
-    const bool exists = has_shift(u - line) && row_at(line) < shape.size[0];
-    const Element* const from =
-        call_.grad + image_ * call_.grad_strides[0] +
-        (exists ? call_.element(0, u - line) : 0) * call_.grad_strides[1];
-    if (is_single()) {
-      const int64_t h = exists ? call_.position(0, row1, 0) : -1;
-      load_single_grads(from, h, first, shifts, h < 0 ? 0 : with_grads);
+    if ((rows >> own_line() & 1) == 0) {
+      with_grads = 0;
+    }
+    if (call_.is_single) {
+      load_single_grads(row.grads, shifts, with_grads);
       return;
     }
+    const int64_t row1 = call_.of_input2 ? row.index : row_at(own_line());
     PKG_UNROLL_BY(1)
     for (int s = thread() / kOfShift; s < shifts; s += kAtATime) {
       Number sum = 0;
-      if (exists && (with_grads >> s & 1) != 0) {
+      if ((with_grads >> s & 1) != 0) {
         const int64_t other_column = own_column_ + call_.shift(1, first + s);
-        sum = sum_windows(
-            from + call_.element(1, first + s) * call_.grad_strides[2], row1,
-            call_.of_input2 ? other_column : own_column_);
+        sum =
+            sum_windows(call_.grad + row.grads +
+                            call_.element(1, first + s) * call_.grad_strides[2],
+                        row1, call_.of_input2 ? other_column : own_column_);
       }
       memory_[kGrads + s * kOfShift + thread() % kOfShift] = sum;
     }
   }
 
-  // The same where a pixel is read by one position at most, that of row h: from
-  // shift to shift it is as far to the next gradient.
-  __device__ __forceinline__ void load_single_grads(const Element* from,
-                                                    int64_t h, int64_t first,
-                                                    int shifts,
+  // The same where a pixel is read by one position at most: from shift to shift
+  // it is as far to the next gradient.
+  __device__ __forceinline__ void load_single_grads(int64_t index, int shifts,
                                                     uint32_t with_grads) const {
     constexpr int kOwnShifts = (Width::kShifts + kAtATime - 1) / kAtATime;
-    const int64_t* const strides = call_.grad_strides;
     const int begin = thread() / kOfShift;
-    const int64_t other = own_column_ + call_.shift(1, first + begin);
-    const int64_t w =
-        (call_.of_input2 ? other : own_column_) + call_.shape.padding[1];
-    int64_t index = h * strides[3] + w * strides[4] +
-                    call_.element(1, first + begin) * strides[2];
-    const int64_t step = call_.of_input2
-                             ? call_.classes[1].pitch * strides[4] - strides[2]
-                             : strides[2];
     const uint32_t own = with_grads >> begin;
     Number grads[kOwnShifts];
     PKG_UNROLL
     for (int i = 0; i < kOwnShifts; ++i) {
       grads[i] = 0;
       if ((own >> (i * kAtATime) & 1) != 0) {
-        grads[i] = convert<Number>(from[index]);
+        grads[i] = convert<Number>(call_.grad[index]);
       }
-      index += kAtATime * step;
+      index = moved(index, kAtATime, call_.grad_shift_step);
     }
     PKG_UNROLL
     for (int i = 0; i < kOwnShifts; ++i) {
@@ -407,27 +458,31 @@ class CorrelationGradientBlock {
 
   // sums += the products at so many shifts: of both rows, or of the one whose
   // shift is of the patch.
-  __device__ __forceinline__ void multiply(Sums& sums, int64_t u,
+  __device__ __forceinline__ void multiply(Sums& sums, uint32_t rows,
                                            int shifts) const {
     static_assert(kOwnRows == 2);
-    const bool first = has_shift(u - row_of_warp());
-    const bool last = has_shift(u - row_of_warp() - 1);
-    if (first && last) {
-      multiply_rows<0, 2>(sums, shifts);
-    } else if (first) {
-      multiply_rows<0, 1>(sums, shifts);
-    } else if (last) {
-      multiply_rows<1, 2>(sums, shifts);
+    const uint32_t own = rows >> row_of_warp() & 3;
+    if (own == 3) {
+      if (shifts >= Width::kShiftStep) {
+        multiply_rows<0, 2, Width::kShiftStep>(sums, shifts);
+      } else {
+        multiply_rows<0, 2, 1>(sums, shifts);
+      }
+    } else if (own == 1) {
+      multiply_rows<0, 1, 1>(sums, shifts);
+    } else if (own == 2) {
+      multiply_rows<1, 2, 1>(sums, shifts);
     }
   }
-  template <int kBegin, int kEnd>
+  // There are kLeast shifts at least.
+  template <int kBegin, int kEnd, int kLeast>
   __device__ __forceinline__ void multiply_rows(Sums& sums, int shifts) const {
     constexpr int kVector = Width::kVector;
     Vector met[kOwnChannels][Width::kMet / kVector];
     load_met(met, 0);
     PKG_UNROLL
     for (int s = 0; s < Width::kShifts; ++s) {
-      if (s >= shifts) {
+      if (s >= kLeast && s >= shifts) {
         break;  // what a shift beyond the patch meets may be NaN
       }
       if (s % kVector == 1) {
@@ -497,6 +552,20 @@ CorrelationGradient<Element> correlation_gradient_of(
         1, shape.dilation_patch[axis], shape.size[axis], shape.patch[axis]);
     call.strides[axis] = FastDivisor(shape.stride[axis]);
   }
+  call.is_single = shape.kernel[0] == 1 && shape.kernel[1] == 1 &&
+                   shape.stride[0] == 1 && shape.stride[1] == 1;
+  call.has_packets = has_channel_packets(other);
+  const int64_t sign = of_input2 ? -1 : 1;
+  // Of the gradient of input2 the other image's pixels are those of input1,
+  // whose positions move with them.
+  const auto grad_step = [&](int axis) {
+    const bool moves = of_input2 && call.is_single;
+    return moved(sign * grad_strides[1 + axis], moves ? 1 : 0,
+                 moved(0, call.classes[axis].pitch, grad_strides[3 + axis]));
+  };
+  call.grad_row_step = grad_step(0);
+  call.grad_shift_step = grad_step(1);
+  call.row_step = moved(0, call.classes[0].pitch, other.strides[2]);
   call.piece_count = CorrelationGradientBlock<Element>::piece_count(call);
   return call;
 }

@@ -58,7 +58,8 @@ struct alignas(sizeof(Element) * kCount) Packet {
 };
 
 template <class Element>
-__device__ __forceinline__ bool is_aligned(const Element* address, int count) {
+__host__ __device__ __forceinline__ bool is_aligned(const Element* address,
+                                                    int count) {
   return reinterpret_cast<uintptr_t>(address) % (sizeof(Element) * count) == 0;
 }
 

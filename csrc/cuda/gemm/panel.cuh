@@ -42,7 +42,7 @@ enum class PanelPlaces { kept, of_product };
 
 // One panel on its way through the registers of the block.
 template <class Element, int kOuter, int kDepth,
-          PanelPlaces kPlaces = PanelPlaces::kept>
+          PanelPlaces kPlaces = PanelPlaces::kept, int kThreads = kTileThreads>
 class PanelStage {
  public:
   // Loads the panel whose first element is (outer_begin, depth_begin), a
@@ -101,8 +101,8 @@ class PanelStage {
   }
 
  private:
-  static constexpr int kElements = kOuter * kDepth / kTileThreads;
-  static_assert(kElements * kTileThreads == kOuter * kDepth);
+  static constexpr int kElements = kOuter * kDepth / kThreads;
+  static_assert(kElements * kThreads == kOuter * kDepth);
   static constexpr int kWidest = 16 / sizeof(Element);
   static constexpr int kPacket = kElements < kWidest ? kElements : kWidest;
   static constexpr int kPackets = kElements / kPacket;
@@ -120,12 +120,12 @@ class PanelStage {
   // Neighbouring threads load neighbouring packets along the dimension in
   // which the matrix is dense.
   __device__ __forceinline__ int outer_place(int i) const {
-    const int index = thread() + i * kTileThreads;
+    const int index = thread() + i * kThreads;
     return along_depth_ ? index / (kDepth / kPacket)
                         : index % (kOuter / kPacket) * kPacket;
   }
   __device__ __forceinline__ int depth_place(int i) const {
-    const int index = thread() + i * kTileThreads;
+    const int index = thread() + i * kThreads;
     return along_depth_ ? index % (kDepth / kPacket) * kPacket
                         : index / (kOuter / kPacket);
   }

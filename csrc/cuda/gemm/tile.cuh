@@ -1,9 +1,10 @@
 // Tiles: the part of a product that a block of threads holds in registers.
 //
-// Which of the rows and columns are a thread's is said by a type. TileThread is
-// for products by multiply-adds: a block of 16 x 16 threads owns a tile of 64
-// or 128 rows and columns, each thread fragments of 4 rows and 4 columns of
-// every 64: 4 neighbours are one 128-bit read of shared memory. MmaThread is
+// Which of the rows and columns are a thread's is said by a type. GridThread is
+// for products by multiply-adds: TileThread of a block of 16 x 16 threads that
+// owns a tile of 64 or 128 rows and columns, each thread fragments of 4 rows
+// and 4 columns of every 64: 4 neighbours are one 128-bit read of shared
+// memory. With 8 x 16 threads a fragment's rows are of every 32. MmaThread is
 // for the tensor cores.
 #pragma once
 
@@ -18,7 +19,6 @@
 namespace pkg::cuda {
 
 constexpr int kFragment = 4;
-constexpr int kFragmentStride = 16 * kFragment;
 
 __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
   return (size + tile - 1) / tile;
@@ -29,34 +29,42 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
 // would keep those of a tile's end in registers from before the first tile on,
 // or spill them (nvcc 13.0, matmul and attention in half precision). A loop
 // that has registers for them passes threadIdx.x.
-struct TileThread {
+template <int kDown>
+struct GridThread {
+  static constexpr int kThreadsDown = kDown;
+  static constexpr int kThreadsAcross = 16;
   static constexpr int kNeighbours = kFragment;  // columns, side by side
-  static constexpr int kThreads = 16 * 16;
+  static constexpr int kThreads = kThreadsDown * kThreadsAcross;
   int row_lane;
   int column_lane;
 
-  static constexpr int kRowLanes = 16;  // of a warp, that share a row
-  static constexpr int own_rows(int rows) { return rows / 16; }
-  static constexpr int own_columns(int columns) { return columns / 16; }
+  // Of a warp, that share a row.
+  static constexpr int kRowLanes = kThreadsAcross;
+  static constexpr int own_rows(int rows) { return rows / kThreadsDown; }
+  static constexpr int own_columns(int columns) {
+    return columns / kThreadsAcross;
+  }
 
-  __device__ __forceinline__ TileThread()
-      : TileThread(computed_here(static_cast<int>(threadIdx.x))) {}
-  __device__ __forceinline__ explicit TileThread(int thread)
-      : row_lane(thread / 16), column_lane(thread % 16) {}
+  __device__ __forceinline__ GridThread()
+      : GridThread(computed_here(static_cast<int>(threadIdx.x))) {}
+  __device__ __forceinline__ explicit GridThread(int thread)
+      : row_lane(thread / kThreadsAcross),
+        column_lane(thread % kThreadsAcross) {}
 
   __device__ __forceinline__ bool is_first_of_row() const {
     return column_lane == 0;
   }
   // The place in the tile of this thread's i-th row, or j-th column.
   __device__ __forceinline__ int row(int i) const {
-    return i / kFragment * kFragmentStride + row_lane * kFragment +
+    return i / kFragment * (kThreadsDown * kFragment) + row_lane * kFragment +
            i % kFragment;
   }
   __device__ __forceinline__ int column(int j) const {
-    return j / kFragment * kFragmentStride + column_lane * kFragment +
-           j % kFragment;
+    return j / kFragment * (kThreadsAcross * kFragment) +
+           column_lane * kFragment + j % kFragment;
   }
 };
+using TileThread = GridThread<16>;
 
 // The same where each warp owns kWarpRows x kWarpColumns of the tile and adds
 // to 8 x 8 of them, or 16 x 8, by an instruction.
@@ -214,11 +222,11 @@ struct TransposedTile {
 
 // The tile as a panel for a further product: element (row, column) goes to
 // panel[column][row].
-template <class Number, int kRows, int kColumns, class Panel>
+template <class Number, int kRows, int kColumns, class Thread, class Panel>
 __device__ __forceinline__ void store_transposed(
-    const Tile<Number, kRows, kColumns>& tile, Panel&& panel) {
-  using TileType = Tile<Number, kRows, kColumns>;
-  const TileThread thread;
+    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
+  const Thread thread;
   PKG_UNROLL
   for (int j = 0; j < TileType::kThreadColumns; ++j) {
     PKG_UNROLL

@@ -15,13 +15,13 @@
 namespace pkg::cuda {
 
 // tile += a_panel^T b_panel over `depth` steps, of a from a_depth_begin on.
-template <int kDepth, class Number, int kRows, int kColumns, class PanelA,
-          class PanelB>
+template <int kDepth, class Number, int kRows, int kColumns, int kThreadsDown,
+          class PanelA, class PanelB>
 __device__ __forceinline__ void multiply_panel(
-    Tile<Number, kRows, kColumns>& tile, PanelA&& a_panel, int a_depth_begin,
-    PanelB&& b_panel) {
-  using TileType = Tile<Number, kRows, kColumns>;
-  const TileThread thread;
+    Tile<Number, kRows, kColumns, GridThread<kThreadsDown>>& tile,
+    PanelA&& a_panel, int a_depth_begin, PanelB&& b_panel) {
+  using TileType = Tile<Number, kRows, kColumns, GridThread<kThreadsDown>>;
+  const GridThread<kThreadsDown> thread;
   // Not further: for more steps at a time, whose operands it loads ahead, the
   // compiler spills where two blocks are to share a multiprocessor.
   PKG_UNROLL_BY(2)
@@ -94,8 +94,8 @@ __device__ __forceinline__ void multiply(
     Tile<Number, kRows, kColumns, Thread>& tile, const PanelSource<Element>& a,
     int64_t row_begin, const PanelSource<Element>& b, int64_t column_begin,
     PanelsA&& a_panels, PanelsB&& b_panels) {
-  PanelStage<Element, kRows, kDepth, kPlaces> a_stage;
-  PanelStage<Element, kColumns, kDepth, kPlaces> b_stage;
+  PanelStage<Element, kRows, kDepth, kPlaces, Thread::kThreads> a_stage;
+  PanelStage<Element, kColumns, kDepth, kPlaces, Thread::kThreads> b_stage;
   a_stage.fetch(a, row_begin, 0);
   b_stage.fetch(b, column_begin, 0);
   a_stage.store(a_panels[0]);
@@ -121,13 +121,15 @@ __device__ __forceinline__ void multiply(
 // tile += A B where A is already in shared memory, a panel of kADepth steps,
 // and B's part begins at depth_begin.
 template <int kDepth, int kADepth, class Number, int kRows, int kColumns,
-          class Element, class PanelA, class PanelsB>
+          class Thread, class Element, class PanelA, class PanelsB>
 __device__ __forceinline__ void multiply_shared(
-    Tile<Number, kRows, kColumns>& tile, PanelA&& a_panel,
+    Tile<Number, kRows, kColumns, Thread>& tile, PanelA&& a_panel,
     const PanelSource<Element>& b, int64_t column_begin, int64_t depth_begin,
     PanelsB&& b_panels) {
   static_assert(kADepth % kDepth == 0);
-  PanelStage<Element, kColumns, kDepth, PanelPlaces::of_product> b_stage;
+  PanelStage<Element, kColumns, kDepth, PanelPlaces::of_product,
+             Thread::kThreads>
+      b_stage;
   b_stage.fetch(b, column_begin, depth_begin);
   b_stage.store(b_panels[0]);
   __syncthreads();  // also publishes a_panel, written by the caller

@@ -20,8 +20,11 @@
 // of eight warps. A warp of 32 rows and 8 units loads seven numbers for 12
 // products, 14 cycles for 48.
 //
-// float32: multiply-adds. A thread's 4 x 12 sums need 16 numbers of shared
-// memory, by four loads, for 48 multiplications.
+// float32: multiply-adds, by 128 threads. A thread's 8 x 12 sums need 20
+// numbers of shared memory, by five loads, for 96 multiplications: 20 cycles of
+// a multiprocessor's shared memory for 24 of an H200's multiply-adds. (256
+// threads of 4 x 12 sums took 16 cycles for 12, which bound the loop to 75% of
+// the rate.) Three blocks fit into a multiprocessor.
 //
 // A panel is 768 cycles of an A100's multiprocessor in each of them.
 #pragma once
@@ -75,13 +78,13 @@ struct GatePiece {
 };
 
 // sums[gate] += a_panel^T b_panels[gate].
-template <int kDepth, class Number, int kRows, int kUnits, class PanelA,
-          class PanelsB>
+template <int kDepth, class Number, int kRows, int kUnits, int kThreadsDown,
+          class PanelA, class PanelsB>
 __device__ __forceinline__ void multiply_gates(
-    Tile<Number, kRows, kUnits> (&sums)[kGates], PanelA&& a_panel,
-    PanelsB&& b_panels) {
-  using TileType = Tile<Number, kRows, kUnits>;
-  const TileThread thread(static_cast<int>(threadIdx.x));
+    Tile<Number, kRows, kUnits, GridThread<kThreadsDown>> (&sums)[kGates],
+    PanelA&& a_panel, PanelsB&& b_panels) {
+  using TileType = Tile<Number, kRows, kUnits, GridThread<kThreadsDown>>;
+  const GridThread<kThreadsDown> thread(static_cast<int>(threadIdx.x));
   PKG_UNROLL_BY(2)  // as multiply_panel
   for (int step = 0; step < kDepth; ++step) {
     Number a[TileType::kThreadRows];
@@ -152,12 +155,16 @@ struct GatePanels {
   static constexpr int kRows = 64;
   static constexpr int kUnits = kUnitCount;
   static constexpr int kDepth = 8;
-  static constexpr int kThreads = kTileThreads;
+  static constexpr int kThreads = Owner::kThreads;
   static constexpr int kSharedBytes = 0;  // beyond what is declared
-  static constexpr int kBlocks = 2;       // in a multiprocessor
+  // In a multiprocessor.
+  static constexpr int kBlocks = kThreads == 128 ? 3 : 2;
   static constexpr int64_t kLeastPanels = 4;
   using Number = Accumulator<Element>;
   using Sums = Tile<Number, kRows, kUnits, Owner>;
+  template <int kOuter>
+  using Stage =
+      PanelStage<Element, kOuter, kDepth, PanelPlaces::kept, kThreads>;
 
   // sums[gate] += the products of the piece. On return every thread is done
   // with the shared memory.
@@ -166,8 +173,8 @@ struct GatePanels {
       const GatePiece& piece) {
     PKG_SHARED(Number, a_panels, [2][kDepth][kRows + kPanelPadding]);
     PKG_SHARED(Number, b_panels, [2][kGates][kDepth][kUnits + kPanelPadding]);
-    PanelStage<Element, kRows, kDepth> a_stage;
-    PanelStage<Element, kUnits, kDepth> b_stages[kGates];
+    Stage<kRows> a_stage;
+    Stage<kUnits> b_stages[kGates];
     const int input_begin = operands.panels_of(0, kDepth);
     const auto fetch = [&](int panel) {
       const int part = panel >= input_begin ? 1 : 0;
@@ -329,7 +336,7 @@ class GateMma {
 template <class Element>
 struct GateProduct : GateMma<Element> {};
 template <>
-struct GateProduct<float> : GatePanels<float, 64, TileThread> {};
+struct GateProduct<float> : GatePanels<float, 64, GridThread<8>> {};
 template <>
 struct GateProduct<double> : GatePanels<double, 32, MmaThread<64, 32, 32, 8>> {
 };
