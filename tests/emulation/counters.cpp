@@ -18,6 +18,8 @@
 #include <list>
 #include <set>
 
+#include "outputs.h"
+
 namespace pkg::emulation {
 namespace {
 
@@ -215,7 +217,7 @@ void leave_function() {
 }
 
 void enter_code_block(uintptr_t at) {
-  if (running == kScheduler) {
+  if (running == kScheduler || counted_memories.empty()) {
     return;
   }
   auto& way = block->threads[running]->activations.back().way;
@@ -234,6 +236,12 @@ void enter_code_block(uintptr_t at) {
 void note_access(const void* address, size_t size, bool is_store,
                  const void* from) {
   if (running == kScheduler) {
+    return;
+  }
+  if (is_store) {
+    note_store(address, size);
+  }
+  if (counted_memories.empty()) {
     return;
   }
   const Counted memory = find_memory(reinterpret_cast<uintptr_t>(address));

@@ -24,6 +24,7 @@
 #include "emulated_wgmma.h"
 #include "emulator_state.h"
 #include "fiber.h"
+#include "outputs.h"
 #include "waiting_blocks.h"
 
 namespace pkg::emulation {
@@ -31,21 +32,16 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kMostThreads = 1024;
-// More than any multiprocessor has, so that only the launch's own limit counts.
-constexpr size_t kMostStaticSharedBytes = 48 * 1024;
-constexpr size_t kMostSharedBytes = 227 * 1024;  // of compute capability 9.0
-
-struct WatchedOutput {
-  const char* name;
-  const std::byte* bytes;
-  std::vector<std::byte> before;
-  std::vector<int64_t> writers;  // blocks, from 1; 0 is none
-};
+// What a kernel may declare, and what it and its launch have together unless
+// the host has asked for more.
+constexpr size_t kGrantedSharedBytes = 48 * 1024;
 
 Fiber scheduler;
-std::vector<WatchedOutput> outputs;
 Block blocks[kBlocksAtATime] = {Block(0), Block(1), Block(2)};
 size_t dynamic_bytes = 0;
+size_t most_shared_bytes = 227 * 1024;  // of compute capability 9.0
+size_t launched_shared_bytes = 0;       // the most of the running launch
+bool bounds_are_stated = false;
 std::string pending_report;
 const std::function<void()>* running_kernel = nullptr;
 
@@ -276,36 +272,6 @@ void run_turn() {
   block->is_running = next_phase();
 }
 
-void begin_to_watch() {
-  for (WatchedOutput& output : outputs) {
-    std::copy_n(output.bytes, output.before.size(), output.before.begin());
-    output.writers.assign(output.before.size(), 0);
-  }
-}
-
-// Notes what the block has changed in its turn.
-void note_changes() {
-  for (WatchedOutput& output : outputs) {
-    const size_t size = output.before.size();
-    if (size == 0 ||
-        std::memcmp(output.bytes, output.before.data(), size) == 0) {
-      continue;
-    }
-    for (size_t i = 0; i < size; ++i) {
-      if (output.bytes[i] == output.before[i]) {
-        continue;
-      }
-      const int64_t writer = int64_t{block->linear} + 1;
-      if (output.writers[i] != 0 && output.writers[i] != writer) {
-        report("byte %zu of %s is written by this block and by block %lld", i,
-               output.name, static_cast<long long>(output.writers[i] - 1));
-      }
-      output.before[i] = output.bytes[i];
-      output.writers[i] = writer;
-    }
-  }
-}
-
 SharedArray& add_array(const char* declaration, const char* name,
                        size_t element_size, size_t count) {
   SharedArray& array = block->arrays[declaration];
@@ -320,9 +286,15 @@ SharedArray& add_array(const char* declaration, const char* name,
   for (const auto& [other, existing] : block->arrays) {
     total += other == nullptr ? 0 : existing.owned_bytes.size();
   }
-  if (total > kMostStaticSharedBytes) {
+  if (total > kGrantedSharedBytes) {
     report("%zu bytes of static shared memory; a kernel may declare %zu", total,
-           kMostStaticSharedBytes);
+           kGrantedSharedBytes);
+  }
+  if (total + dynamic_bytes > launched_shared_bytes) {
+    report(
+        "%zu bytes of static and %zu of dynamic shared memory; %zu together "
+        "are possible",
+        total, dynamic_bytes, launched_shared_bytes);
   }
   return array;
 }
@@ -655,9 +627,18 @@ void synchronize_warp(unsigned mask, Site site) {
 
 void set_order(uint64_t seed) { order.seed(seed); }
 
-void watch_output(const char* name, const std::byte* bytes, size_t size) {
-  outputs.push_back({name, bytes, std::vector<std::byte>(size), {}});
+void set_most_shared_bytes(size_t bytes) { most_shared_bytes = bytes; }
+
+void check_launch_bounds(int64_t threads, int64_t) {
+  bounds_are_stated = true;
+  const size_t launched = block->thread_count;
+  if (static_cast<int64_t>(launched) > threads) {
+    report("a block of %zu threads of a kernel whose launch bounds are %lld",
+           launched, static_cast<long long>(threads));
+  }
 }
+
+bool have_stated_bounds() { return bounds_are_stated; }
 
 namespace {
 
@@ -674,9 +655,9 @@ void check_launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes) {
     report("a grid of %u x %u x %u blocks; from 1 to %u x %u x %u are possible",
            grid.x, grid.y, grid.z, kMostAcross, kMostElse, kMostElse);
   }
-  if (dynamic_shared_bytes > kMostSharedBytes) {
-    report("%zu bytes of dynamic shared memory; no device gives more than %zu",
-           dynamic_shared_bytes, kMostSharedBytes);
+  if (dynamic_shared_bytes > launched_shared_bytes) {
+    report("%zu bytes of dynamic shared memory; the launch has %zu",
+           dynamic_shared_bytes, launched_shared_bytes);
   }
 }
 
@@ -725,12 +706,15 @@ void run_blocks(const std::vector<size_t>& numbers) {
 }  // namespace
 
 void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
-            const std::function<void()>& kernel) {
+            const std::function<void()>& kernel, bool asks_for_shared_memory) {
+  launched_shared_bytes =
+      asks_for_shared_memory ? most_shared_bytes : kGrantedSharedBytes;
   check_launch(grid, threads, dynamic_shared_bytes);
   gridDim = grid;
   blockDim = threads;
   running_kernel = &kernel;
   dynamic_bytes = dynamic_shared_bytes;
+  bounds_are_stated = false;
   begin_to_watch();
   forget_turns();
   try {

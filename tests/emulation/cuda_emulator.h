@@ -14,7 +14,9 @@
 //   - an access to where an asynchronous copy goes before its thread has waited
 //     for it, and a copy that nobody waits for,
 //   - a vector or a row of a matrix in shared memory that is not aligned,
-//   - an output that two blocks of a launch change.
+//   - an output that two blocks of a launch change,
+//   - a block of more threads than the kernel's launch bounds say, and one or a
+//     grid or shared memory that no launch can have.
 //
 // What asynchronous.h declares is emulated and checked too: barriers with
 // phases, bulk tensor copies and the products of warpgroups.
@@ -38,6 +40,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
+// launch_bounds.py has each kernel call check_launch_bounds() with these words.
 #define __launch_bounds__(...)
 
 #define PKG_UNROLL
@@ -180,11 +183,20 @@ SharedView<Array> shared_array(const char* declaration, const char* name) {
 }
 
 // Runs every block of the grid. `kernel` is called once for each thread. Throws
-// a Report of the first fault.
+// a Report of the first fault. Whoever does not ask for shared memory has 48
+// KiB, dynamic and declared.
 void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
-            const std::function<void()>& kernel);
+            const std::function<void()>& kernel,
+            bool asks_for_shared_memory = false);
+// What a kernel's __launch_bounds__ say, from each thread that enters it.
+void check_launch_bounds(int64_t threads, int64_t blocks = 0);
+// Whether the kernel of the last launch has said it.
+bool have_stated_bounds();
+// Of a block of the device, as for compute capability 9.0 unless it is called.
+void set_most_shared_bytes(size_t bytes);
 // Watches memory that the kernels write: what one block of a launch changes, no
-// other may change. A byte that is written as it was is not seen.
+// other may change, and where stores are announced nobody may store again
+// (outputs.cpp).
 void watch_output(const char* name, const std::byte* bytes, size_t size);
 // Chooses the order of blocks and threads of the launches that follow.
 void set_order(uint64_t seed);

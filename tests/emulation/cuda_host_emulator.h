@@ -46,17 +46,25 @@ cudaStream_t current_stream(const Tensor&) {
   return &emulated_stream;
 }
 
-// That of compute capability 8.6, the least that there is from 8.0 on.
-inline int most_shared_bytes() {
-  check_guarded("the shared memory");
-  return 99 * 1024;
-}
-
 // 80 for 8.0: the least, unless a test asks for another.
-inline int compute_capability() {
-  check_guarded("the compute capability");
+inline int emulated_capability() {
   const char* asked = std::getenv("PKG_EMULATED_CAPABILITY");
   return asked == nullptr ? 80 : std::atoi(asked);
+}
+
+inline int compute_capability() {
+  check_guarded("the compute capability");
+  return emulated_capability();
+}
+
+// Where it is not 9.0, that of 8.6, the least that there is from 8.0 on.
+inline int emulated_shared_bytes() {
+  return (emulated_capability() == 90 ? 227 : 99) * 1024;
+}
+
+inline int most_shared_bytes() {
+  check_guarded("the shared memory");
+  return emulated_shared_bytes();
 }
 
 // As many as leave long products of few tiles to be divided.
@@ -76,14 +84,19 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
   PKG_CHECK(stream == &emulated_stream,
             "cuda emulator: a kernel on a stream that is not the current one");
   // Fewer blocks than there often is work, so that they have to take more.
-  constexpr int64_t kMostBlocks = 5;
+  constexpr unsigned kFewBlocks = 5;
   if (pieces > 0) {
     launched_threads = shape.threads;
+    emulation::set_most_shared_bytes(
+        static_cast<size_t>(emulated_shared_bytes()));
     const emulation::KernelAccess access;
-    emulation::launch({static_cast<unsigned>(std::min(pieces, kMostBlocks))},
-                      {static_cast<unsigned>(shape.threads)},
-                      static_cast<size_t>(shape.shared_bytes),
-                      [&] { kernel(arguments...); });
+    emulation::launch(
+        {std::min(grid_of(pieces), kFewBlocks)},
+        {static_cast<unsigned>(shape.threads)},
+        static_cast<size_t>(shape.shared_bytes), [&] { kernel(arguments...); },
+        shape.asks_for_shared_memory());
+    PKG_CHECK(emulation::have_stated_bounds(),
+              "cuda emulator: a kernel without launch bounds");
   }
 }
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from launch_bounds import CALL, state_bounds
 from torch.utils import cpp_extension
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ PLAIN = (
     "emulated_turns.cpp",
     "emulated_wgmma.cpp",
     "fiber.cpp",
+    "outputs.cpp",
 )
 NAMESPACE = "pkg_emulated"
 KEPT_SECONDS = 3 * 24 * 3600  # since an object was last used
@@ -115,11 +117,14 @@ def compile_object(
 ) -> Path:
     """Compile one file, unless that has been done before."""
     flags = [*FLAGS, *(PLAIN_FLAGS if source.name in PLAIN else sanitize), *extra]
-    target = BUILDS / f"{source.stem}-{digest(root, included_by(root, source), flags)}.o"
+    files = included_by(root, source)
+    target = BUILDS / f"{source.stem}-{digest(root, files, [*flags, CALL])}.o"
     if target.exists():
         target.touch()
     else:
-        includes = [option for folder in (HERE, "csrc") for option in ("-I", root / folder)]
+        kernels = state_bounds(root, root / BUILDS.relative_to(ROOT) / "kernels")
+        folders = (kernels, root / HERE, root / "csrc")
+        includes = [option for folder in folders for option in ("-I", folder)]
         command = [*COMPILER.split(), *flags, *includes, "-x", "c++", "-c", source, "-o"]
         run_compiler(command, target)
     return target

@@ -28,15 +28,20 @@ bool run_attention_uncovered(const Request& request);
 
 // Fewer blocks than there is work, so that blocks have to take more than one
 // piece, unless the test asks for a number.
-template <class Kernel, class... Arguments>
+template <class... Parameters, class... Arguments>
 void launch_blocks(const Request& request, int64_t pieces,
-                   cuda::LaunchShape shape, Kernel kernel,
+                   cuda::LaunchShape shape, void (*kernel)(Parameters...),
                    const Arguments&... arguments) {
+  static_assert(cuda::fits_parameters<Parameters...>);
   const int64_t blocks = std::min(pieces, request.integer("blocks"));
   if (blocks > 0) {
     launch(
         {static_cast<unsigned>(blocks)}, {static_cast<unsigned>(shape.threads)},
-        static_cast<size_t>(shape.shared_bytes), [&] { kernel(arguments...); });
+        static_cast<size_t>(shape.shared_bytes), [&] { kernel(arguments...); },
+        shape.asks_for_shared_memory());
+    if (!have_stated_bounds()) {
+      fail("a kernel without launch bounds");
+    }
   }
 }
 

@@ -60,7 +60,34 @@ struct LaunchShape {
 
   LaunchShape(int threads_of_block, int dynamic_shared_bytes = 0)
       : threads(threads_of_block), shared_bytes(dynamic_shared_bytes) {}
+
+  // A kernel has 48 KiB, what it declares among them, and for more the device
+  // has to be asked. Here nobody knows what it declares: less than the rest.
+  bool asks_for_shared_memory() const { return shared_bytes > 32 * 1024; }
 };
+
+// Of so many pieces of work, which the blocks share out.
+constexpr unsigned grid_of(int64_t pieces) {
+  constexpr int64_t kMostBlocks = 2147483647;
+  return static_cast<unsigned>(pieces < kMostBlocks ? pieces : kMostBlocks);
+}
+
+// What the parameters of a kernel take, each at a multiple of its alignment.
+template <class... Parameters>
+constexpr int64_t parameter_bytes() {
+  int64_t bytes = 0;
+  [[maybe_unused]] const auto add = [&](int64_t size, int64_t alignment) {
+    bytes = (bytes + alignment - 1) / alignment * alignment + size;
+  };
+  (add(sizeof(Parameters), alignof(Parameters)), ...);
+  return bytes;
+}
+
+// Whether a kernel may have such parameters: what CUDA 12.1 and later take on
+// compute capability 7.0 and later. (Before, 4 KiB; attention's gradients have
+// more.)
+template <class... Parameters>
+constexpr bool fits_parameters = parameter_bytes<Parameters...>() <= 32764;
 
 // Of a kernel whose blocks work as `Block` says.
 template <class Block>

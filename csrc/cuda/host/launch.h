@@ -13,16 +13,6 @@
 #include "host/check.h"
 #include "host/tensor.h"
 
-namespace pkg::cuda {
-
-// Whether a kernel may have such parameters: what CUDA 12.1 and later take on
-// compute capability 7.0 and later. (Before, 4 KiB; attention's gradients have
-// more.)
-template <class... Parameters>
-constexpr bool fits_parameters = (sizeof(Parameters) + ... + 0) <= 32764;
-
-}  // namespace pkg::cuda
-
 #ifdef __CUDACC__
 
 #include <torch/csrc/stable/accelerator.h>
@@ -70,17 +60,15 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t stream, const Arguments&... arguments) {
   static_assert(fits_parameters<Parameters...>);
-  constexpr int64_t kMostBlocks = 2147483647;
-  constexpr int kGrantedSharedBytes = 48 * 1024;
   if (pieces > 0) {
-    if (shape.shared_bytes > kGrantedSharedBytes) {
-      // A kernel that needs more has to say so, on every device.
+    if (shape.asks_for_shared_memory()) {
+      // On every device.
       STD_CUDA_CHECK(cudaFuncSetAttribute(
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
           shape.shared_bytes));
     }
-    const auto blocks = static_cast<unsigned>(std::min(pieces, kMostBlocks));
-    kernel<<<blocks, shape.threads, shape.shared_bytes, stream>>>(arguments...);
+    kernel<<<grid_of(pieces), shape.threads, shape.shared_bytes, stream>>>(
+        arguments...);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }

@@ -396,6 +396,43 @@ void rounding_to_tf32() {
   rounds_to(0x7FC00000, 0x7FC00000);
 }
 
+// More than a launch has without being asked for, together.
+void static_and_dynamic() {
+  PKG_SHARED(float, values, [256]);
+  const auto others = pkg::emulation::dynamic_shared<float>("others");
+  values[threadIdx.x] = 1;
+  others[threadIdx.x] = 1;
+}
+
+void run_static_and_dynamic(size_t dynamic_bytes, bool asks) {
+  launch({1}, {kThreads}, dynamic_bytes, static_and_dynamic, asks);
+}
+
+void run_with_bounds(int64_t threads) {
+  launch({2}, {kThreads}, 0,
+         [&] { pkg::emulation::check_launch_bounds(threads); });
+  expect(pkg::emulation::have_stated_bounds(), "stated bounds");
+}
+
+struct alignas(16) Vector {
+  char bytes[16];
+};
+static_assert(pkg::cuda::parameter_bytes<>() == 0);
+static_assert(pkg::cuda::parameter_bytes<char, Vector, char>() == 33);
+template <int kBytes>
+struct Parameter {
+  char bytes[kBytes];
+};
+static_assert(pkg::cuda::fits_parameters<Parameter<32764>>);
+static_assert(!pkg::cuda::fits_parameters<Parameter<32765>>);
+static_assert(!pkg::cuda::fits_parameters<char, Vector, Parameter<32733>>);
+static_assert(pkg::cuda::grid_of(7) == 7);
+static_assert(pkg::cuda::grid_of(int64_t{1} << 33) == 0x7fffffff);
+
+void launch_nothing(dim3 grid, dim3 threads, size_t dynamic_bytes = 0) {
+  launch(grid, threads, dynamic_bytes, [] {}, true);
+}
+
 void write_global(float* output, size_t index) { output[index] = 1; }
 
 void in_blocks(const std::function<void()>& kernel) {
@@ -413,6 +450,28 @@ int main(int, char** arguments) {
       {"right: shuffles", [] { in_blocks(shuffles); }},
       {"right: atomics", [] { run_atomics(); }},
       {"right: dynamic shared", [] { in_blocks([] { dynamic_shared(0); }); }},
+      {"right: launch bounds", [] { run_with_bounds(kThreads); }},
+      {"block beyond the launch bounds", [] { run_with_bounds(kThreads - 1); }},
+      {"right: static and dynamic shared",
+       [] { run_static_and_dynamic(47 * 1024, false); }},
+      {"static and dynamic shared that nobody asked for",
+       [] { run_static_and_dynamic(48 * 1024, false); }},
+      {"right: static and dynamic shared that the host asked for",
+       [] { run_static_and_dynamic(48 * 1024, true); }},
+      {"static and dynamic shared of no device",
+       [] { run_static_and_dynamic(227 * 1024, true); }},
+      {"right: all shared memory",
+       [] { launch_nothing({1}, {1}, 227 * 1024); }},
+      {"more shared memory than the device has",
+       [] {
+         pkg::emulation::set_most_shared_bytes(99 * 1024);
+         launch_nothing({1}, {1}, 99 * 1024 + 16);
+       }},
+      {"block of too many threads", [] { launch_nothing({1}, {512, 2, 2}); }},
+      {"block of no threads", [] { launch_nothing({1}, {0}); }},
+      {"grid of no blocks", [] { launch_nothing({0}, {1}); }},
+      {"grid of too many blocks", [] { launch_nothing({0x80000000u}, {1}); }},
+      {"grid that is too high", [] { launch_nothing({1, 65536}, {1}); }},
       {"right: several dimensions",
        [] { launch({1}, {1}, 0, [] { several_dimensions(3, 7); }); }},
       {"right: asynchronous copy", [] { run_copy(true, true, 0); }},
