@@ -77,7 +77,7 @@ EXPECTED = (
     Expected(r"matmul_warpgroup_kernel<int8, int, 256, .*>", {"IGMMA.64x256x32": 4, "SYNCS": 2}),
     Expected(r"matmul_warpgroup_kernel<int8, int, 128, .*>", {"IGMMA.64x128x32": 4, "SYNCS": 2}),
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
-    # A thread's 4 x 12 sums, and its 16 numbers, for each of two steps unrolled.
+    # A thread's 8 x 12 sums, and its 20 numbers, for each of two steps unrolled.
     Expected(r"lltm_step_kernel<float>", {"FFMA": 192, "LDS.128": 10}),
     Expected(r"lltm_step_kernel<double>", {"LDS.64": 14}),
     # 64 rows x 16 units of a warp, over 64 steps of halves: 96 products by 28 loads.

@@ -11,6 +11,7 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/gemm/panel.cuh"
+#include "cuda/gemm/tile.cuh"
 #include "host/philox.h"
 
 namespace pkg::cuda {
@@ -18,6 +19,12 @@ namespace pkg::cuda {
 // The tile of queries by keys of which a block holds the scores: square, since
 // the backward pass takes it from both sides.
 constexpr int kAttentionTile = 64;
+
+// Which of the scores are a thread's in the kernels that multiply them without
+// tensor cores and have registers for 8 x 4: what it loads is multiplied more
+// often than of 4 x 4, which float64 has, whose numbers take two registers.
+template <class Number>
+using AttentionThread = GridThread<sizeof(Number) == 4 ? 8 : 16>;
 
 // Steps of a panel. In float32 two panels of each operand and one tile of
 // weights take 43 KiB of shared memory; float64 fits the 48 KiB that a block

@@ -120,18 +120,13 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
   }
 }
 
-// Who has which of the scores and of the output.
-template <class Element, int kWidth>
-using ForwardPanelsThread =
-    GridThread<sizeof(Accumulator<Element>) == 4 && kWidth <= 128 ? 8 : 16>;
-
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(
-    ForwardPanelsThread<Element, kWidth>::kThreads)
+    AttentionThread<Accumulator<Element>>::kThreads)
     attention_forward_panels_kernel(
         const __grid_constant__ AttentionForward<Element> call) {
   using Number = Accumulator<Element>;
-  using Thread = ForwardPanelsThread<Element, kWidth>;
+  using Thread = AttentionThread<Number>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, query_panels, [2][kDepth][kTile + kPanelPadding]);

@@ -26,13 +26,10 @@ namespace pkg::cuda {
 
 // The tiles of gradients that the mask kernel adds up. A thread has 8 x 4 of
 // each, for which shared memory takes 12 cycles to the 8 of an H200's
-// multiply-adds, where 4 x 4 take 8 to 4; of float64, whose registers are twice
-// as many, 4 x 4.
-template <class Number>
-using GradMaskThread = GridThread<sizeof(Number) == 4 ? 8 : 16>;
+// multiply-adds, where 4 x 4 take 8 to 4.
 template <class Number>
 using GradMaskTile =
-    Tile<Number, kAttentionTile, kAttentionTile, GradMaskThread<Number>>;
+    Tile<Number, kAttentionTile, kAttentionTile, AttentionThread<Number>>;
 
 // Adds up the tile's columns into its first one.
 template <class Number>
@@ -44,7 +41,7 @@ __device__ __forceinline__ void sum_columns(GradMaskTile<Number>& tile) {
     for (int j = 1; j < tile.kThreadColumns; ++j) {
       sum += tile.values[i][j];
     }
-    tile.values[i][0] = row_sum<GradMaskThread<Number>>(sum);
+    tile.values[i][0] = row_sum<AttentionThread<Number>>(sum);
   }
 }
 
@@ -52,7 +49,7 @@ __device__ __forceinline__ void sum_columns(GradMaskTile<Number>& tile) {
 template <class Number, class Panel>
 __device__ __forceinline__ void sum_rows(GradMaskTile<Number>& tile,
                                          Panel&& lane_sums) {
-  using Thread = GradMaskThread<Number>;
+  using Thread = AttentionThread<Number>;
   const Thread thread;
   PKG_UNROLL
   for (int j = 0; j < tile.kThreadColumns; ++j) {
@@ -128,11 +125,11 @@ struct AttentionGradMask {
 
 template <class Element, class MaskElement>
 __global__ void __launch_bounds__(
-    GradMaskThread<Accumulator<Element>>::kThreads)
+    AttentionThread<Accumulator<Element>>::kThreads)
     attention_grad_mask_kernel(
         const __grid_constant__ AttentionGradMask<Element, MaskElement> call) {
   using Number = Accumulator<Element>;
-  using Thread = GradMaskThread<Number>;
+  using Thread = AttentionThread<Number>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
