@@ -117,14 +117,43 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 DECODERS = ["gpt2", "llama", "qwen3", "mistral", "qwen2", "gemma2", "gemma3", "gpt_oss"]
 # With windows, in so many of their layers.
 SLIDING = {"mistral": 2, "qwen2": 1, "gemma2": 1, "gemma3": 1, "gpt_oss": 1}
-# Which of its own transformers offers for them: SDPA caps no scores and has no sinks.
-BESIDE = {"gemma2": "eager", "gpt_oss": "eager"}
+# Which plain one is beside them: SDPA caps no scores and has no sinks.
+BESIDE = {"gemma2": "eager", "gpt_oss": "sinks_as_keys"}
 LENGTH, PADDING = 12, 4
+
+
+def sinks_as_keys(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """PyTorch's SDPA, given each head's sink as a key whose value is zero.
+
+    A further element of every query makes its product with that key the sink. SDPA and not eager
+    attention is what float32's error is measured with: both of the fast ones take a row's sum of
+    gradients from its output, which eager attention does not, and of a key's bias, where a row's
+    gradients cancel but for the sink's, that sum's rounding is most of the error.
+    """
+    sinks, scale = options["s_aux"], options["scaling"]
+    heads, length = query.shape[1], key.shape[2]
+    key, value = (each.repeat_interleave(heads // each.shape[1], 1) for each in (key, value))
+    query = torch.cat([query, torch.full_like(query[..., :1], 1 / scale)], -1)
+    key = torch.nn.functional.pad(key, (0, 1, 0, 1))
+    last = torch.zeros_like(key[:, :, -1:])
+    last[..., -1] = sinks[:, None]
+    key = torch.cat([key[:, :, :-1], last], 2)
+    value = torch.nn.functional.pad(value, (0, 1, 0, 1))
+    mask = torch.nn.functional.pad(mask[..., :length], (0, 1))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    output = attend(query, key, value, attn_mask=mask, scale=scale)
+    return output[..., :-1].transpose(1, 2).contiguous(), None
 
 
 def make(name: str, *kinds: str) -> list[torch.nn.Module]:
     """The same model, in evaluation mode, once for each kind of attention."""
     pkg.integrations.transformers.register()
+    masking = importlib.import_module("transformers.masking_utils")
+    interface = importlib.import_module("transformers").AttentionInterface
+    interface.register("sinks_as_keys", sinks_as_keys)
+    masking.AttentionMaskInterface.register("sinks_as_keys", masking.eager_mask)
     module, config, model, arguments = MODELS[name]
     package = importlib.import_module("transformers")
     source = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
