@@ -26,8 +26,10 @@ enum class AtenOperator : int32_t {
   AttentionBackward,
   VarlenAttention,
   VarlenAttentionBackward,
+  Convolution,
+  ConvolutionBackward,
 };
-inline constexpr int kAtenOperators = 10;
+inline constexpr int kAtenOperators = 12;
 
 // What becomes of a call. Where it is not taken nothing was written.
 enum class Answer : int32_t {

@@ -16,7 +16,7 @@ class Counts:
 
     Attributes:
         operator: One of :data:`~pkg._accelerate_routes.OPERATORS`, or what Python counts:
-            ``optim.adam``, ``conv2d``.
+            ``optim.adam``.
         dtype: One of :data:`~pkg._accelerate_routes.DTYPES`.
         taken: Calls that ran in our kernel, steps that ran fused.
         left: Calls that were left to PyTorch's.

@@ -37,6 +37,7 @@ OPERATORS = (
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_flash_attention_forward",
     "_flash_attention_backward",
+    *_accelerate_convolutions.OPERATORS,
 )
 """Of ``aten``, in the order of ``AtenOperator`` in csrc/accelerate.h."""
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
@@ -134,6 +135,9 @@ def take_counts() -> list[Counts]:
     parts = [list(numbers[i : i + 4]) for i in range(0, len(numbers), 4)]
     names = [(operator, dtype) for operator in OPERATORS for dtype in DTYPES]
     found = [Counts(*name, part) for name, part in zip(names, parts, strict=True)]
+    for counts in found:
+        if counts.operator in _accelerate_convolutions.OPERATORS:
+            counts.saved = None  # no table has them
     return [counts for counts in found if counts.taken or counts.left]
 
 
@@ -168,6 +172,8 @@ def _register_all(
     for name, kernel in kernels.items():
         if name not in compiled:
             library.impl(name, kernel, "CPU", allow_override=True)
+    if not others.keys() & set(_accelerate_convolutions.OPERATORS):
+        _accelerate_convolutions.register()
 
 
 def original(name: str) -> _Kernel | None:
@@ -194,7 +200,6 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
     from . import _accelerate_multihead, _accelerate_varlen
 
     yield from _accelerate_varlen.kernels()
-    yield from _accelerate_convolutions.kernels(original)
     yield from _accelerate_multihead.kernels()
 
 
@@ -258,7 +263,7 @@ def _others() -> dict[str, str]:
 
     found = {}
     ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
-    for name in (*ours, *_accelerate_convolutions.OPERATORS, _accelerate_multihead.OPERATOR):
+    for name in (*ours, _accelerate_multihead.OPERATOR):
         for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
             place = re.match(r"CPU: registered at (\S+)", line)
             if place and "/aten/src/ATen/" not in place[1]:

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
-#include <utility>
 
 #include "cpu/accelerate/addmm.h"
+#include "cpu/accelerate/owned_handle.h"
 #include "cpu/accelerate/routes.h"
 #include "host/compiler.h"
 #include "host/dispatch.h"
@@ -23,37 +23,6 @@ namespace {
 
 using Original = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                     AtenTensorHandle);
-
-// A handle that PyTorch handed over, or is about to get.
-class OwnedHandle {
- public:
-  explicit OwnedHandle(StableIValue value)
-      : handle_(torch::stable::detail::to<AtenTensorHandle>(value)) {}
-  explicit OwnedHandle(AtenTensorHandle handle) : handle_(handle) {}
-  ~OwnedHandle() {
-    if (handle_ != nullptr) {
-      aoti_torch_delete_tensor_object(handle_);
-    }
-  }
-  OwnedHandle(const OwnedHandle&) = delete;
-  OwnedHandle& operator=(const OwnedHandle&) = delete;
-
-  AtenTensorHandle get() const { return handle_; }
-
-  StableIValue hand_over() {
-    return torch::stable::detail::from(std::exchange(handle_, nullptr));
-  }
-
- private:
-  AtenTensorHandle handle_;
-};
-
-void call_original(Original original, const OwnedHandle& out,
-                   const OwnedHandle& a, const OwnedHandle& b) {
-  if (original(out.get(), a.get(), b.get()) != TORCH_SUCCESS) {
-    throw std::runtime_error(pkg::detail::last_error_function()());
-  }
-}
 
 // What PyTorch's kernel writes its result to: of that size, or of one that it
 // never gets to, since it refuses operands of other dimensions.
@@ -91,8 +60,7 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
                output) == Answer::Taken;
 }
 
-// mm or bmm as the dispatcher calls it, and its form with `out`. Of a call that
-// is left alone no torch::stable::Tensor is made: each would allocate.
+// mm or bmm as the dispatcher calls it, and its form with `out`.
 template <AtenOperator op, Original original>
 void product(StableIValue* stack, uint64_t /*arguments*/,
              uint64_t /*results*/) {
@@ -104,7 +72,7 @@ void product(StableIValue* stack, uint64_t /*arguments*/,
     return;
   }
   OwnedHandle result(empty_result(a, b, op == AtenOperator::Mm ? 2 : 3));
-  call_original(original, result, a, b);
+  check_shim(original(result.get(), a.get(), b.get()));
   stack[0] = result.hand_over();
 }
 
@@ -123,7 +91,7 @@ void product_out(StableIValue* stack, uint64_t /*arguments*/,
     is_taken = take(op, a, b, output);
   }
   if (!is_taken) {
-    call_original(original, out, a, b);
+    check_shim(original(out.get(), a.get(), b.get()));
   }
   stack[0] = out.hand_over();
 }
