@@ -124,9 +124,18 @@ EXPECTED = (
         r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
         {"HMMA.16816": 16, "LDSM.x4": 12},
     ),
-    Expected(r"attention_joint_gradients_panels_kernel<float, 64, .*>", {"FFMA": 32, "LDS.128": 4}),
+    # Of panels, two steps: 8 x 8 sums of a thread, 8 x 4 or 4 x 8, 4 x 4.
     Expected(
-        r"attention_joint_gradients_panels_kernel<float, 128, .*>", {"FFMA": 64, "LDS.128": 6}
+        r"attention_(forward_panels|grad_query_panels|grad_mask)_kernel<float, .*>",
+        {"FFMA": 128, "LDS.128": 8},
+    ),
+    Expected(
+        r"attention_(grad_key_value|joint_gradients)_panels_kernel<float, (64, false|128, .*)>",
+        {"FFMA": 64, "LDS.128": 6},
+    ),
+    Expected(
+        r"attention_(grad_key_value|joint_gradients)_panels_kernel<float, 64, true>",
+        {"FFMA": 32, "LDS.128": 4},
     ),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
     Expected(

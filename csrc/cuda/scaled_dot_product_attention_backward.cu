@@ -177,9 +177,10 @@ void launch_grad_mask(const BackwardCall& call,
           has_parts ? gradient.splits * gradient.element_count() : 0},
       attention_accumulate_type(call.shape), device_of(mask));
   gradient.parts = data_of<Accumulator<Element>>(parts);
-  launch(
-      attention_grad_mask_kernel<Element, MaskElement>, gradient.piece_count(),
-      AttentionThread<Accumulator<Element>>::kThreads, call.stream, gradient);
+  launch(attention_grad_mask_kernel<Element, MaskElement>,
+         gradient.piece_count(),
+         GradMaskTile<Accumulator<Element>>::Thread::kThreads, call.stream,
+         gradient);
   if (has_parts) {
     launch(attention_grad_mask_sum_kernel<Element, MaskElement>,
            tiles_of(gradient.element_count(), kWarp), kPartWarps * kWarp,

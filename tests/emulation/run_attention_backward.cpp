@@ -133,7 +133,7 @@ void run_grad_mask(const Request& request) {
       std::numeric_limits<Number>::quiet_NaN());
   call.parts = parts.data();
   launch_blocks(request, call.piece_count(),
-                cuda::AttentionThread<Number>::kThreads,
+                cuda::GradMaskTile<Number>::Thread::kThreads,
                 cuda::attention_grad_mask_kernel<Element, MaskElement>, call);
   if (call.splits > 1) {
     launch_blocks(request, cuda::tiles_of(call.element_count(), cuda::kWarp),

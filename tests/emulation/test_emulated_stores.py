@@ -184,9 +184,8 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
         f"float,{BFLOAT16}",
         run_lltm,
         "cuda/lltm/step.cuh",
-        "step.new_cell[place] = convert<Element>(cell);",
-        "step.new_cell[place] = convert<Element>(cell);\n"
-        "  step.new_cell[place / 2 * 2] = convert<Element>(cell);",
+        "(row + unit) = packet;",
+        "(row + unit) = packet;\n      row[unit / 8 * 8] = packet.values[0];",
     ),
 }
 

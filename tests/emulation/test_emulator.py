@@ -620,9 +620,16 @@ PLANTED = {
     "missing barrier in a sum over rows": (
         *MASK_GRADIENT,
         "cuda/attention/grad_mask.cuh",
-        "  __syncthreads();",
-        "",
-        "race on shared lane_sums|nobody has written",
+        "  }\n  __syncthreads();",
+        "  }",
+        "race on shared parked|nobody has written",
+    ),
+    "sums over rows where others have parked gradients": (
+        *MASK_GRADIENT,
+        "cuda/attention/grad_mask.cuh",
+        "  __syncthreads();\n  const Thread",
+        "  const Thread",
+        "race on shared parked",
     ),
     "values that are still multiplied": (
         *HALF_GRADIENTS,

@@ -17,14 +17,21 @@
 namespace pkg::cuda {
 
 // The tile of queries by keys of which a block holds the scores: square, since
-// the backward pass takes it from both sides.
+// the backward pass takes it from both sides. (AttentionGrid's may be wider.)
 constexpr int kAttentionTile = 64;
 
-// Which of the scores are a thread's in the kernels that multiply them without
-// tensor cores and have registers for 8 x 4: what it loads is multiplied more
-// often than of 4 x 4, which float64 has, whose numbers take two registers.
-template <class Number>
-using AttentionThread = GridThread<sizeof(Number) == 4 ? 8 : 16>;
+// The scores that a block has in the kernels that multiply them without tensor
+// cores and have registers for 8 x 8 of a thread: what it loads is multiplied
+// more often than of 4 x 4, which float64 has, whose numbers take two
+// registers. The scores are as wide as the tile of heads, so that a thread has
+// 8 x 8 of each.
+template <class Number, int kWidth = kAttentionTile>
+struct AttentionGrid {
+  static constexpr int kColumns = sizeof(Number) == 4 ? kWidth : kAttentionTile;
+  using Thread = std::conditional_t<sizeof(Number) == 4,
+                                    GridThread<8, kColumns / 8>, TileThread>;
+  using Scores = Tile<Number, kAttentionTile, kColumns, Thread>;
+};
 
 // Steps of a panel. In float32 two panels of each operand and one tile of
 // weights take 43 KiB of shared memory; float64 fits the 48 KiB that a block
@@ -435,6 +442,16 @@ class AttentionScores {
     return scaled;
   }
 
+  // Whether the scores of a tile are scaled products and nothing else.
+  template <class Scores>
+  __device__ __forceinline__ bool are_products(int64_t row_begin,
+                                               int64_t column_begin) const {
+    return problem_.mask.type == MaskType::none &&
+           problem_.variant.slopes.data == nullptr && !caps() &&
+           TileLimits(extent_, row_begin, column_begin)
+               .see_whole(Scores::kTileRows, Scores::kTileColumns);
+  }
+
   // The same of a tile, step by step, so that each is decided on once: what
   // score() does to each of a hundred values would be as much code a hundred
   // times.
@@ -524,6 +541,10 @@ class AttentionScores {
     return problem_.dropout.seed == nullptr
                ? Number(1)
                : static_cast<Number>(problem_.dropout.keep_scale);
+  }
+
+  __device__ __forceinline__ Number scale() const {
+    return static_cast<Number>(problem_.scale);
   }
 
   __device__ __forceinline__ bool caps() const { return softcap_ > Number(0); }

@@ -94,7 +94,7 @@ void launch_attention_forward_kernel(const AttentionForward<Element>& call,
     }
     launch(attention_forward_panels_kernel<Element, kWidth>,
            call.template tile_count<kAttentionTile, kWidth>(),
-           LaunchShape(AttentionThread<Accumulator<Element>>::kThreads), call);
+           LaunchShape(ForwardGrid<Element, kWidth>::Thread::kThreads), call);
   });
 }
 

@@ -2,27 +2,28 @@
 // and float32, and of heads that the tensor cores' kernel has no room for.
 //
 // Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1). A block
-// owns 64 queries and up to 64 or 128 columns of their output. It walks the
-// keys 64 at a time: scores S = Q K^T in registers, the running row maximum m
-// and sum l updated online, the output so far rescaled by exp(m_old - m), the
-// weights exp(S - m) passed through shared memory into O += P V. Nothing of the
-// size queries x keys is ever in global memory.
+// owns 64 queries and up to 64 or 128 columns of their output. It walks as many
+// keys at a time (of float64 64): scores S = Q K^T in registers, the running
+// row maximum m and sum l updated online, the output so far rescaled by
+// exp(m_old - m), the weights exp(S - m) passed through shared memory into O +=
+// P V. Nothing of the size queries x keys is ever in global memory.
 //
-// Tiles: 64 x 64 scores let one tile of weights and the panels of both products
-// stay under 48 KiB of shared memory. Of float32, 128 threads have them, 32
-// registers of each, so that what a thread loads is multiplied more often: 12
-// numbers for 32 products, and 16 for 64 where the output has 128 columns. That
-// is 12 and 16 cycles of a multiprocessor's shared memory for 8 and 16 of an
-// H200's multiply-adds; 256 threads took 8 for 4, and 12 for 8. Of float64,
-// whose numbers take two registers, 256 have 16. Q, K and V pass through the
-// panels in slices of the head, so that a head of any size will do; an output
-// wider than a block's columns is computed by several blocks, which repeat the
-// scores. 128 columns serve a head of 128 with one; the narrower variant wastes
-// none of its work on a head of 64.
+// Tiles: of float32 a thread has 8 x 8 scores and 8 x 8 of the output, and so
+// there are 64 threads for 64 columns and 128 for 128. A step of either product
+// loads 16 numbers for 64 products: 16 cycles of a multiprocessor's shared
+// memory for 16 of an H200's multiply-adds, where 8 x 4 scores took 12 for 8
+// and 4 x 4 took 8 for 4. Of float64, whose numbers take two registers, 256
+// threads have 4 x 4. The weights of 64 keys at a time pass through shared
+// memory, which with the panels of both products stay under 48 KiB. Q, K and V
+// pass through the panels in slices of the head, so that a head of any size
+// will do; an output wider than a block's columns is computed by several
+// blocks, which repeat the scores. 128 columns serve a head of 128 with one;
+// the narrower variant wastes none of its work on a head of 64.
 //
 // The running maximum and sum are in shared memory, and what a tile's end needs
-// is found out there, so that two blocks have room in a multiprocessor, three
-// of float32 with 64 columns, and the compiler spills nothing (nvcc 13.0).
+// is found out there, so that eight warps have room in a multiprocessor and the
+// compiler spills nothing (nvcc 13.0). It did, up to 10 registers, where all
+// scores were made of their products before the first row's weights.
 //
 // 2 rows columns (head_size + value_size) operations, half of that if causal,
 // for (rows + columns)(head_size + value_size) elements that must move; each
@@ -95,42 +96,61 @@ class SharedSoftmax {
   }
 };
 
-// Replaces scores by weights, after dropout, and rescales the output so far.
+// Replaces products by weights, after dropout, and rescales the output so far.
 template <class Softmax, class Attention, class Scores, class Output>
 __device__ __forceinline__ void weigh_tile(const Attention& attention,
                                            Scores& scores, Output& output,
                                            int64_t row_begin,
                                            int64_t column_begin) {
   using Thread = typename Scores::Thread;
-  const Thread thread;
+  const bool are_products =
+      attention.template are_products<Scores>(row_begin, column_begin);
   Softmax softmax;
   PKG_UNROLL
   for (int i = 0; i < scores.kThreadRows; ++i) {
+    const Thread thread;
+    const int64_t row = row_begin + thread.row(i);
+    if (are_products) {
+      scores.scale_row(i, attention.scale());
+    } else {
+      PKG_UNROLL
+      for (int j = 0; j < scores.kThreadColumns; ++j) {
+        scores.values[i][j] = attention.score(
+            row, column_begin + thread.column(j), scores.values[i][j]);
+      }
+    }
     SharedSoftmax<Softmax, Thread>::load(softmax, i);
     output.scale_row(i, softmax.update_row(i, scores));
     SharedSoftmax<Softmax, Thread>::store(softmax, i);
-    static_assert(Scores::kThreadColumns == 4);
-    typename Scores::Value factors[4];
-    attention.dropout_factors(row_begin + thread.row(i),
-                              column_begin + thread.column(0), factors);
     PKG_UNROLL
-    for (int j = 0; j < scores.kThreadColumns; ++j) {
-      scores.values[i][j] *= factors[j];
+    for (int j = 0; j < scores.kThreadColumns; j += 4) {
+      typename Scores::Value factors[4];
+      attention.dropout_factors(row, column_begin + thread.column(j), factors);
+      PKG_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        scores.values[i][j + k] *= factors[k];
+      }
     }
   }
 }
 
 template <class Element, int kWidth>
+using ForwardGrid = AttentionGrid<Accumulator<Element>, kWidth>;
+
+template <class Element, int kWidth>
 __global__ void __launch_bounds__(
-    AttentionThread<Accumulator<Element>>::kThreads)
+    ForwardGrid<Element, kWidth>::Thread::kThreads)
     attention_forward_panels_kernel(
         const __grid_constant__ AttentionForward<Element> call) {
   using Number = Accumulator<Element>;
-  using Thread = AttentionThread<Number>;
+  using Scores = typename ForwardGrid<Element, kWidth>::Scores;
+  using Thread = typename Scores::Thread;
   constexpr int kTile = kAttentionTile;
+  constexpr int kColumns = Scores::kTileColumns;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, query_panels, [2][kDepth][kTile + kPanelPadding]);
   PKG_SHARED(Number, key_panels, [2][kDepth][kWidth + kPanelPadding]);
+  static_assert(kColumns == kWidth);  // the panels are the values' too
   PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
 
   const AttentionProblem<Element>& problem = call.problem;
@@ -156,24 +176,23 @@ __global__ void __launch_bounds__(
         problem.value.by_column(problem.batch, batch, extent.first_column,
                                 extent.columns, problem.value_size);
 
-    using Scores = Tile<Number, kTile, kTile, Thread>;
     using Softmax = OnlineSoftmax<Scores, Exponential>;
     SharedSoftmax<Softmax, Thread>::begin();
     Tile<Number, kTile, kWidth, Thread> output(0);
     const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     for (int64_t column_begin = problem.first_column(extent, row_begin);
-         column_begin < column_end; column_begin += kTile) {
+         column_begin < column_end; column_begin += kColumns) {
       Scores scores(0);
       multiply<kDepth, PanelPlaces::of_product>(scores, query, row_begin, key,
                                                 column_begin, query_panels,
                                                 key_panels);
-      scores.transform([&](int row, int column, Number product) {
-        return attention.score(row_begin + row, column_begin + column, product);
-      });
       weigh_tile<Softmax>(attention, scores, output, row_begin, column_begin);
-      store_transposed(scores, weights);
-      multiply_shared<kDepth, kTile>(output, weights, value, output_begin,
-                                     column_begin, key_panels);
+      PKG_UNROLL
+      for (int part = 0; part < kColumns; part += kTile) {
+        store_transposed<kTile>(scores, part, weights);
+        multiply_shared<kDepth, kTile>(output, weights, value, output_begin,
+                                       column_begin + part, key_panels);
+      }
     }
     const int64_t stored = computed_here(batch);
     store_attention(call, problem.extent(stored), stored, row_begin,

@@ -6,6 +6,11 @@
 // queries 64 at a time, those of all heads that share the key. 4 rows columns
 // (head_size + value_size) operations for each matrix of the batch, a half if
 // causal; wider heads repeat the first two of the four products.
+//
+// Of float32 a step of a product loads 12 numbers for 32 products where heads
+// are of 64 and scores are not capped, which is 12 cycles of a multiprocessor's
+// shared memory for 8 of an H200's multiply-adds; of heads of 128 it is 8 for
+// 16 of the scores, and 12 for 32 of the gradients.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +24,25 @@
 
 namespace pkg::cuda {
 
+// Which of a tile of keys are a thread's: of float32 and heads of 64 8 x 4 of
+// the scores and of each gradient, unless there are slopes of capped scores
+// besides, for which the compiler spilled up to 2 registers. Of heads of 128 it
+// would be 8 x 8 of either gradient, for which it spilled 6 to 8, and to add up
+// all three 32 to 38 (nvcc 13.0).
+template <class Number, int kWidth, bool kCaps>
+using GradKeyValueThread =
+    std::conditional_t<sizeof(Number) == 4 && kWidth == 64 && !kCaps,
+                       GridThread<8>, TileThread>;
+
 // The tile of the keys from column_begin on and the queries from row_begin on.
 // Here it is transposed, its rows are keys and its columns queries, as the
 // products that follow sum over the queries.
 // Capped scores have slopes, which take as many registers again.
-template <class Element, bool kCaps>
+template <class Element, class Thread, bool kCaps>
 class TransposedWeights {
  public:
   using Number = Accumulator<Element>;
-  using Weights = Tile<Number, kAttentionTile, kAttentionTile>;
+  using Weights = Tile<Number, kAttentionTile, kAttentionTile, Thread>;
   static constexpr int kDepth = kAttentionDepth<Element>;
 
   template <class PanelsA, class PanelsB>
@@ -35,50 +50,56 @@ class TransposedWeights {
       const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
       int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels)
       : call_(call),
-        extent_(call.problem.extent(batch)),
-        attention_(call, batch, extent_),
         batch_(batch),
         row_begin_(row_begin),
         column_begin_(column_begin),
         weights_(0),
         cap_slopes_(0) {
     const AttentionProblem<Element>& problem = call.problem;
+    const AttentionExtent extent = problem.extent(batch);
     multiply<kDepth, PanelPlaces::of_product>(
         weights_,
-        problem.key.by_row(problem.batch, batch, extent_.first_column,
-                           extent_.columns, problem.head_size),
+        problem.key.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.head_size),
         column_begin,
-        problem.query.by_row(problem.batch, batch, extent_.first_row,
-                             extent_.rows, problem.head_size),
+        problem.query.by_row(problem.batch, batch, extent.first_row,
+                             extent.rows, problem.head_size),
         row_begin, a_panels, b_panels);
-    if constexpr (kCaps) {
-      cap_slopes_ = weights_;
-      cap_slopes_.transform([&](int, int, Number product) {
-        return attention_.cap_slope(product);
-      });
-    }
-    weights_.transform([&](int column, int row, Number product) {
-      return attention_.weight(row_begin + row, column_begin + column, product);
-    });
+    const AttentionGradients<Element> attention = gradients();
+    const bool are_products =
+        attention.template are_products<Weights>(row_begin, column_begin);
     PKG_UNROLL
     for (int j = 0; j < Weights::kThreadColumns; ++j) {
-      Number factors[Weights::kThreadRows];
-      attention_.dropout_factors(row_begin + thread_.column(j),
-                                 column_begin + thread_.row(0), factors);
+      const Thread thread;
+      const int64_t row = row_begin + thread.column(j);
       PKG_UNROLL
-      for (int i = 0; i < Weights::kThreadRows; ++i) {
-        kept_ |= static_cast<uint32_t>(factors[i] != Number(0)) << bit(i, j);
+      for (int i = 0; i < Weights::kThreadRows; i += kFragment) {
+        const int64_t column = column_begin + thread.row(i);
+        Number factors[kFragment];
+        attention.dropout_factors(row, column, factors);
+        PKG_UNROLL
+        for (int k = 0; k < kFragment; ++k) {
+          Number& value = weights_.values[i + k][j];
+          if constexpr (kCaps) {
+            cap_slopes_.values[i + k][j] = attention.cap_slope(value);
+          }
+          value = are_products ? attention.weight_of_product(row, value)
+                               : attention.weight(row, column + k, value);
+          kept_ |= static_cast<uint32_t>(factors[k] != Number(0))
+                   << bit(i + k, j);
+        }
       }
     }
   }
 
   __device__ __forceinline__ Weights dropped() const {
+    const Number scale = keep_scale();
     Weights result = weights_;
     PKG_UNROLL
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        result.values[i][j] *= factor(i, j);
+        result.values[i][j] *= factor(i, j, scale);
       }
     }
     return result;
@@ -89,22 +110,26 @@ class TransposedWeights {
   __device__ __forceinline__ Weights grad_scores(PanelsA&& a_panels,
                                                  PanelsB&& b_panels) const {
     const AttentionProblem<Element>& problem = call_.problem;
+    const AttentionExtent extent = problem.extent(batch_);
     Weights result(0);
     multiply<kDepth, PanelPlaces::of_product>(
         result,
-        problem.value.by_row(problem.batch, batch_, extent_.first_column,
-                             extent_.columns, problem.value_size),
+        problem.value.by_row(problem.batch, batch_, extent.first_column,
+                             extent.columns, problem.value_size),
         column_begin_,
-        call_.grad_output.by_row(problem.batch, batch_, extent_.first_row,
-                                 extent_.rows, problem.value_size),
+        call_.grad_output.by_row(problem.batch, batch_, extent.first_row,
+                                 extent.rows, problem.value_size),
         row_begin_, a_panels, b_panels);
+    const AttentionGradients<Element> attention = gradients();
+    const Number scale = keep_scale();
+    const Thread thread;
     PKG_UNROLL
     for (int i = 0; i < Weights::kThreadRows; ++i) {
       PKG_UNROLL
       for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        result.values[i][j] = attention_.grad_score(
-            row_begin_ + thread_.column(j), weights_.values[i][j],
-            factor(i, j) * result.values[i][j]);
+        result.values[i][j] = attention.grad_score(
+            row_begin_ + thread.column(j), weights_.values[i][j],
+            factor(i, j, scale) * result.values[i][j]);
         if constexpr (kCaps) {
           result.values[i][j] *= cap_slopes_.values[i][j];
         }
@@ -119,14 +144,21 @@ class TransposedWeights {
     return i * Weights::kThreadColumns + j;
   }
   // What dropout does to a weight.
-  __device__ __forceinline__ Number factor(int i, int j) const {
-    return (kept_ >> bit(i, j) & 1) != 0 ? attention_.keep_scale() : Number(0);
+  __device__ __forceinline__ Number factor(int i, int j, Number scale) const {
+    return (kept_ >> bit(i, j) & 1) != 0 ? scale : Number(0);
+  }
+  __device__ __forceinline__ Number keep_scale() const {
+    return gradients().keep_scale();
+  }
+
+  // Found out anew where it is used: in registers during the products it would
+  // be too much.
+  __device__ __forceinline__ AttentionGradients<Element> gradients() const {
+    const int64_t batch = computed_here(batch_);
+    return {call_, batch, call_.problem.extent(batch)};
   }
 
   const AttentionBackward<Element>& call_;
-  AttentionExtent extent_;
-  AttentionGradients<Element> attention_;
-  TileThread thread_;
   int64_t batch_;
   int64_t row_begin_;
   int64_t column_begin_;
@@ -156,10 +188,13 @@ __device__ __forceinline__ void store_owned(
 }
 
 template <class Element, int kWidth, bool kCaps>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(
+    GradKeyValueThread<Accumulator<Element>, kWidth, kCaps>::kThreads)
     attention_grad_key_value_panels_kernel(
         const __grid_constant__ AttentionGradKeyValue<Element> call) {
   using Number = Accumulator<Element>;
+  using Thread = GradKeyValueThread<Number, kWidth, kCaps>;
+  using Sums = Tile<Number, kAttentionTile, kWidth, Thread>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
@@ -185,8 +220,8 @@ __global__ void __launch_bounds__(kTileThreads)
     if (column_begin >= problem.extent(first).columns) {
       continue;
     }
-    Tile<Number, kTile, kWidth> key_sum(0);
-    Tile<Number, kTile, kWidth> value_sum(0);
+    Sums key_sum(0);
+    Sums value_sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
       const AttentionExtent extent = problem.extent(batch);
@@ -194,7 +229,7 @@ __global__ void __launch_bounds__(kTileThreads)
       const int64_t row_end = problem.row_end(extent, column_begin + kTile);
       for (int64_t row_begin = first_row; row_begin < row_end;
            row_begin += kTile) {
-        const TransposedWeights<Element, kCaps> tile(
+        const TransposedWeights<Element, Thread, kCaps> tile(
             backward, batch, row_begin, column_begin, a_panels, b_panels);
         if (wants_value) {
           store_transposed(tile.dropped(), weights);
@@ -215,7 +250,7 @@ __global__ void __launch_bounds__(kTileThreads)
         }
       }
     }
-    const auto store = [&](const Tile<Number, kTile, kWidth>& sum,
+    const auto store = [&](const Sums& sum,
                            const ResultBatch<Element>& gradient, int64_t size) {
       store_owned(call, owned, sum, gradient, size, column_begin, head_begin);
     };

@@ -24,12 +24,11 @@
 
 namespace pkg::cuda {
 
-// The tiles of gradients that the mask kernel adds up. A thread has 8 x 4 of
-// each, for which shared memory takes 12 cycles to the 8 of an H200's
-// multiply-adds, where 4 x 4 take 8 to 4.
+// The tiles of gradients that the mask kernel adds up. A thread has 8 x 8 of
+// them and of a product, for which shared memory takes 16 cycles to the 16 of
+// an H200's multiply-adds, where 8 x 4 take 12 to 8.
 template <class Number>
-using GradMaskTile =
-    Tile<Number, kAttentionTile, kAttentionTile, AttentionThread<Number>>;
+using GradMaskTile = typename AttentionGrid<Number>::Scores;
 
 // Adds up the tile's columns into its first one.
 template <class Number>
@@ -41,15 +40,17 @@ __device__ __forceinline__ void sum_columns(GradMaskTile<Number>& tile) {
     for (int j = 1; j < tile.kThreadColumns; ++j) {
       sum += tile.values[i][j];
     }
-    tile.values[i][0] = row_sum<AttentionThread<Number>>(sum);
+    tile.values[i][0] = row_sum<typename GradMaskTile<Number>::Thread>(sum);
   }
 }
 
-// Adds up the tile's rows into its first one.
+// Adds up the tile's rows into its first one, once all are done with what is in
+// the panel.
 template <class Number, class Panel>
 __device__ __forceinline__ void sum_rows(GradMaskTile<Number>& tile,
                                          Panel&& lane_sums) {
-  using Thread = AttentionThread<Number>;
+  using Thread = typename GradMaskTile<Number>::Thread;
+  __syncthreads();
   const Thread thread;
   PKG_UNROLL
   for (int j = 0; j < tile.kThreadColumns; ++j) {
@@ -125,16 +126,15 @@ struct AttentionGradMask {
 
 template <class Element, class MaskElement>
 __global__ void __launch_bounds__(
-    AttentionThread<Accumulator<Element>>::kThreads)
+    GradMaskTile<Accumulator<Element>>::Thread::kThreads)
     attention_grad_mask_kernel(
         const __grid_constant__ AttentionGradMask<Element, MaskElement> call) {
   using Number = Accumulator<Element>;
-  using Thread = AttentionThread<Number>;
   constexpr int kTile = kAttentionTile;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
   PKG_SHARED(Number, b_panels, [2][kDepth][kTile + kPanelPadding]);
-  PKG_SHARED(Number, lane_sums, [Thread::kThreadsDown][kTile]);
+  PKG_SHARED(Number, parked, [kTile][kTile + kPanelPadding]);
 
   const int64_t row_tiles = tiles_of(call.rows, kTile);
   const int64_t column_tiles = tiles_of(call.columns, kTile);
@@ -156,16 +156,25 @@ __global__ void __launch_bounds__(
     GradMaskTile<Number> sum(0);
     for (int64_t step = steps_of_split * split; step < step_end; ++step) {
       const int64_t shared = step / column_steps / row_steps;
-      sum.add(grad_score_tile<false, Thread>(
+      take_grad_scores<true, GradMaskTile<Number>>(
           call.backward, call.partition.batch_index(owned, shared),
           row_begin + step / column_steps % row_steps * kTile,
-          column_begin + step % column_steps * kTile, a_panels, b_panels));
+          column_begin + step % column_steps * kTile, a_panels, b_panels,
+          parked, [&](int i, int j, const Number(&four)[kFragment][kFragment]) {
+            PKG_UNROLL
+            for (int r = 0; r < kFragment; ++r) {
+              PKG_UNROLL
+              for (int c = 0; c < kFragment; ++c) {
+                sum.values[i + r][j + c] += four[r][c];
+              }
+            }
+          });
     }
     if (call.columns != call.backward.problem.columns) {
       sum_columns<Number>(sum);
     }
     if (call.rows != call.backward.problem.rows) {
-      sum_rows<Number>(sum, lane_sums);
+      sum_rows<Number>(sum, parked);
     }
     const int64_t first = owned * call.rows * call.columns;
     if (call.splits == 1) {

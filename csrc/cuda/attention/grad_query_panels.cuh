@@ -3,14 +3,11 @@
 // see cuda/attention/gradients.cuh.
 //
 // A block owns 64 queries and 64 or 128 columns of their gradient, and walks
-// the keys 64 at a time. 2 rows columns (2 head_size + value_size) operations
+// as many keys at a time (of float64 64). Of float32 a thread has 8 x 8 of the
+// gradient and 8 x 8 of a product of scores at a time, see forward_panels.cuh
+// and take_grad_scores(). 2 rows columns (2 head_size + value_size) operations
 // for each matrix of the batch, a half if causal; a wider head repeats the
 // first two of the three products.
-//
-// One block in a multiprocessor is enough to ask for: to make room for a second
-// one the compiler spilled up to 11 words of heads of 128, and 4 of 64 (nvcc
-// 13.0). For compute capability 8.0 and heads of 64 there is room for it
-// anyway.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +21,17 @@
 namespace pkg::cuda {
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kTileThreads, 1)
+using GradQueryGrid = AttentionGrid<Accumulator<Element>, kWidth>;
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(
+    GradQueryGrid<Element, kWidth>::Thread::kThreads)
     attention_grad_query_panels_kernel(
         const __grid_constant__ AttentionGradQuery<Element> call) {
   using Number = Accumulator<Element>;
+  using Scores = typename GradQueryGrid<Element, kWidth>::Scores;
   constexpr int kTile = kAttentionTile;
+  constexpr int kColumns = Scores::kTileColumns;
   constexpr int kDepth = kAttentionDepth<Element>;
   PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
   PKG_SHARED(Number, b_panels, [2][kDepth][kWidth + kPanelPadding]);
@@ -49,22 +52,47 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     if (row_begin >= problem.extent(first).rows) {
       continue;
     }
-    Tile<Number, kTile, kWidth> sum(0);
+    Tile<Number, kTile, kWidth, typename Scores::Thread> sum(0);
     for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
       const int64_t batch = call.partition.batch_index(owned, shared);
       const AttentionExtent extent = problem.extent(batch);
       const int64_t column_end = problem.column_end(extent, row_begin + kTile);
-      const auto key =
-          problem.key.by_column(problem.batch, batch, extent.first_column,
-                                extent.columns, problem.head_size);
       for (int64_t column_begin = problem.first_column(extent, row_begin);
-           column_begin < column_end; column_begin += kTile) {
-        store_transposed(
-            grad_score_tile<true>(call.backward, batch, row_begin, column_begin,
-                                  a_panels, b_panels),
-            weights);
-        multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
-                                       column_begin, b_panels);
+           column_begin < column_end; column_begin += kColumns) {
+        using Thread = typename Scores::Thread;
+        constexpr int kFirst = Thread::own_columns(kTile);
+        Tile<Number, kTile, kColumns, Thread> others(0);
+        take_grad_scores<false, Scores>(
+            call.backward, batch, row_begin, column_begin, a_panels, b_panels,
+            weights,
+            [&](int i, int j, const Number(&four)[kFragment][kFragment]) {
+              const Thread thread;
+              PKG_UNROLL
+              for (int c = 0; c < kFragment; ++c) {
+                PKG_UNROLL
+                for (int r = 0; r < kFragment; ++r) {
+                  if (j < kFirst) {
+                    weights[thread.column(j + c)][thread.row(i + r)] =
+                        four[r][c];
+                  } else {
+                    others.values[i + r][j + c] = four[r][c];
+                  }
+                }
+              }
+            });
+        const int64_t of_keys = computed_here(batch);
+        const AttentionExtent keys = problem.extent(of_keys);
+        const auto key =
+            problem.key.by_column(problem.batch, of_keys, keys.first_column,
+                                  keys.columns, problem.head_size);
+        PKG_UNROLL
+        for (int part = 0; part < kColumns; part += kTile) {
+          if (part > 0) {
+            store_transposed<kTile>(others, part, weights);
+          }
+          multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
+                                         column_begin + part, b_panels);
+        }
       }
     }
     sum.scale(static_cast<Number>(problem.scale));

@@ -104,6 +104,13 @@ void with_gradient_width(const AttentionProblem<Element>& problem,
   }
 }
 
+// Calls function.operator()<caps>() with whether scores are capped.
+template <class Element, class Function>
+void with_caps(const AttentionProblem<Element>& problem, Function&& function) {
+  problem.variant.softcap > 0 ? function.template operator()<true>()
+                              : function.template operator()<false>();
+}
+
 template <class Element, class Launch>
 bool launch_grad_query_warpgroups(const AttentionGradQuery<Element>& call,
                                   const AttentionDevice& device,
@@ -216,12 +223,12 @@ bool launch_joint_gradients_kernel(
   if constexpr (sizeof(Element) != 2) {
     with_attention_width<Element>(
         std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
-          run(problem.variant.softcap > 0
-                  ? attention_joint_gradients_panels_kernel<Element, kWidth,
-                                                            true>
-                  : attention_joint_gradients_panels_kernel<Element, kWidth,
-                                                            false>,
-              kWidth, LaunchShape(kTileThreads));
+          with_caps(problem, [&]<bool kCaps>() {
+            run(attention_joint_gradients_panels_kernel<Element, kWidth, kCaps>,
+                kWidth,
+                LaunchShape(
+                    GradKeyValueThread<float, kWidth, kCaps>::kThreads));
+          });
         });
     return true;
   } else {
@@ -263,7 +270,7 @@ void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
     }
     launch(attention_grad_query_panels_kernel<Element, kWidth>,
            call.template tile_count<kAttentionTile, kWidth>(),
-           LaunchShape(kTileThreads), call);
+           LaunchShape(GradQueryGrid<Element, kWidth>::Thread::kThreads), call);
   });
 }
 
@@ -291,11 +298,12 @@ void launch_attention_grad_key_value_kernel(AttentionGradKeyValue<Element> call,
         return;
       }
     }
-    launch(problem.variant.softcap > 0
-               ? attention_grad_key_value_panels_kernel<Element, kWidth, true>
-               : attention_grad_key_value_panels_kernel<Element, kWidth, false>,
-           call.template tile_count<kAttentionTile, kWidth>(),
-           LaunchShape(kTileThreads), call);
+    with_caps(problem, [&]<bool kCaps>() {
+      using Thread = GradKeyValueThread<Accumulator<Element>, kWidth, kCaps>;
+      launch(attention_grad_key_value_panels_kernel<Element, kWidth, kCaps>,
+             call.template tile_count<kAttentionTile, kWidth>(),
+             LaunchShape(Thread::kThreads), call);
+    });
   });
 }
 

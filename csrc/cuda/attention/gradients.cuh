@@ -157,9 +157,18 @@ class AttentionGradients {
   // A row without any key has weights of zero, not exp(-inf + inf).
   __device__ __forceinline__ Number weight(int64_t row, int64_t column,
                                            Number product) const {
-    const Number score = scores_.score(row, column, product);
-    return score == -Number(INFINITY) ? Number(0)
-                                      : exp(score - log_sum_exp_[row]);
+    return weight_of_score(row, scores_.score(row, column, product));
+  }
+
+  // The same where scores are products and nothing else.
+  template <class Tile>
+  __device__ __forceinline__ bool are_products(int64_t row_begin,
+                                               int64_t column_begin) const {
+    return scores_.template are_products<Tile>(row_begin, column_begin);
+  }
+  __device__ __forceinline__ Number weight_of_product(int64_t row,
+                                                      Number product) const {
+    return weight_of_score(row, product * scores_.scale());
   }
 
   // The gradient of a score, from that of its weight after dropout. A weight of
@@ -183,26 +192,54 @@ class AttentionGradients {
   }
 
  private:
+  __device__ __forceinline__ Number weight_of_score(int64_t row,
+                                                    Number score) const {
+    return score == -Number(INFINITY) ? Number(0)
+                                      : exp(score - log_sum_exp_[row]);
+  }
+
   AttentionScores<Element> scores_;
   const Number* log_sum_exp_;
   const Number* delta_;
 };
 
 // The gradients of the scores of the queries from row_begin on against the keys
-// from column_begin on; or, where scores are capped, those of the scores before
-// their cap (kBeforeCap).
-template <bool kBeforeCap, class Thread = TileThread, class Element,
-          class PanelsA, class PanelsB>
-__device__ __forceinline__ auto grad_score_tile(
+// from column_begin on; where scores are capped, of those before their cap,
+// unless it is the mask's gradient (kOfMask), whose matrices are of one length.
+// Calls take(i, j, gradients) for each four rows by four columns of a thread's,
+// from its i-th row and j-th column on.
+//
+// Those of the weights come first, of which the first kAttentionTile columns
+// wait in shared memory, [column][row], until the scores are there: so a thread
+// has registers for one tile beside what it adds up. The place of each belongs
+// to the thread that takes it.
+template <bool kOfMask, class Scores, class Element, class PanelsA,
+          class PanelsB, class Parked, class Take>
+__device__ __forceinline__ void take_grad_scores(
     const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
-    int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels) {
+    int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels,
+    Parked&& parked, Take&& take) {
   using Number = Accumulator<Element>;
-  constexpr int kTile = kAttentionTile;
+  using Thread = typename Scores::Thread;
   constexpr int kDepth = kAttentionDepth<Element>;
+  constexpr int kParked = Thread::own_columns(kAttentionTile);
   const AttentionProblem<Element>& problem = call.problem;
-  const AttentionExtent extent = problem.extent(batch);
+  const auto extent_of = [&](int64_t index) {
+    return kOfMask ? problem.extent_of_one_length(index)
+                   : problem.extent(index);
+  };
+  const AttentionExtent extent = extent_of(batch);
 
-  using Scores = Tile<Number, kTile, kTile, Thread>;
+  Scores grad_weights(0);
+  multiply<kDepth, PanelPlaces::of_product>(
+      grad_weights,
+      call.grad_output.by_row(problem.batch, batch, extent.first_row,
+                              extent.rows, problem.value_size),
+      row_begin,
+      problem.value.by_row(problem.batch, batch, extent.first_column,
+                           extent.columns, problem.value_size),
+      column_begin, a_panels, b_panels);
+  store_transposed<kAttentionTile>(grad_weights, 0, parked);
   Scores scores(0);
   multiply<kDepth, PanelPlaces::of_product>(
       scores,
@@ -212,37 +249,49 @@ __device__ __forceinline__ auto grad_score_tile(
       problem.key.by_row(problem.batch, batch, extent.first_column,
                          extent.columns, problem.head_size),
       column_begin, a_panels, b_panels);
-  Scores gradients(0);
-  multiply<kDepth, PanelPlaces::of_product>(
-      gradients,
-      call.grad_output.by_row(problem.batch, batch, extent.first_row,
-                              extent.rows, problem.value_size),
-      row_begin,
-      problem.value.by_row(problem.batch, batch, extent.first_column,
-                           extent.columns, problem.value_size),
-      column_begin, a_panels, b_panels);
 
-  const AttentionGradients<Element> attention(call, batch, extent);
-  static_assert(Scores::kThreadColumns == 4);
-  const Thread thread;
+  // Not before: in registers during the products it would be too much.
+  const int64_t scored = computed_here(batch);
+  const AttentionGradients<Element> attention(call, scored, extent_of(scored));
+  const bool are_products =
+      attention.template are_products<Scores>(row_begin, column_begin);
   PKG_UNROLL
-  for (int i = 0; i < gradients.kThreadRows; ++i) {
-    const int64_t row = row_begin + thread.row(i);
-    const int64_t column = column_begin + thread.column(0);
-    Number factors[4];
-    attention.dropout_factors(row, column, factors);
+  for (int i = 0; i < Scores::kThreadRows; i += kFragment) {
     PKG_UNROLL
-    for (int j = 0; j < gradients.kThreadColumns; ++j) {
-      const Number weight =
-          attention.weight(row, column + j, scores.values[i][j]);
-      gradients.values[i][j] = attention.grad_score(
-          row, weight, factors[j] * gradients.values[i][j]);
-      if constexpr (kBeforeCap) {
-        gradients.values[i][j] *= attention.cap_slope(scores.values[i][j]);
+    for (int j = 0; j < Scores::kThreadColumns; j += kFragment) {
+      const Thread thread;
+      Number gradients[kFragment][kFragment];
+      PKG_UNROLL
+      for (int c = 0; c < kFragment; ++c) {
+        PKG_UNROLL
+        for (int r = 0; r < kFragment; ++r) {
+          gradients[r][c] =
+              j < kParked ? parked[thread.column(j + c)][thread.row(i + r)]
+                          : grad_weights.values[i + r][j + c];
+        }
       }
+      PKG_UNROLL
+      for (int r = 0; r < kFragment; ++r) {
+        const int64_t row = row_begin + thread.row(i + r);
+        const int64_t column = column_begin + thread.column(j);
+        Number factors[kFragment];
+        attention.dropout_factors(row, column, factors);
+        PKG_UNROLL
+        for (int c = 0; c < kFragment; ++c) {
+          const Number product = scores.values[i + r][j + c];
+          const Number weight =
+              are_products ? attention.weight_of_product(row, product)
+                           : attention.weight(row, column + c, product);
+          Number& gradient = gradients[r][c];
+          gradient = attention.grad_score(row, weight, factors[c] * gradient);
+          if constexpr (!kOfMask) {
+            gradient *= attention.cap_slope(product);
+          }
+        }
+      }
+      take(i, j, gradients);
     }
   }
-  return gradients;
 }
 
 }  // namespace pkg::cuda

@@ -19,9 +19,11 @@
 // H200, of 47 that an A100's share has; 64 KiB are sums, loaded and stored, for
 // the keys and values that the query's own kernel would load. A turn takes two
 // ways to L2 and back, some 1200 cycles in which the block multiplies nothing:
-// 0.74 of the time of two kernels on an A100, 0.76 on an H200. The loop over
-// panels is the same, with the same bound: 158 to 206 registers, of which none
-// spills (nvcc 13.0). (Nothing of this was measured.)
+// 0.74 of the time of two kernels on an A100, 0.76 on an H200. An H200's are
+// bound by shared memory, of which this kernel's products take what those of
+// grad_key_value_panels.cuh do, and the query's own kernel less: with what a
+// turn takes 0.84 (heads of 64: 0.82). No register spills (nvcc 13.0). (Nothing
+// of this was measured.)
 //
 // float64 has no such kernel: that of key and value alone takes 227 to 253
 // registers, and a third gradient's sums 32 more. Heads above 128 have tiles of
@@ -82,7 +84,8 @@ class JointGradientsPanels {
  public:
   static constexpr int kTile = kAttentionTile;
   static constexpr int kDepth = kAttentionDepth<Element>;
-  using Sums = Tile<float, kTile, kWidth>;
+  using Thread = GradKeyValueThread<float, kWidth, kCaps>;
+  using Sums = Tile<float, kTile, kWidth, Thread>;
   static_assert(kJointKeys<Element> == kTile && kJointRows == kTile);
 
   __device__ __forceinline__ explicit JointGradientsPanels(
@@ -124,7 +127,7 @@ class JointGradientsPanels {
     const AttentionBackward<Element>& backward = call_.backward;
     const AttentionExtent extent = problem_.extent(batch);
     const int64_t column_begin = int64_t{column_tile} * kTile;
-    const TransposedWeights<Element, kCaps> tile(
+    const TransposedWeights<Element, Thread, kCaps> tile(
         backward, batch, row_begin, column_begin, a_panels, b_panels);
     store_transposed(tile.dropped(), weights);
     multiply_shared<kDepth, kTile>(
@@ -154,7 +157,8 @@ class JointGradientsPanels {
 };
 
 template <class Element, int kWidth, bool kCaps>
-__global__ void __launch_bounds__(kTileThreads, 1)
+__global__ void __launch_bounds__(
+    GradKeyValueThread<float, kWidth, kCaps>::kThreads)
     attention_joint_gradients_panels_kernel(
         const __grid_constant__ AttentionJointGradients<Element> call) {
   using Panels = JointGradientsPanels<Element, kWidth, kCaps>;

@@ -4,8 +4,8 @@
 // for products by multiply-adds: TileThread of a block of 16 x 16 threads that
 // owns a tile of 64 or 128 rows and columns, each thread fragments of 4 rows
 // and 4 columns of every 64: 4 neighbours are one 128-bit read of shared
-// memory. With 8 x 16 threads a fragment's rows are of every 32. MmaThread is
-// for the tensor cores.
+// memory. With 8 x 16 threads a fragment's rows are of every 32, with 8 across
+// its columns too. MmaThread is for the tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,10 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
 // would keep those of a tile's end in registers from before the first tile on,
 // or spill them (nvcc 13.0, matmul and attention in half precision). A loop
 // that has registers for them passes threadIdx.x.
-template <int kDown>
+template <int kDown, int kAcross = 16>
 struct GridThread {
   static constexpr int kThreadsDown = kDown;
-  static constexpr int kThreadsAcross = 16;
+  static constexpr int kThreadsAcross = kAcross;
   static constexpr int kNeighbours = kFragment;  // columns, side by side
   static constexpr int kThreads = kThreadsDown * kThreadsAcross;
   int row_lane;
@@ -236,12 +236,33 @@ __device__ __forceinline__ void store_transposed(
   }
 }
 
+// The same of kPart columns from `first` on, which go to rows from 0 on. Of a
+// tile whose threads have whole fragments of them.
+template <int kPart, class Number, int kRows, int kColumns, class Thread,
+          class Panel>
+__device__ __forceinline__ void store_transposed(
+    const Tile<Number, kRows, kColumns, Thread>& tile, int first,
+    Panel&& panel) {
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
+  constexpr int kOwn = Thread::own_columns(kPart);
+  static_assert(kOwn % kFragment == 0);
+  const Thread thread;
+  PKG_UNROLL
+  for (int j = 0; j < kOwn; ++j) {
+    PKG_UNROLL
+    for (int i = 0; i < TileType::kThreadRows; ++i) {
+      panel[thread.column(j)][thread.row(i)] =
+          tile.values[i][first / kPart * kOwn + j];
+    }
+  }
+}
+
 // The same as it is: element (row, column) goes to panel[row][column].
-template <class Number, int kRows, int kColumns, class Panel>
+template <class Number, int kRows, int kColumns, class Thread, class Panel>
 __device__ __forceinline__ void store_rows(
-    const Tile<Number, kRows, kColumns>& tile, Panel&& panel) {
-  using TileType = Tile<Number, kRows, kColumns>;
-  const TileThread thread;
+    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
+  const Thread thread;
   PKG_UNROLL
   for (int i = 0; i < TileType::kThreadRows; ++i) {
     PKG_UNROLL

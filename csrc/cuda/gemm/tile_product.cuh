@@ -15,13 +15,13 @@
 namespace pkg::cuda {
 
 // tile += a_panel^T b_panel over `depth` steps, of a from a_depth_begin on.
-template <int kDepth, class Number, int kRows, int kColumns, int kThreadsDown,
-          class PanelA, class PanelB>
+template <int kDepth, class Number, int kRows, int kColumns, int kDown,
+          int kAcross, class PanelA, class PanelB>
 __device__ __forceinline__ void multiply_panel(
-    Tile<Number, kRows, kColumns, GridThread<kThreadsDown>>& tile,
+    Tile<Number, kRows, kColumns, GridThread<kDown, kAcross>>& tile,
     PanelA&& a_panel, int a_depth_begin, PanelB&& b_panel) {
-  using TileType = Tile<Number, kRows, kColumns, GridThread<kThreadsDown>>;
-  const GridThread<kThreadsDown> thread;
+  using TileType = Tile<Number, kRows, kColumns, GridThread<kDown, kAcross>>;
+  const GridThread<kDown, kAcross> thread;
   // Not further: for more steps at a time, whose operands it loads ahead, the
   // compiler spills where two blocks are to share a multiprocessor.
   PKG_UNROLL_BY(2)

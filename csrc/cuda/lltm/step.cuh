@@ -89,56 +89,111 @@ struct LltmStep {
   }
 };
 
-// One state of a step, from the sums of its gates.
+// A gate of a state before its activation, from the sum of its product.
 template <class Element, class Number>
-__device__ __forceinline__ void finish_state(const LltmStep<Element>& step,
-                                             int64_t row, int64_t unit,
-                                             Number (&gates)[kGates]) {
-  const int64_t hidden = step.operands.units;
-  const int64_t first = row * kGates * hidden + unit;
-  PKG_UNROLL
-  for (int gate = 0; gate < kGates; ++gate) {
-    const int64_t column = gate * hidden;
-    gates[gate] +=
-        convert<Number>(step.bias[(column + unit) * step.bias_stride]);
-    if (step.input_sums != nullptr) {
-      gates[gate] += step.input_sums[first + column];
-    }
-    if (step.gates != nullptr) {
-      step.gates[first + column] = convert<Element>(gates[gate]);
-    }
-  }
+__device__ __forceinline__ Number gate_of(const LltmStep<Element>& step,
+                                          int gate, int64_t row, int64_t unit,
+                                          Number sum) {
+  const int64_t column = gate * step.operands.units + unit;
+  const Number value =
+      sum + convert<Number>(step.bias[column * step.bias_stride]);
+  return step.input_sums == nullptr
+             ? value
+             : value +
+                   step.input_sums[row * kGates * step.operands.units + column];
+}
+
+template <class Number>
+struct LltmState {
+  Number cell;
+  Number h;
+};
+
+template <class Element, class Number>
+__device__ __forceinline__ LltmState<Number> state_of(
+    const LltmStep<Element>& step, int64_t row, int64_t unit,
+    const Number (&gates)[kGates]) {
   const Number cell =
       convert<Number>(step.old_cell.at(row, unit)) +
       EluOf<Number>(gates[2]).value * Gate<Number>(gates[0]).open;
-  const int64_t place = row * hidden + unit;
-  step.new_cell[place] = convert<Element>(cell);
-  step.new_h[place] = convert<Element>(TanhOf<Number>(cell).value *
-                                       Gate<Number>(gates[1]).open);
+  return {cell, TanhOf<Number>(cell).value * Gate<Number>(gates[1]).open};
 }
 
-// The states of a tile, two at a time: one copy of the activations serves all
-// of a thread. Registers have no index, so the sums move up.
+// Stores a thread's numbers of a row of so many units, sixteen bytes at once
+// where it has them side by side.
+template <class Thread, class Number, int kColumns, class Element>
+__device__ __forceinline__ void store_row(const Number (&values)[kColumns],
+                                          Element* row, int64_t unit_begin,
+                                          int64_t units) {
+  constexpr int kWidest = 16 / sizeof(Element);
+  constexpr int kPacket =
+      Thread::kNeighbours < kWidest ? Thread::kNeighbours : kWidest;
+  const Thread thread;
+  PKG_UNROLL
+  for (int j = 0; j < kColumns; j += kPacket) {
+    const int64_t unit = unit_begin + thread.column(j);
+    Packet<Element, kPacket> packet;
+    PKG_UNROLL
+    for (int k = 0; k < kPacket; ++k) {
+      packet.values[k] = convert<Element>(values[j + k]);
+    }
+    if (unit + kPacket <= units && is_aligned(row + unit, kPacket)) {
+      *reinterpret_cast<Packet<Element, kPacket>*>(row + unit) = packet;
+    } else {
+      PKG_UNROLL
+      for (int k = 0; k < kPacket; ++k) {
+        if (unit + k < units) {
+          row[unit + k] = packet.values[k];
+        }
+      }
+    }
+  }
+}
+
+// The states of a tile, row by row, two at a time: one copy of the activations
+// serves all of a thread. Registers have no index, so the sums move up, and
+// cells and states take the place of two gates' until the row is stored: of
+// four states side by side the compiler spilled up to six registers (nvcc
+// 13.0).
 template <class Element, class Sums>
 __device__ __forceinline__ void finish_tile(const LltmStep<Element>& step,
                                             const GatePiece& piece,
                                             Sums (&sums)[kGates]) {
   using Number = typename Sums::Value;
+  using Thread = typename Sums::Thread;
   constexpr int kColumns = Sums::kThreadColumns;
   constexpr int kAtOnce = 2;
-  const typename Sums::Thread thread;
+  const Thread thread;
+  const int64_t units = step.operands.units;
   PKG_UNROLL_BY(1)
   for (int i = 0; i < Sums::kThreadRows; ++i) {
     const int64_t row = piece.row_begin + thread.row(i);
+    const bool exists = row < step.operands.batch;
+    PKG_UNROLL
+    for (int gate = 0; gate < kGates; ++gate) {
+      auto& values = sums[gate].values[0];
+      PKG_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        const int64_t unit = piece.unit_begin + thread.column(j);
+        if (exists && unit < units) {
+          values[j] = gate_of(step, gate, row, unit, values[j]);
+        }
+      }
+      if (exists && step.gates != nullptr) {
+        store_row<Thread>(values, step.gates + (row * kGates + gate) * units,
+                          piece.unit_begin, units);
+      }
+    }
     PKG_UNROLL_BY(1)
     for (int j = 0; j < kColumns; j += kAtOnce) {
+      LltmState<Number> states[kAtOnce] = {};
       PKG_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         const int64_t unit = piece.unit_begin + thread.column(j + k);
-        if (row < step.operands.batch && unit < step.operands.units) {
-          Number gates[kGates] = {sums[0].values[0][k], sums[1].values[0][k],
-                                  sums[2].values[0][k]};
-          finish_state(step, row, unit, gates);
+        if (exists && unit < units) {
+          states[k] = state_of(step, row, unit,
+                               {sums[0].values[0][k], sums[1].values[0][k],
+                                sums[2].values[0][k]});
         }
       }
       PKG_UNROLL
@@ -149,6 +204,17 @@ __device__ __forceinline__ void finish_tile(const LltmStep<Element>& step,
           values[k - kAtOnce] = values[k];
         }
       }
+      PKG_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        sums[0].values[0][kColumns - kAtOnce + k] = states[k].cell;
+        sums[1].values[0][kColumns - kAtOnce + k] = states[k].h;
+      }
+    }
+    if (exists) {
+      store_row<Thread>(sums[0].values[0], step.new_cell + row * units,
+                        piece.unit_begin, units);
+      store_row<Thread>(sums[1].values[0], step.new_h + row * units,
+                        piece.unit_begin, units);
     }
     PKG_UNROLL
     for (int gate = 0; gate < kGates; ++gate) {
@@ -214,7 +280,17 @@ __global__ void __launch_bounds__(kTileThreads)
       }
       part += kGates * states;
     }
-    finish_state(step, row, unit, gates);
+    PKG_UNROLL
+    for (int gate = 0; gate < kGates; ++gate) {
+      gates[gate] = gate_of(step, gate, row, unit, gates[gate]);
+      if (step.gates != nullptr) {
+        step.gates[(row * kGates + gate) * hidden + unit] =
+            convert<Element>(gates[gate]);
+      }
+    }
+    const LltmState<Number> state = state_of(step, row, unit, gates);
+    step.new_cell[index] = convert<Element>(state.cell);
+    step.new_h[index] = convert<Element>(state.h);
   }
 }
 
