@@ -82,9 +82,37 @@ def missing_compiler() -> str | None:
 
 def missing_announcements() -> str | None:
     """Why accesses cannot be counted here, if so."""
+    return "the calls by which accesses are counted are GCC's" if is_clang() else None
+
+
+def is_clang() -> bool:
     command = [*COMPILER.split(), "-dM", "-E", "-x", "c++", "/dev/null"]
     macros = subprocess.run(command, text=True, capture_output=True, check=True).stdout
-    return "the calls by which accesses are counted are GCC's" if "__clang__" in macros else None
+    return "__clang__" in macros
+
+
+def missing_preloads() -> str | None:
+    """Why no library can be made here for a process that preloads a sanitizer, if so."""
+    if is_clang():
+        return "the sanitizer's library that a process preloads is GCC's"
+    absent = [name for name in preloaded().split() if not Path(name).is_absolute()]
+    return f"{COMPILER} has no {' and no '.join(absent)} to preload" if absent else None
+
+
+def preloaded() -> str:
+    """What LD_PRELOAD says to a process that loads a library with the sanitizer of addresses.
+
+    The sanitizer looks for the function that throws before PyTorch brings the library that has it.
+    """
+    return " ".join(
+        subprocess.run(
+            [*COMPILER.split(), f"-print-file-name={name}"],
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    )
 
 
 def digest(root: Path, files: Sequence[Path], flags: Sequence[str]) -> str:
@@ -224,23 +252,26 @@ def contraction() -> list[str]:
     return ["-ffp-contract=fast", *instructions]
 
 
-def build_operators(tree: Path = ROOT, changed: str = "") -> Path:
+def build_operators(
+    tree: Path = ROOT, changed: str = "", sanitize: Sequence[str] = SANITIZE_UNDEFINED
+) -> Path:
     """Build a library of the CUDA operators for CPU tensors: ``torch.ops.pkg_emulated``.
 
-    Their host code is the same but for the launch, which runs the kernel on the emulator. The
-    sanitizer of addresses, which a Python process cannot load late, is left to the program;
-    products and sums are contracted here as nvcc contracts them, and are not in the program.
+    Their host code is the same but for the launch, which runs the kernel on the emulator. Products
+    and sums are contracted here as nvcc contracts them, and are not in the program.
 
     Args:
         tree: where the source ``changed`` (``matmul.cu``) is that of, in which a test has planted a
             fault.
         changed: the others are those of this tree.
+        sanitize: of a library with the sanitizer of addresses, which Python cannot load late, all
+            is in ``preloaded()``.
     """
     flags = ["-fPIC", "-fvisibility=hidden", f"-DPKG_NAMESPACE={NAMESPACE}", "-DTORCH_STABLE_ONLY"]
     flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-Wno-unknown-pragmas"]
     for path in cpp_extension.include_paths():
         flags += ["-isystem", path]
-    flags += [*contraction(), *SANITIZE_UNDEFINED, *ASSERT_RANGES]
+    flags += [*contraction(), *sanitize, *ASSERT_RANGES]
     folder = ROOT / HERE
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), ROOT / "csrc" / "library.cpp"]
     sources += [ROOT / "csrc" / "scaled_dot_product_attention.cpp"]
@@ -249,7 +280,7 @@ def build_operators(tree: Path = ROOT, changed: str = "") -> Path:
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:
         with_headers = [*flags, *precompiled([*FLAGS, *flags])]
-        plain = [each for each in flags if each not in SANITIZE_UNDEFINED]
+        plain = [each for each in flags if each not in sanitize]
 
         def compile_source(source: Path) -> Path:
             # GCC crashes over headers that were compiled with another -O.
@@ -259,7 +290,7 @@ def build_operators(tree: Path = ROOT, changed: str = "") -> Path:
             return compile_object(ROOT, source, own, ())
 
         objects = list(pool.map(compile_source, sources))
-        return link(objects, ["-shared", "-fsanitize=undefined", *libraries, "-ltorch_cpu"])
+        return link(objects, ["-shared", *sanitize, *libraries, "-ltorch_cpu"])
 
 
 def extent(tensor: torch.Tensor) -> int:

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import test_emulated_lltm as lltm
 import torch
 from emulator import EmulationError, Emulator
 from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
 from test_emulated_attention import make as make_attention
+from test_emulated_attention_backward_warpgroups import check as check_gradients_by_warpgroups
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
 from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
 from test_emulated_attention_varlen_warpgroups import make as make_packed
@@ -23,10 +25,13 @@ from test_emulated_attention_warpgroups import check as check_attention_warpgrou
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
 from test_emulated_int4_linear import emulated as emulated_int4_linear
+from test_emulated_linear import ACTIVATIONS, emulated_linear
 from test_emulated_lltm import arguments as lltm_arguments
 from test_emulated_lltm import emulated_step
 from test_emulated_matmul import emulated_matmul
 from test_emulated_pointwise import emulated_dense, emulated_strided
+from test_emulated_rotary_embedding import emulated as emulated_rotary
+from test_emulated_rotary_embedding import heads_inside, tables
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
 from test_emulated_rowwise_scaled_linear import emulated_quantized
 from test_emulated_spatial_correlation_sample import emulated as emulated_correlation
@@ -53,6 +58,41 @@ def run_matmul(emulator: Emulator) -> None:
         emulated_matmul(emulator, a, b)
         emulated_matmul(emulator, a.bfloat16(), b.bfloat16())
         emulated_matmul(emulator, a.bfloat16(), b.bfloat16(), torch.float32)
+
+
+def run_strided_matmul(emulator: Emulator) -> None:
+    """Of operands by columns, in steps and in batches that broadcast, whole and divided."""
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.randn(3, 1, 200, 70).to(dtype).mT, torch.randn(2, 262, 200).to(dtype).mT
+        emulated_matmul(emulator, a, b[..., ::2])
+        emulated_matmul(emulator, a[..., ::2, :], b, split_depth=64)
+
+
+def run_linear(emulator: Emulator) -> None:
+    """The output, and beside it the activation's argument, by warps and by warpgroups."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for columns in (136, 131):
+            input, weight = torch.randn(2, 70, 40).to(dtype), torch.randn(columns, 40).to(dtype)
+            for activation in ACTIVATIONS if dtype == torch.float32 else ["gelu"]:
+                options = (torch.randn(columns).to(dtype), activation, True)
+                emulated_linear(emulator, input, weight, *options)
+    input, weight = bulk(130, 72), bulk(136, 72)
+    emulated_linear(emulator, input, weight, None, "gelu", True, tile_columns=128)
+
+
+def run_rotary(emulator: Emulator) -> None:
+    """By packets, by elements and with indices of 64 bits, whole heads and parts of them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        packet = 16 // dtype.itemsize
+        for way, half, rest in (
+            ("packets", 2 * packet, packet),
+            ("elements", 3, 1),
+            ("wide", 9, 0),
+        ):
+            input = heads_inside(2, 3, 70, 2 * half + rest).to(dtype)
+            for interleaved in (False, True):
+                options = {"interleaved": interleaved, "back": interleaved}
+                emulated_rotary(emulator, way, input, *tables(70, half, dtype), **options)
 
 
 def run_warpgroup_matmul(emulator: Emulator) -> None:
@@ -88,6 +128,11 @@ def run_joint_gradients(emulator: Emulator) -> None:
 def run_attention_by_warpgroups(emulator: Emulator) -> None:
     call = make_attention(2, rows=70, columns=220, head=64, dtype=torch.bfloat16)
     check_attention_warpgroups(emulator, call, 1)
+
+
+def run_gradients_by_warpgroups(emulator: Emulator) -> None:
+    call = make_attention(2, rows=130, columns=140, head=72, dtype=torch.bfloat16)
+    check_gradients_by_warpgroups(emulator, call)
 
 
 def run_packed_attention(emulator: Emulator) -> None:
@@ -129,6 +174,17 @@ def run_lltm(emulator: Emulator) -> None:
             emulated_step(emulator, sample, 3, split_panels)
 
 
+def run_lltm_product(emulator: Emulator) -> None:
+    """Of two parts, whole and divided."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for split_panels in (0, 1):
+            lltm.test_a_product_of_two_parts(emulator, dtype, split_panels)
+
+
+def run_lltm_gradients(emulator: Emulator) -> None:
+    lltm.test_gradients_of_a_step(emulator, torch.float32)
+
+
 def run_correlation(emulator: Emulator) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         images = integers(1, 24, 5, 18).to(dtype), integers(1, 24, 5, 18).to(dtype)
@@ -167,6 +223,14 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
         "run_matmul.cpp",
         f"float,{BFLOAT16}",
         run_matmul,
+        "cuda/gemm/matmul.cuh",
+        "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
+        "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+    ),
+    "a tile of a linear layer that is made twice": (
+        "run_linear.cpp",
+        f"float,{BFLOAT16}",
+        run_linear,
         "cuda/gemm/matmul.cuh",
         "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
         "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
