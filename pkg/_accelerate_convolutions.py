@@ -13,8 +13,6 @@ registered only where a dtype needs it.
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from . import _loader
@@ -36,17 +34,10 @@ def lacking() -> list[torch.dtype]:
     ]
 
 
-def can_register() -> bool:
-    """Whether a kernel of the stable ABI can say what PyTorch's refuses: from PyTorch 2.13 on."""
-    function = _loader.cpu_library.pkg_accelerate_knows_errors
-    function.restype = ctypes.c_bool
-    return bool(function())
-
-
-def register() -> None:
-    """Registers the kernels where a dtype needs them, and where that can be done."""
+def are_needed() -> bool:
+    """Whether there is such a dtype; the CPU library then knows which."""
     needed = lacking()
-    if needed and can_register():
-        _loader.cpu_library.pkg_accelerate_register_convolutions(
-            int(torch.float16 in needed), int(torch.bfloat16 in needed)
-        )
+    _loader.cpu_library.pkg_accelerate_convolved_types(
+        int(torch.float16 in needed), int(torch.bfloat16 in needed)
+    )
+    return bool(needed)

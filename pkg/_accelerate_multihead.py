@@ -7,33 +7,42 @@ one thread of a Zen 4 (2026-11-25, PyTorch 2.13, 384 wide) the whole operator is
 as fast in bfloat16 and float32 with 196 and with 256 tokens, 1.33 and 1.23 with 1024; with 64 it is
 a tie, and below the way through Python costs more than it gains.
 
-A call that is left to PyTorch takes 5 us more, by way of Python: 22.7 us became 27.8 with 8 tokens
-64 wide, of a layer of 114.
+What cannot be taken over goes on to PyTorch's kernel in C++
+(``csrc/cpu/accelerate/aten_multi_head.cpp``), where that finds it.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._accelerate_routes import CPU_KEYS, attention_gain, original
+from . import _loader
 
 OPERATOR = "_native_multi_head_attention"
 
 # From so many tokens of a sequence on.
-_LEAST_TOKENS = 128
+LEAST_TOKENS = 128
 # How much faster than PyTorch's fused attention, with which the table compares, ours has to be: in
 # half precision that one takes 1.25 times as long as the unfused one that is replaced here.
 _LEAST_RATIO = {torch.float16: 1.3, torch.bfloat16: 1.3}
 
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp.
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 _Kernel = Callable[..., Any]
 
 
-def kernels() -> Iterator[tuple[str, _Kernel]]:
-    """By operator a kernel that goes by this package's attention, or else calls PyTorch's."""
+def kernels(original: Callable[[str], _Kernel | None]) -> Iterator[tuple[str, _Kernel]]:
+    """By operator a kernel that goes by this package's attention, or else calls PyTorch's.
+
+    Args:
+        original: PyTorch's CPU kernel by an operator's name, which takes a key set first.
+    """
     theirs = original(OPERATOR)
     if theirs is None:
         return
@@ -59,22 +68,40 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
             and not need_weights
             and query is key
             and query is value
-            and query.ndim == 3
-            and query.size(1) >= _LEAST_TOKENS
-            and _fits(query, embed_dim, num_head, parameters)
-            and _is_faster(query.dtype, query.size(1))
+            and (result := _self_attention(query, embed_dim, num_head, *parameters)) is not None
         ):
-            return _attend(query, num_head, parameters), None
+            return result, None
         return theirs(  # type: ignore[no-any-return]
-            *(CPU_KEYS, query, key, value, embed_dim, num_head, *parameters),
+            *(_KEYS, query, key, value, embed_dim, num_head, *parameters),
             *(mask, need_weights, average_attn_weights, mask_type),
         )
 
     yield OPERATOR, kernel
 
 
+def _self_attention(
+    query: Tensor, embed_dim: int, num_head: int, *parameters: Tensor
+) -> Tensor | None:
+    """None where the call is left to PyTorch."""
+    if (
+        query.ndim == 3
+        and query.size(1) >= LEAST_TOKENS
+        and _fits(query, embed_dim, num_head, parameters)
+        and _is_faster(query.dtype, query.size(1))
+    ):
+        return _attend(query, num_head, parameters)
+    return None
+
+
+def _gain(dtype: torch.dtype, tokens: int) -> float:
+    """PyTorch's time divided by ours of attention without a mask; 0 where it is left to PyTorch."""
+    gain = _loader.cpu_library.pkg_accelerate_attention_gain
+    gain.restype = ctypes.c_float
+    return float(gain(_DTYPES.index(dtype), ctypes.c_int64(tokens), ctypes.c_int64(tokens)))
+
+
 def _is_faster(dtype: torch.dtype, tokens: int) -> bool:
-    gain = attention_gain(dtype, tokens, tokens)
+    gain = _gain(dtype, tokens)
     return gain > 0 and gain >= _LEAST_RATIO.get(dtype, 0)
 
 
@@ -82,7 +109,7 @@ def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...])
     """Whether PyTorch's kernel would take it: what is wrong is for that one to say."""
     shapes = ((3 * width, width), (3 * width,), (width, width), (width,))
     return (
-        query.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        query.dtype in _DTYPES
         and query.layout is torch.strided
         and query.size(0) > 0
         and query.size(2) == width > 0
@@ -104,3 +131,13 @@ def _attend(query: Tensor, heads: int, parameters: tuple[Tensor, ...]) -> Tensor
     attended = torch.nn.functional.scaled_dot_product_attention(sides[0], sides[1], sides[2])
     joined = attended.transpose(1, 2).reshape(batch, tokens, width)
     return torch.nn.functional.linear(joined, proj_weight, proj_bias)
+
+
+FOR_CPP: dict[str, tuple[str, _Kernel]] = {
+    OPERATOR: (
+        f"{OPERATOR}(Tensor query, int embed_dim, int num_head, Tensor qkv_weight, "
+        "Tensor qkv_bias, Tensor proj_weight, Tensor proj_bias) -> Tensor?",
+        _self_attention,
+    )
+}
+"""By operator what its kernel in C++ asks."""

@@ -69,7 +69,7 @@ def test_results(dtype: torch.dtype) -> None:
     wanted.compare(ours, "attention")
 
 
-@pytest.mark.parametrize("tokens", [1, _accelerate_multihead._LEAST_TOKENS - 1])
+@pytest.mark.parametrize("tokens", [1, _accelerate_multihead.LEAST_TOKENS - 1])
 def test_short_sequences_are_left_alone(tokens: int) -> None:
     sample = Sample(tuple(tensors(torch.float32, tokens)), {})
     with pkg.accelerate(report=True) as block:

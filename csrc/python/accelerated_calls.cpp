@@ -10,6 +10,7 @@
 
 #include "accelerate.h"
 #include "host/dispatch.h"
+#include "host/symbol_lookup.h"
 #include "python/interpreter_lock.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
@@ -157,34 +158,79 @@ bool may_call_shim = false;
 using Shim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                 AtenTensorHandle, AtenTensorHandle, double,
                                 double);
+using ActivationShim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
+                                          AtenTensorHandle, double, double,
+                                          int32_t, AtenTensorHandle*);
+
+// Of PyTorch's shim; null where this one lacks it.
+ActivationShim activation_shim() {
+  static const auto function =
+      find_torch_symbol<ActivationShim>("aoti_torch_cpu__addmm_activation");
+  return function;
+}
+
+// The implementations of a call's tensors, and handles on them.
+class BorrowedHandles {
+ public:
+  explicit BorrowedHandles(const ProductArguments& arguments)
+      : implementations_{
+            of(arguments.input), of(arguments.a), of(arguments.b),
+            arguments.out != Py_None ? of(arguments.out) : nullptr} {}
+
+  AtenTensorHandle input() { return at(0); }
+  AtenTensorHandle a() { return at(1); }
+  AtenTensorHandle b() { return at(2); }
+  AtenTensorHandle out() { return at(3); }
+
+ private:
+  static void* of(PyObject* object) {
+    return ThreadState::instance().implementation_of(object);
+  }
+  AtenTensorHandle at(size_t i) {
+    return reinterpret_cast<AtenTensorHandle>(&implementations_[i]);
+  }
+
+  std::array<void*, 4> implementations_;
+};
+
+// It makes the result itself; with `out` PyTorch's shim has none.
+bool call_activation_shim(BorrowedHandles& handles, const AddmmCall& call,
+                          AddmmOutput& output) {
+  AtenTensorHandle made = nullptr;
+  if (activation_shim() == nullptr || output.view != nullptr ||
+      activation_shim()(handles.input(), handles.a(), handles.b(), call.beta,
+                        call.alpha, call.activation == Activation::Gelu,
+                        &made) != TORCH_SUCCESS) {
+    return false;
+  }
+  output.made = Tensor(made);
+  return true;
+}
 
 // False where PyTorch is to be called by Python.
 bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
                AddmmOutput& output) {
+  if (!may_call_shim) {
+    return false;
+  }
+  if (call.op == AtenOperator::AddmmActivation) {
+    BorrowedHandles handles(arguments);
+    return call_activation_shim(handles, call, output);
+  }
   const Shim shim = call.op == AtenOperator::Addmm ? &aoti_torch_cpu_addmm_out
                     : call.op == AtenOperator::Baddbmm
                         ? &aoti_torch_cpu_baddbmm_out
                         : nullptr;
-  if (!may_call_shim || shim == nullptr) {
+  if (shim == nullptr) {
     return false;
   }
-  const auto& state = ThreadState::instance();
-  std::array<void*, 4> implementations{state.implementation_of(arguments.input),
-                                       state.implementation_of(arguments.a),
-                                       state.implementation_of(arguments.b),
-                                       nullptr};
-  const auto handle = [&](size_t i) {
-    return reinterpret_cast<AtenTensorHandle>(&implementations[i]);
-  };
+  BorrowedHandles handles(arguments);
   if (output.view == nullptr) {
     output.made = empty_contiguous(output.result_sizes(), call.a->dtype,
                                    {aoti_torch_device_type_cpu(), -1});
-  } else {
-    implementations[3] = state.implementation_of(arguments.out);
   }
-  const AtenTensorHandle to = output.made ? output.made->get() : handle(3);
-  return shim(to, handle(0), handle(1), handle(2), call.beta, call.alpha) ==
-         TORCH_SUCCESS;
+  return shim(output.made ? output.made->get() : handles.out(), handles.input(),
+              handles.a(), handles.b(), call.beta, call.alpha) == TORCH_SUCCESS;
 }
 
 // False where PyTorch is to be called by Python.

@@ -4,10 +4,7 @@
 // group. They are converted, convolved by oneDNN in float32, and rounded once.
 //
 // They are taken as a whole (aten::convolution) and not as the operators of the
-// unfolding way below it, of which one with groups is as many calls: 600 of 40
-// us for a layer of MobileNet.
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-#include <torch/csrc/stable/library.h>
+// unfolding way below it, of which one with groups is as many calls.
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
@@ -15,7 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "cpu/accelerate/owned_handle.h"
+#include "cpu/accelerate/aten.h"
+#include "cpu/accelerate/handles.h"
+#include "cpu/accelerate/pytorch_kernels.h"
 #include "cpu/accelerate/routes.h"
 #include "host/compiler.h"
 
@@ -59,10 +58,6 @@ struct Geometry {
   Numbers output_padding;
   int64_t groups;
 };
-
-int64_t length(const Numbers& numbers) {
-  return static_cast<int64_t>(numbers.size());
-}
 
 // One number stands for all dimensions.
 bool is_of(const Numbers& numbers, size_t dims) {
@@ -143,8 +138,8 @@ bool are_alike(std::span<const TensorView> tensors) {
   return true;
 }
 
-Tensor to_float32(OwnedHandle& handle) {
-  return torch::stable::to(handle.as_tensor(), ScalarType::Float);
+Tensor to_float32(const OwnedHandle& handle) {
+  return torch::stable::to(handle.tensor(), ScalarType::Float);
 }
 
 // In three dimensions PyTorch's unfolding way gives contiguous results, where
@@ -160,90 +155,71 @@ Tensor rounded(const Tensor& tensor, ScalarType type) {
                            std::nullopt, false, false, format);
 }
 
-void forward_shim(AtenTensorHandle images, AtenTensorHandle weight,
-                  AtenTensorHandle* bias, const Geometry& geometry,
-                  OwnedHandle& result) {
-  check_shim(aoti_torch_cpu_convolution(
-      images, weight, bias, geometry.stride.data(), length(geometry.stride),
-      geometry.padding.data(), length(geometry.padding),
-      geometry.dilation.data(), length(geometry.dilation),
-      static_cast<int32_t>(geometry.is_transposed),
-      geometry.output_padding.data(), length(geometry.output_padding),
-      geometry.groups, result.place()));
+Tensor rounded(const MadeTensor& made, ScalarType type) {
+  return rounded(to<Tensor>(made.hand_over()), type);
 }
 
-// Under vmap a bias that is missing is a tensor that is undefined.
-bool has_bias(const OwnedHandle& bias) {
-  return bias.get() != nullptr && is_defined_tensor(bias.get());
+MadeTensor call_pytorch(AtenTensorHandle images, AtenTensorHandle weight,
+                        const OptionalTensor& bias, const Geometry& geometry) {
+  return PytorchKernels::instance().convolution(
+      images, weight, bias, IntList(geometry.stride), IntList(geometry.padding),
+      IntList(geometry.dilation), geometry.is_transposed,
+      IntList(geometry.output_padding), geometry.groups);
 }
 
 bool takes_forward(const OwnedHandle& images, const OwnedHandle& weight,
-                   const OwnedHandle& bias, const Geometry& geometry) {
+                   const OptionalHandle& bias, const Geometry& geometry) {
   const std::array views = {
       TensorView(images.get()), TensorView(weight.get()),
-      TensorView(has_bias(bias) ? bias.get() : weight.get())};
+      TensorView(bias.is_given() ? bias.get() : weight.get())};
   return are_alike(views) && is_worth_it(views[0], views[1], geometry) &&
-         (!has_bias(bias) || views[2].sizes.size() == 1);
+         (!bias.is_given() || views[2].sizes.size() == 1);
 }
 
 // (input, weight, bias or none, stride, padding, dilation, transposed,
 // output_padding, groups)
 void convolution(StableIValue* stack, uint64_t /*arguments*/,
                  uint64_t /*results*/) {
-  OwnedHandle images(stack[0]);
-  OwnedHandle weight(stack[1]);
-  OwnedHandle bias(
-      to<std::optional<AtenTensorHandle>>(stack[2]).value_or(nullptr));
+  const OwnedHandle images(stack[0]);
+  const OwnedHandle weight(stack[1]);
+  const OptionalHandle bias(stack[2]);
   const Geometry geometry(stack + 3);
   const ScalarType type = dtype_of(images.get());
-  OwnedHandle result(AtenTensorHandle{nullptr});
   const bool may = may_take(type);
   if (!may || !takes_forward(images, weight, bias, geometry)) {
     if (may) {
       count_left(AtenOperator::Convolution, type);
     }
-    forward_shim(images.get(), weight.get(), bias.place_if_any(), geometry,
-                 result);
-    stack[0] = result.hand_over();
+    stack[0] =
+        call_pytorch(images.get(), weight.get(), OptionalTensor(bias), geometry)
+            .hand_over();
     return;
   }
   const TakenCall counted(AtenOperator::Convolution, type_index(type), 1);
   const Tensor wide_images = to_float32(images);
   const Tensor wide_weight = to_float32(weight);
   std::optional<Tensor> wide_bias;
-  AtenTensorHandle bias_handle = nullptr;
-  if (has_bias(bias)) {
+  if (bias.is_given()) {
     wide_bias = to_float32(bias);
-    bias_handle = wide_bias->get();
   }
-  forward_shim(wide_images.get(), wide_weight.get(),
-               wide_bias ? &bias_handle : nullptr, geometry, result);
-  stack[0] = from(rounded(result.as_tensor(), type));
+  const MadeTensor result = call_pytorch(
+      wide_images.get(), wide_weight.get(),
+      OptionalTensor(wide_bias ? wide_bias->get() : nullptr), geometry);
+  stack[0] = from(rounded(result, type));
 }
 
-using Gradients = std::array<OwnedHandle, 3>;
+using Mask = std::array<bool, 3>;
 
-OwnedHandle undefined_tensor() {
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_new_uninitialized_tensor(&handle));
-  return OwnedHandle(handle);
-}
-
-void backward_shim(AtenTensorHandle grad_output, AtenTensorHandle images,
-                   AtenTensorHandle weight,
-                   const std::optional<Numbers>& bias_sizes,
-                   const Geometry& geometry, std::span<const int32_t> mask,
-                   Gradients& results) {
-  const int64_t* sizes = bias_sizes ? bias_sizes->data() : nullptr;
-  check_shim(aoti_torch_cpu_convolution_backward(
-      grad_output, images, weight, bias_sizes ? &sizes : nullptr,
-      bias_sizes ? length(*bias_sizes) : 0, geometry.stride.data(),
-      length(geometry.stride), geometry.padding.data(),
-      length(geometry.padding), geometry.dilation.data(),
-      length(geometry.dilation), static_cast<int32_t>(geometry.is_transposed),
-      geometry.output_padding.data(), length(geometry.output_padding),
-      geometry.groups, mask.data(), static_cast<int64_t>(mask.size()),
-      results[0].place(), results[1].place(), results[2].place()));
+PytorchKernels::Three call_pytorch_backward(
+    AtenTensorHandle grad_output, AtenTensorHandle images,
+    AtenTensorHandle weight, const std::optional<Numbers>& bias_sizes,
+    const Geometry& geometry, const Mask& mask) {
+  return PytorchKernels::instance().convolution_backward(
+      grad_output, images, weight,
+      bias_sizes ? std::optional(IntList(*bias_sizes)) : std::nullopt,
+      IntList(geometry.stride), IntList(geometry.padding),
+      IntList(geometry.dilation), geometry.is_transposed,
+      IntList(geometry.output_padding), geometry.groups, mask);
 }
 
 bool takes_backward(const OwnedHandle& grad_output, const OwnedHandle& images,
@@ -258,30 +234,22 @@ bool takes_backward(const OwnedHandle& grad_output, const OwnedHandle& images,
 // dilation, transposed, output_padding, groups, output_mask)
 void convolution_backward(StableIValue* stack, uint64_t /*arguments*/,
                           uint64_t /*results*/) {
-  OwnedHandle grad_output(stack[0]);
-  OwnedHandle images(stack[1]);
-  OwnedHandle weight(stack[2]);
+  const OwnedHandle grad_output(stack[0]);
+  const OwnedHandle images(stack[1]);
+  const OwnedHandle weight(stack[2]);
   const auto bias_sizes = to<std::optional<Numbers>>(stack[3]);
   const Geometry geometry(stack + 4);
-  std::array<int32_t, 3> mask{};
   const auto wanted = to<std::vector<bool>>(stack[10]);
-  for (size_t i = 0; i < mask.size(); ++i) {
-    mask[i] = static_cast<int32_t>(wanted.at(i));
-  }
-  Gradients results = {OwnedHandle(AtenTensorHandle{nullptr}),
-                       OwnedHandle(AtenTensorHandle{nullptr}),
-                       OwnedHandle(AtenTensorHandle{nullptr})};
+  const Mask mask = {wanted.at(0), wanted.at(1), wanted.at(2)};
   const ScalarType type = dtype_of(images.get());
   const bool may = may_take(type);
   if (!may || !takes_backward(grad_output, images, weight, geometry)) {
     if (may) {
       count_left(AtenOperator::ConvolutionBackward, type);
     }
-    backward_shim(grad_output.get(), images.get(), weight.get(), bias_sizes,
-                  geometry, mask, results);
-    for (size_t i = 0; i < results.size(); ++i) {
-      stack[i] = results[i].hand_over();
-    }
+    hand_over(call_pytorch_backward(grad_output.get(), images.get(),
+                                    weight.get(), bias_sizes, geometry, mask),
+              stack);
     return;
   }
   const TakenCall counted(AtenOperator::ConvolutionBackward, type_index(type),
@@ -289,34 +257,37 @@ void convolution_backward(StableIValue* stack, uint64_t /*arguments*/,
   const Tensor wide_gradient = to_float32(grad_output);
   const Tensor wide_images = to_float32(images);
   const Tensor wide_weight = to_float32(weight);
-  backward_shim(wide_gradient.get(), wide_images.get(), wide_weight.get(),
-                bias_sizes, geometry, mask, results);
+  hand_over(
+      call_pytorch_backward(wide_gradient.get(), wide_images.get(),
+                            wide_weight.get(), bias_sizes, geometry, mask),
+      stack);
   // oneDNN computes the gradients of weight and bias together.
-  for (size_t i = 0; i < results.size(); ++i) {
-    stack[i] = mask[i] != 0 ? from(rounded(results[i].as_tensor(), type))
-                            : undefined_tensor().hand_over();
+  for (size_t i = 0; i < mask.size(); ++i) {
+    const OwnedHandle made(stack[i]);
+    stack[i] =
+        mask[i] ? from(rounded(made.tensor(), type)) : undefined_tensor();
   }
 }
 
 }  // namespace
 
-}  // namespace pkg::cpu::accelerate
-
-// Whether this PyTorch tells what its kernels refuse.
-extern "C" PKG_EXPORT bool pkg_accelerate_knows_errors() {
-  return pkg::detail::last_error_function() != nullptr;
+std::span<const AtenKernel> convolution_kernels() {
+  const auto& pytorch = PytorchKernels::instance();
+  static const std::array kernels = {
+      AtenKernel{"convolution", &convolution, pytorch.convolution != nullptr,
+                 1},
+      AtenKernel{"convolution_backward", &convolution_backward,
+                 pytorch.convolution_backward != nullptr, 3},
+  };
+  return kernels;
 }
 
-// Once in the life of a process, with the dtypes of which oneDNN has no
-// convolution, and where PyTorch tells what its kernels refuse.
-extern "C" PKG_EXPORT void pkg_accelerate_register_convolutions(int float16,
-                                                                int bfloat16) {
-  using namespace pkg::cpu::accelerate;
-  takes_float16 = float16 != 0;
-  takes_bfloat16 = bfloat16 != 0;
-  auto* library = new torch::stable::detail::StableLibrary(
-      torch::stable::detail::StableLibrary::Kind::IMPL, "aten", "CPU", __FILE__,
-      __LINE__);
-  library->impl("convolution", &convolution);
-  library->impl("convolution_backward", &convolution_backward);
+}  // namespace pkg::cpu::accelerate
+
+// The dtypes of which oneDNN has no convolution; before the kernels are
+// registered.
+extern "C" PKG_EXPORT void pkg_accelerate_convolved_types(int float16,
+                                                          int bfloat16) {
+  pkg::cpu::accelerate::takes_float16 = float16 != 0;
+  pkg::cpu::accelerate::takes_bfloat16 = bfloat16 != 0;
 }

@@ -1,0 +1,148 @@
+// mm, bmm and _int_mm of PyTorch's own namespace on the CPU.
+//
+// The products with numbers among their arguments (addmm and its kin) cannot be
+// registered by the stable ABI; pkg/accelerate.py does it.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+#include "cpu/accelerate/addmm.h"
+#include "cpu/accelerate/aten.h"
+#include "cpu/accelerate/handles.h"
+#include "cpu/accelerate/pytorch_kernels.h"
+#include "cpu/accelerate/routes.h"
+#include "host/dispatch.h"
+
+namespace pkg::cpu::accelerate {
+
+namespace {
+
+using Original = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
+                                    AtenTensorHandle);
+
+void call_original(Original original, const OwnedHandle& out,
+                   const OwnedHandle& a, const OwnedHandle& b) {
+  if (original(out.get(), a.get(), b.get()) != TORCH_SUCCESS) {
+    throw std::runtime_error(pkg::detail::last_error_function()());
+  }
+}
+
+// What PyTorch's kernel writes its result to: of that size, or of one that it
+// never gets to, since it refuses operands of other dimensions.
+AtenTensorHandle empty_result(const OwnedHandle& a, const OwnedHandle& b,
+                              size_t dims) {
+  const auto a_sizes = sizes_of(a.get());
+  const auto b_sizes = sizes_of(b.get());
+  std::array<int64_t, 3> sizes{};
+  size_t count = 1;
+  if (a_sizes.size() == dims && b_sizes.size() == dims) {
+    std::copy_n(a_sizes.begin(), dims - 1, sizes.begin());
+    sizes[dims - 1] = b_sizes[dims - 1];
+    count = dims;
+  }
+  std::array<int64_t, 3> strides{};
+  int64_t stride = 1;
+  for (size_t d = count; d-- > 0;) {
+    strides[d] = stride;
+    stride *= sizes[d] > 0 ? sizes[d] : 1;
+  }
+  int32_t dtype = -1;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(a.get(), &dtype));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(count), sizes.data(), strides.data(), dtype,
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return handle;
+}
+
+bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
+          AddmmOutput& output) {
+  const TensorView a_view(a.get());
+  const TensorView b_view(b.get());
+  return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None},
+               output) == Answer::Taken;
+}
+
+bool take_into(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
+               const OwnedHandle& out) {
+  const TensorView view(out.get());
+  AddmmOutput output;
+  output.view = &view;
+  TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(out.get(), &output.data));
+  return take(op, a, b, output);
+}
+
+// A product as the dispatcher calls it, and its form with `out`. `original`
+// returns, or writes, what PyTorch's kernel makes of the operands.
+template <AtenOperator op, auto original>
+void product(StableIValue* stack, uint64_t /*arguments*/,
+             uint64_t /*results*/) {
+  const OwnedHandle a(stack[0]);
+  const OwnedHandle b(stack[1]);
+  AddmmOutput output;
+  stack[0] = is_on() && take(op, a, b, output)
+                 ? torch::stable::detail::from(*output.made)
+                 : original(a, b);
+}
+
+template <AtenOperator op, auto original>
+void product_out(StableIValue* stack, uint64_t /*arguments*/,
+                 uint64_t /*results*/) {
+  const OwnedHandle a(stack[0]);
+  const OwnedHandle b(stack[1]);
+  OwnedHandle out(stack[2]);
+  if (!is_on() || !take_into(op, a, b, out)) {
+    original(out, a, b);
+  }
+  stack[0] = out.hand_over();
+}
+
+template <size_t dims, Original original>
+StableIValue by_shim(const OwnedHandle& a, const OwnedHandle& b) {
+  OwnedHandle result(empty_result(a, b, dims));
+  call_original(original, result, a, b);
+  return result.hand_over();
+}
+
+template <Original original>
+void by_shim_into(const OwnedHandle& out, const OwnedHandle& a,
+                  const OwnedHandle& b) {
+  call_original(original, out, a, b);
+}
+
+StableIValue int_mm(const OwnedHandle& a, const OwnedHandle& b) {
+  return PytorchKernels::instance().int_mm(a.get(), b.get()).hand_over();
+}
+
+void int_mm_into(const OwnedHandle& out, const OwnedHandle& a,
+                 const OwnedHandle& b) {
+  PytorchKernels::instance().int_mm_out(out.get(), a.get(), b.get());
+}
+
+}  // namespace
+
+std::span<const AtenKernel> product_kernels() {
+  using enum AtenOperator;
+  const auto& pytorch = PytorchKernels::instance();
+  static const std::array kernels = {
+      AtenKernel{"mm", &product<Mm, &by_shim<2, &aoti_torch_cpu_mm_out>>, true,
+                 1},
+      AtenKernel{"mm.out",
+                 &product_out<Mm, &by_shim_into<&aoti_torch_cpu_mm_out>>, true,
+                 1},
+      AtenKernel{"bmm", &product<Bmm, &by_shim<3, &aoti_torch_cpu_bmm_out>>,
+                 true, 1},
+      AtenKernel{"bmm.out",
+                 &product_out<Bmm, &by_shim_into<&aoti_torch_cpu_bmm_out>>,
+                 true, 1},
+      AtenKernel{"_int_mm", &product<IntMm, &int_mm>, pytorch.int_mm != nullptr,
+                 1},
+      AtenKernel{"_int_mm.out", &product_out<IntMm, &int_mm_into>,
+                 pytorch.int_mm_out != nullptr, 1},
+  };
+  return kernels;
+}
+
+}  // namespace pkg::cpu::accelerate
