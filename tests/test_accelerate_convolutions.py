@@ -216,7 +216,9 @@ def test_errors_are_pytorch_s(dtype: torch.dtype) -> None:
                 try:
                     forward(*call)
                 except (RuntimeError, NotImplementedError) as error:
-                    said[-1].append(type(error).__name__ + str(error).partition("\nException raised")[0])
+                    said[-1].append(
+                        type(error).__name__ + str(error).partition("\nException raised")[0]
+                    )
                 else:
                     said[-1].append("nothing")
     assert said[0] == said[1]

@@ -60,9 +60,8 @@ def calls() -> dict[str, Call]:
     image, weight = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
     half_image, half_weight = image.half(), weight.half()
     gradient = torch.randn(1, 2, 3, 3)
-    unfolded = aten._slow_conv2d_forward.default
-    unfolded_backward = aten._slow_conv2d_backward.output_mask
-    places = ([3, 3], [1, 1], [0, 0])
+    convolution_backward = aten.convolution_backward.default
+    places = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     tokens = torch.randn(1, 8, 64)
     parameters = [torch.randn(shape) for shape in ((192, 64), (192,), (64, 64), (64,))]
     several = torch._native_multi_head_attention
@@ -80,12 +79,10 @@ def calls() -> dict[str, Call]:
         "_int_mm.out": lambda: torch._int_mm(long, small, out=sums),
         "attention": lambda: flash(*sides, 0.0, False),
         "attention_backward": lambda: flash_backward(sides[0], *sides, *forward, 0.0, False),
-        "_slow_conv2d_forward": lambda: unfolded(image, weight, [3, 3], None, [1, 1], [0, 0]),
-        "_slow_conv2d_forward, float16": lambda: unfolded(
-            half_image, half_weight, [3, 3], None, [1, 1], [0, 0]
-        ),
-        "_slow_conv2d_backward": lambda: unfolded_backward(
-            gradient, image, weight, *places, [True, True, False]
+        "convolution": lambda: torch.conv2d(image, weight),
+        "convolution, float16": lambda: torch.conv2d(half_image, half_weight),
+        "convolution_backward": lambda: convolution_backward(
+            gradient, image, weight, [2], *places, [True, True, False]
         ),
         "_native_multi_head_attention": lambda: several(
             *(tokens, tokens, tokens, 64, 4, *parameters, None, False, True, None)
