@@ -23,6 +23,48 @@ namespace pkg::cuda {
 template <class Element, int kWidth>
 using GradQueryGrid = AttentionGrid<Accumulator<Element>, kWidth>;
 
+// Four rows by four columns of a thread's gradients of scores, to where the
+// product with the keys finds them: the first kAttentionTile columns in shared
+// memory, [column][row], what is behind them in `others`.
+template <class Others, class Weights, class Number>
+__device__ __forceinline__ void put_grad_scores(
+    int i, int j, const Number (&four)[kFragment][kFragment], Weights& weights,
+    Others& others) {
+  using Thread = typename Others::Thread;
+  const Thread thread;
+  PKG_UNROLL
+  for (int c = 0; c < kFragment; ++c) {
+    PKG_UNROLL
+    for (int r = 0; r < kFragment; ++r) {
+      if (j < Thread::own_columns(kAttentionTile)) {
+        weights[thread.column(j + c)][thread.row(i + r)] = four[r][c];
+      } else {
+        others.values[i + r][j + c] = four[r][c];
+      }
+    }
+  }
+}
+
+// Adds the gradients of scores times the keys from column_begin on, those that
+// put_grad_scores() has put in shared memory first.
+template <class Element, class Sum, class Others, class Weights, class Panels>
+__device__ __forceinline__ void add_grad_query(
+    Sum& sum, const AttentionProblem<Element>& problem, int64_t batch,
+    int64_t column_begin, int64_t head_begin, const Others& others,
+    Weights& weights, Panels& panels) {
+  const AttentionExtent keys = problem.extent(batch);
+  const auto key = problem.key.by_column(
+      problem.batch, batch, keys.first_column, keys.columns, problem.head_size);
+  PKG_UNROLL
+  for (int part = 0; part < Others::kTileColumns; part += kAttentionTile) {
+    if (part > 0) {
+      store_transposed<kAttentionTile>(others, part, weights);
+    }
+    multiply_shared<kAttentionDepth<Element>, kAttentionTile>(
+        sum, weights, key, head_begin, column_begin + part, panels);
+  }
+}
+
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(
     GradQueryGrid<Element, kWidth>::Thread::kThreads)
@@ -59,40 +101,15 @@ __global__ void __launch_bounds__(
       const int64_t column_end = problem.column_end(extent, row_begin + kTile);
       for (int64_t column_begin = problem.first_column(extent, row_begin);
            column_begin < column_end; column_begin += kColumns) {
-        using Thread = typename Scores::Thread;
-        constexpr int kFirst = Thread::own_columns(kTile);
-        Tile<Number, kTile, kColumns, Thread> others(0);
+        Tile<Number, kTile, kColumns, typename Scores::Thread> others(0);
         take_grad_scores<false, Scores>(
             call.backward, batch, row_begin, column_begin, a_panels, b_panels,
             weights,
             [&](int i, int j, const Number(&four)[kFragment][kFragment]) {
-              const Thread thread;
-              PKG_UNROLL
-              for (int c = 0; c < kFragment; ++c) {
-                PKG_UNROLL
-                for (int r = 0; r < kFragment; ++r) {
-                  if (j < kFirst) {
-                    weights[thread.column(j + c)][thread.row(i + r)] =
-                        four[r][c];
-                  } else {
-                    others.values[i + r][j + c] = four[r][c];
-                  }
-                }
-              }
+              put_grad_scores(i, j, four, weights, others);
             });
-        const int64_t of_keys = computed_here(batch);
-        const AttentionExtent keys = problem.extent(of_keys);
-        const auto key =
-            problem.key.by_column(problem.batch, of_keys, keys.first_column,
-                                  keys.columns, problem.head_size);
-        PKG_UNROLL
-        for (int part = 0; part < kColumns; part += kTile) {
-          if (part > 0) {
-            store_transposed<kTile>(others, part, weights);
-          }
-          multiply_shared<kDepth, kTile>(sum, weights, key, head_begin,
-                                         column_begin + part, b_panels);
-        }
+        add_grad_query(sum, problem, computed_here(batch), column_begin,
+                       head_begin, others, weights, b_panels);
       }
     }
     sum.scale(static_cast<Number>(problem.scale));

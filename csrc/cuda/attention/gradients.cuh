@@ -203,6 +203,54 @@ class AttentionGradients {
   const Number* delta_;
 };
 
+// Four rows by four columns of the gradients of a thread's weights, from its
+// i-th row and j-th column on: of the first kAttentionTile columns from shared
+// memory, see take_grad_scores().
+template <class Scores, class Parked, class Number>
+__device__ __forceinline__ void load_grad_weights(
+    int i, int j, const Parked& parked, const Scores& grad_weights,
+    Number (&four)[kFragment][kFragment]) {
+  using Thread = typename Scores::Thread;
+  const Thread thread;
+  PKG_UNROLL
+  for (int c = 0; c < kFragment; ++c) {
+    PKG_UNROLL
+    for (int r = 0; r < kFragment; ++r) {
+      four[r][c] = j < Thread::own_columns(kAttentionTile)
+                       ? parked[thread.column(j + c)][thread.row(i + r)]
+                       : grad_weights.values[i + r][j + c];
+    }
+  }
+}
+
+// What take_grad_scores() does to four rows by four columns of gradients.
+template <bool kOfMask, class Element, class Scores, class Number>
+__device__ __forceinline__ void grad_weights_to_scores(
+    const AttentionGradients<Element>& attention, const Scores& scores,
+    bool are_products, int64_t row_begin, int64_t column_begin, int i, int j,
+    Number (&gradients)[kFragment][kFragment]) {
+  const typename Scores::Thread thread;
+  PKG_UNROLL
+  for (int r = 0; r < kFragment; ++r) {
+    const int64_t row = row_begin + thread.row(i + r);
+    const int64_t column = column_begin + thread.column(j);
+    Number factors[kFragment];
+    attention.dropout_factors(row, column, factors);
+    PKG_UNROLL
+    for (int c = 0; c < kFragment; ++c) {
+      const Number product = scores.values[i + r][j + c];
+      const Number weight = are_products
+                                ? attention.weight_of_product(row, product)
+                                : attention.weight(row, column + c, product);
+      Number& gradient = gradients[r][c];
+      gradient = attention.grad_score(row, weight, factors[c] * gradient);
+      if constexpr (!kOfMask) {
+        gradient *= attention.cap_slope(product);
+      }
+    }
+  }
+}
+
 // The gradients of the scores of the queries from row_begin on against the keys
 // from column_begin on; where scores are capped, of those before their cap,
 // unless it is the mask's gradient (kOfMask), whose matrices are of one length.
@@ -220,9 +268,7 @@ __device__ __forceinline__ void take_grad_scores(
     int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels,
     Parked&& parked, Take&& take) {
   using Number = Accumulator<Element>;
-  using Thread = typename Scores::Thread;
   constexpr int kDepth = kAttentionDepth<Element>;
-  constexpr int kParked = Thread::own_columns(kAttentionTile);
   const AttentionProblem<Element>& problem = call.problem;
   const auto extent_of = [&](int64_t index) {
     return kOfMask ? problem.extent_of_one_length(index)
@@ -259,36 +305,10 @@ __device__ __forceinline__ void take_grad_scores(
   for (int i = 0; i < Scores::kThreadRows; i += kFragment) {
     PKG_UNROLL
     for (int j = 0; j < Scores::kThreadColumns; j += kFragment) {
-      const Thread thread;
       Number gradients[kFragment][kFragment];
-      PKG_UNROLL
-      for (int c = 0; c < kFragment; ++c) {
-        PKG_UNROLL
-        for (int r = 0; r < kFragment; ++r) {
-          gradients[r][c] =
-              j < kParked ? parked[thread.column(j + c)][thread.row(i + r)]
-                          : grad_weights.values[i + r][j + c];
-        }
-      }
-      PKG_UNROLL
-      for (int r = 0; r < kFragment; ++r) {
-        const int64_t row = row_begin + thread.row(i + r);
-        const int64_t column = column_begin + thread.column(j);
-        Number factors[kFragment];
-        attention.dropout_factors(row, column, factors);
-        PKG_UNROLL
-        for (int c = 0; c < kFragment; ++c) {
-          const Number product = scores.values[i + r][j + c];
-          const Number weight =
-              are_products ? attention.weight_of_product(row, product)
-                           : attention.weight(row, column + c, product);
-          Number& gradient = gradients[r][c];
-          gradient = attention.grad_score(row, weight, factors[c] * gradient);
-          if constexpr (!kOfMask) {
-            gradient *= attention.cap_slope(product);
-          }
-        }
-      }
+      load_grad_weights(i, j, parked, grad_weights, gradients);
+      grad_weights_to_scores<kOfMask>(attention, scores, are_products,
+                                      row_begin, column_begin, i, j, gradients);
       take(i, j, gradients);
     }
   }

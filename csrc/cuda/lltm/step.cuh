@@ -150,6 +150,45 @@ __device__ __forceinline__ void store_row(const Number (&values)[kColumns],
   }
 }
 
+// A row of sums becomes its states: cells in place of the first gate's, h in
+// place of the second's, two at a time.
+template <class Element, class Sums>
+__device__ __forceinline__ void finish_states(const LltmStep<Element>& step,
+                                              const GatePiece& piece,
+                                              int64_t row, bool exists,
+                                              Sums (&sums)[kGates]) {
+  using Number = typename Sums::Value;
+  constexpr int kColumns = Sums::kThreadColumns;
+  constexpr int kAtOnce = 2;
+  const typename Sums::Thread thread;
+  PKG_UNROLL_BY(1)
+  for (int j = 0; j < kColumns; j += kAtOnce) {
+    LltmState<Number> states[kAtOnce] = {};
+    PKG_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t unit = piece.unit_begin + thread.column(j + k);
+      if (exists && unit < step.operands.units) {
+        states[k] = state_of(
+            step, row, unit,
+            {sums[0].values[0][k], sums[1].values[0][k], sums[2].values[0][k]});
+      }
+    }
+    PKG_UNROLL
+    for (int gate = 0; gate < kGates; ++gate) {
+      auto& values = sums[gate].values[0];
+      PKG_UNROLL
+      for (int k = kAtOnce; k < kColumns; ++k) {
+        values[k - kAtOnce] = values[k];
+      }
+    }
+    PKG_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      sums[0].values[0][kColumns - kAtOnce + k] = states[k].cell;
+      sums[1].values[0][kColumns - kAtOnce + k] = states[k].h;
+    }
+  }
+}
+
 // The states of a tile, row by row, two at a time: one copy of the activations
 // serves all of a thread. Registers have no index, so the sums move up, and
 // cells and states take the place of two gates' until the row is stored: of
@@ -159,10 +198,8 @@ template <class Element, class Sums>
 __device__ __forceinline__ void finish_tile(const LltmStep<Element>& step,
                                             const GatePiece& piece,
                                             Sums (&sums)[kGates]) {
-  using Number = typename Sums::Value;
   using Thread = typename Sums::Thread;
   constexpr int kColumns = Sums::kThreadColumns;
-  constexpr int kAtOnce = 2;
   const Thread thread;
   const int64_t units = step.operands.units;
   PKG_UNROLL_BY(1)
@@ -184,32 +221,7 @@ __device__ __forceinline__ void finish_tile(const LltmStep<Element>& step,
                           piece.unit_begin, units);
       }
     }
-    PKG_UNROLL_BY(1)
-    for (int j = 0; j < kColumns; j += kAtOnce) {
-      LltmState<Number> states[kAtOnce] = {};
-      PKG_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int64_t unit = piece.unit_begin + thread.column(j + k);
-        if (exists && unit < units) {
-          states[k] = state_of(step, row, unit,
-                               {sums[0].values[0][k], sums[1].values[0][k],
-                                sums[2].values[0][k]});
-        }
-      }
-      PKG_UNROLL
-      for (int gate = 0; gate < kGates; ++gate) {
-        auto& values = sums[gate].values[0];
-        PKG_UNROLL
-        for (int k = kAtOnce; k < kColumns; ++k) {
-          values[k - kAtOnce] = values[k];
-        }
-      }
-      PKG_UNROLL
-      for (int k = 0; k < kAtOnce; ++k) {
-        sums[0].values[0][kColumns - kAtOnce + k] = states[k].cell;
-        sums[1].values[0][kColumns - kAtOnce + k] = states[k].h;
-      }
-    }
+    finish_states(step, piece, row, exists, sums);
     if (exists) {
       store_row<Thread>(sums[0].values[0], step.new_cell + row * units,
                         piece.unit_begin, units);
