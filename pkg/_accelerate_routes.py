@@ -186,16 +186,15 @@ def _register_compiled(name: str) -> bool:
 
 def _define_for_cpp(name: str) -> bool:
     """Defines the operator by which a kernel in C++ asks one in Python, if it does."""
-    for operators in (_accelerate_multihead.FOR_CPP,):
-        if name in operators:
-            schema, function = operators[name]
-            library = torch.library.Library("pkg_accelerate", "FRAGMENT")
-            try:
-                library.define(schema)
-            except RuntimeError:  # a second copy of this package has it
-                return False
-            library.impl(schema.partition("(")[0], function, "CPU")
-            _libraries.append(library)
+    if name in _accelerate_multihead.FOR_CPP:
+        schema, function = _accelerate_multihead.FOR_CPP[name]
+        library = torch.library.Library("pkg_accelerate", "FRAGMENT")
+        try:
+            library.define(schema)
+        except RuntimeError:  # a second copy of this package has it
+            return False
+        library.impl(schema.partition("(")[0], function, "CPU")
+        _libraries.append(library)
     return True
 
 
