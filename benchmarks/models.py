@@ -262,7 +262,7 @@ def _transformers() -> Iterator[Recipe]:
             yield Recipe(name, make, partial(text, 1), dtype, "forward")
         yield Recipe(name, make, partial(text, 1), torch.bfloat16, AUTOCAST)
     for name, make in (("ResNet-18", resnet), ("MobileNetV2", mobilenet)):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield Recipe(name, make, partial(torch.randn, 1, 3, 224, 224), dtype, "forward")
     spectrogram = partial(torch.randn, 1, 80, 3000)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -270,7 +270,7 @@ def _transformers() -> Iterator[Recipe]:
 
 
 def resnet() -> nn.Module:
-    """Convolutions are left to PyTorch: this must not get slower."""
+    """In float32 convolutions are left to PyTorch, and this must not get slower."""
     library = importlib.import_module("transformers")
     sizes = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
     configuration = library.ResNetConfig(**sizes, layer_type="basic")
@@ -295,12 +295,12 @@ def whisper() -> nn.Module:
 
 
 def _torchvision() -> Iterator[Recipe]:
-    """Convolutions are left to PyTorch: these must not get slower."""
+    """In float32 convolutions are left to PyTorch, and these must not get slower."""
     library = _library("torchvision", "torchvision.models")
     if library is None:
         return
     for name in ("resnet18", "mobilenet_v3_small"):
         images = partial(torch.randn, 1, 3, 224, 224)
         make = partial(getattr(library, name), weights=None)
-        yield Recipe(name, make, images, torch.float32, "forward")
-        yield Recipe(name, make, images, torch.bfloat16, "forward")
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            yield Recipe(name, make, images, dtype, "forward")
