@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import _loader
+from ._accelerate_routes import CPU_KEYS, attention_gain, original
 
 OPERATOR = "_native_multi_head_attention"
 
@@ -30,19 +31,13 @@ LEAST_TOKENS = 128
 # half precision that one takes 1.25 times as long as the unfused one that is replaced here.
 _LEAST_RATIO = {torch.float16: 1.3, torch.bfloat16: 1.3}
 
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-# In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp.
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_libraries: list[torch.library.Library] = []
 
 _Kernel = Callable[..., Any]
 
 
-def kernels(original: Callable[[str], _Kernel | None]) -> Iterator[tuple[str, _Kernel]]:
-    """By operator a kernel that goes by this package's attention, or else calls PyTorch's.
-
-    Args:
-        original: PyTorch's CPU kernel by an operator's name, which takes a key set first.
-    """
+def kernels() -> Iterator[tuple[str, _Kernel]]:
+    """By operator a kernel that goes by this package's attention, or else calls PyTorch's."""
     theirs = original(OPERATOR)
     if theirs is None:
         return
@@ -72,7 +67,7 @@ def kernels(original: Callable[[str], _Kernel | None]) -> Iterator[tuple[str, _K
         ):
             return result, None
         return theirs(  # type: ignore[no-any-return]
-            *(_KEYS, query, key, value, embed_dim, num_head, *parameters),
+            *(CPU_KEYS, query, key, value, embed_dim, num_head, *parameters),
             *(mask, need_weights, average_attn_weights, mask_type),
         )
 
@@ -93,15 +88,8 @@ def _self_attention(
     return None
 
 
-def _gain(dtype: torch.dtype, tokens: int) -> float:
-    """PyTorch's time divided by ours of attention without a mask; 0 where it is left to PyTorch."""
-    gain = _loader.cpu_library.pkg_accelerate_attention_gain
-    gain.restype = ctypes.c_float
-    return float(gain(_DTYPES.index(dtype), ctypes.c_int64(tokens), ctypes.c_int64(tokens)))
-
-
 def _is_faster(dtype: torch.dtype, tokens: int) -> bool:
-    gain = _gain(dtype, tokens)
+    gain = attention_gain(dtype, tokens, tokens)
     return gain > 0 and gain >= _LEAST_RATIO.get(dtype, 0)
 
 
@@ -109,7 +97,7 @@ def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...])
     """Whether PyTorch's kernel would take it: what is wrong is for that one to say."""
     shapes = ((3 * width, width), (3 * width,), (width, width), (width,))
     return (
-        query.dtype in _DTYPES
+        query.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
         and query.layout is torch.strided
         and query.size(0) > 0
         and query.size(2) == width > 0
@@ -133,11 +121,17 @@ def _attend(query: Tensor, heads: int, parameters: tuple[Tensor, ...]) -> Tensor
     return torch.nn.functional.linear(joined, proj_weight, proj_bias)
 
 
-FOR_CPP: dict[str, tuple[str, _Kernel]] = {
-    OPERATOR: (
-        f"{OPERATOR}(Tensor query, int embed_dim, int num_head, Tensor qkv_weight, "
-        "Tensor qkv_bias, Tensor proj_weight, Tensor proj_bias) -> Tensor?",
-        _self_attention,
-    )
-}
-"""By operator what its kernel in C++ asks."""
+def define_for_cpp() -> bool:
+    """Defines the operator by which the kernel in C++ asks; False where another copy has."""
+    _loader.cpu_library.pkg_accelerate_least_tokens(ctypes.c_int64(LEAST_TOKENS))
+    library = torch.library.Library("pkg_accelerate", "FRAGMENT")
+    try:
+        library.define(
+            f"{OPERATOR}(Tensor query, int embed_dim, int num_head, Tensor qkv_weight, "
+            "Tensor qkv_bias, Tensor proj_weight, Tensor proj_bias) -> Tensor?"
+        )
+    except RuntimeError:
+        return False
+    library.impl(OPERATOR, _self_attention, "CPU")
+    _libraries.append(library)
+    return True

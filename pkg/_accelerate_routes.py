@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pkg import _C
 
-from . import _accelerate_convolutions, _accelerate_multihead, _loader
+from . import _accelerate_convolutions, _loader
 from ._accelerate_counts import Counts
 
 OPERATORS = (
@@ -80,6 +80,13 @@ def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
     """Counts a call that ran in an operator of this package, for which PyTorch has no kernel."""
     place = OPERATORS.index(operator), _place_of(dtype)
     _loader.cpu_library.pkg_accelerate_count_taken(*place, ctypes.c_int64(nanoseconds))
+
+
+def attention_gain(dtype: torch.dtype, queries: int, keys: int) -> float:
+    """PyTorch's time divided by ours of attention without a mask; 0 where it is left to PyTorch."""
+    gain = _loader.cpu_library.pkg_accelerate_attention_gain
+    gain.restype = ctypes.c_float
+    return float(gain(_place_of(dtype), ctypes.c_int64(queries), ctypes.c_int64(keys)))
 
 
 def _place_of(dtype: torch.dtype) -> int:
@@ -161,8 +168,6 @@ def _register_all(
 ) -> None:
     # In C++ what our kernels leave alone goes to PyTorch's own, past another package's.
     _C._let_products_call_shim(not others)
-    compiled = _loader.cpu_library
-    compiled.pkg_accelerate_least_tokens(ctypes.c_int64(_accelerate_multihead.LEAST_TOKENS))
     for name, kernel in kernels.items():
         if name in others or not _register_compiled(name):
             library.impl(name, kernel, "CPU", allow_override=True)
@@ -175,27 +180,17 @@ def _register_all(
 
 def _register_compiled(name: str) -> bool:
     """False where Python has to register the operator, as all of them before PyTorch 2.13."""
+    from . import _accelerate_multihead
+
     schema = _schema(name)
     is_known = all(str(each.type) == "Tensor" for each in schema.returns)
-    if not calls_pytorch_in_cpp or not is_known or not _define_for_cpp(name):
+    if not calls_pytorch_in_cpp or not is_known:
+        return False
+    if name == _accelerate_multihead.OPERATOR and not _accelerate_multihead.define_for_cpp():
         return False
     register = _loader.cpu_library.pkg_accelerate_register
     register.restype = ctypes.c_bool
     return bool(register(name.encode(), len(schema.returns)))
-
-
-def _define_for_cpp(name: str) -> bool:
-    """Defines the operator by which a kernel in C++ asks one in Python, if it does."""
-    if name in _accelerate_multihead.FOR_CPP:
-        schema, function = _accelerate_multihead.FOR_CPP[name]
-        library = torch.library.Library("pkg_accelerate", "FRAGMENT")
-        try:
-            library.define(schema)
-        except RuntimeError:  # a second copy of this package has it
-            return False
-        library.impl(schema.partition("(")[0], function, "CPU")
-        _libraries.append(library)
-    return True
 
 
 def _schema(name: str) -> torch.FunctionSchema:
@@ -227,10 +222,10 @@ def _kernels() -> Iterator[tuple[str, _Kernel]]:
             else:
                 make = _attention_kernel if name == _ATTENTION else _backward_kernel
                 yield overload, make(theirs)
-    from . import _accelerate_varlen
+    from . import _accelerate_multihead, _accelerate_varlen
 
     yield from _accelerate_varlen.kernels()
-    yield from _accelerate_multihead.kernels(original)
+    yield from _accelerate_multihead.kernels()
 
 
 def _attention_kernel(theirs: _Kernel) -> _Kernel:
@@ -289,6 +284,8 @@ def _backward_kernel(theirs: _Kernel) -> _Kernel:
 
 def _others() -> dict[str, str]:
     """Operators of which another package has registered a CPU kernel, and where."""
+    from . import _accelerate_multihead
+
     found = {}
     ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
     for name in (*ours, _accelerate_multihead.OPERATOR):

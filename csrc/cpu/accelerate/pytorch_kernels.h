@@ -2,7 +2,7 @@
 // at::compositeexplicitautograd, which libtorch_cpu exports and no interface
 // promises. They are found by their mangled names when they are needed, and
 // null where this PyTorch lacks them; the kernel is then called by way of
-// Python (pkg/_accelerate_routes.py).
+// Python, and convolutions stay PyTorch's (pkg/_accelerate_routes.py).
 //
 // The C shim has some of them. It allocates more, and keeps the words of an
 // error but not its class.
