@@ -10,7 +10,6 @@
 
 #include "accelerate.h"
 #include "host/dispatch.h"
-#include "host/symbol_lookup.h"
 #include "python/interpreter_lock.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
@@ -158,16 +157,6 @@ bool may_call_shim = false;
 using Shim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                 AtenTensorHandle, AtenTensorHandle, double,
                                 double);
-using ActivationShim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
-                                          AtenTensorHandle, double, double,
-                                          int32_t, AtenTensorHandle*);
-
-// Of PyTorch's shim; null where this one lacks it.
-ActivationShim activation_shim() {
-  static const auto function =
-      find_torch_symbol<ActivationShim>("aoti_torch_cpu__addmm_activation");
-  return function;
-}
 
 // The implementations of a call's tensors, and handles on them.
 class BorrowedHandles {
@@ -197,10 +186,10 @@ class BorrowedHandles {
 bool call_activation_shim(BorrowedHandles& handles, const AddmmCall& call,
                           AddmmOutput& output) {
   AtenTensorHandle made = nullptr;
-  if (activation_shim() == nullptr || output.view != nullptr ||
-      activation_shim()(handles.input(), handles.a(), handles.b(), call.beta,
-                        call.alpha, call.activation == Activation::Gelu,
-                        &made) != TORCH_SUCCESS) {
+  if (output.view != nullptr ||
+      aoti_torch_cpu__addmm_activation(
+          handles.input(), handles.a(), handles.b(), call.beta, call.alpha,
+          call.activation == Activation::Gelu, &made) != TORCH_SUCCESS) {
     return false;
   }
   output.made = Tensor(made);

@@ -63,10 +63,6 @@ bool plan_input(const TensorView& input, std::span<const int64_t> result,
   return true;
 }
 
-bool is_plain(const TensorView& tensor) {
-  return tensor.is_defined && tensor.is_strided && tensor.has_memory();
-}
-
 // False for what PyTorch's own kernel refuses, or ours does not take. Every
 // question is asked of the operands once, the quick ones first.
 bool plan_operands(const AddmmCall& call, AddmmPlan& plan) {

@@ -129,8 +129,7 @@ bool is_worth_it(const TensorView& images, const TensorView& weight,
 // Plain tensors with memory, of one dtype.
 bool are_alike(std::span<const TensorView> tensors) {
   for (const TensorView& each : tensors) {
-    if (!each.is_defined || !each.is_strided || !each.has_memory() ||
-        each.dtype != tensors[0].dtype ||
+    if (!is_plain(each) || each.dtype != tensors[0].dtype ||
         each.device.type != aoti_torch_device_type_cpu()) {
       return false;
     }

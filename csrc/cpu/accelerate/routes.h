@@ -104,6 +104,11 @@ inline bool is_on() {
   return state().is_on.load(std::memory_order_relaxed) != 0;
 }
 
+// What a kernel can read.
+inline bool is_plain(const TensorView& tensor) {
+  return tensor.is_defined && tensor.is_strided && tensor.has_memory();
+}
+
 // The place of a dtype in the tables, or -1.
 int type_index(ScalarType type);
 

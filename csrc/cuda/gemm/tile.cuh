@@ -220,24 +220,8 @@ struct TransposedTile {
   __device__ __forceinline__ void scale(Value factor) { tile.scale(factor); }
 };
 
-// The tile as a panel for a further product: element (row, column) goes to
-// panel[column][row].
-template <class Number, int kRows, int kColumns, class Thread, class Panel>
-__device__ __forceinline__ void store_transposed(
-    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
-  using TileType = Tile<Number, kRows, kColumns, Thread>;
-  const Thread thread;
-  PKG_UNROLL
-  for (int j = 0; j < TileType::kThreadColumns; ++j) {
-    PKG_UNROLL
-    for (int i = 0; i < TileType::kThreadRows; ++i) {
-      panel[thread.column(j)][thread.row(i)] = tile.values[i][j];
-    }
-  }
-}
-
-// The same of kPart columns from `first` on, which go to rows from 0 on. Of a
-// tile whose threads have whole fragments of them.
+// kPart columns of the tile, from `first` on, as a panel for a further product:
+// element (row, first + column) goes to panel[column][row].
 template <int kPart, class Number, int kRows, int kColumns, class Thread,
           class Panel>
 __device__ __forceinline__ void store_transposed(
@@ -245,7 +229,7 @@ __device__ __forceinline__ void store_transposed(
     Panel&& panel) {
   using TileType = Tile<Number, kRows, kColumns, Thread>;
   constexpr int kOwn = Thread::own_columns(kPart);
-  static_assert(kOwn % kFragment == 0);
+  static_assert(kOwn % kFragment == 0);  // threads have whole fragments
   const Thread thread;
   PKG_UNROLL
   for (int j = 0; j < kOwn; ++j) {
@@ -257,7 +241,14 @@ __device__ __forceinline__ void store_transposed(
   }
 }
 
-// The same as it is: element (row, column) goes to panel[row][column].
+// All of them.
+template <class Number, int kRows, int kColumns, class Thread, class Panel>
+__device__ __forceinline__ void store_transposed(
+    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
+  store_transposed<kColumns>(tile, 0, panel);
+}
+
+// The tile as it is: element (row, column) goes to panel[row][column].
 template <class Number, int kRows, int kColumns, class Thread, class Panel>
 __device__ __forceinline__ void store_rows(
     const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
