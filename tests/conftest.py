@@ -39,18 +39,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "tracing: traces or transforms; alike at every CPU level")
 
 
+def kind_of(item: pytest.Item) -> tuple[object, ...]:
+    """What it has in common with the tests of which one stands for the others."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    kinds = (parameters.get("check"), parameters.get("device"))
+    dtypes = (value for value in parameters.values() if isinstance(value, torch.dtype))
+    return (item.nodeid.partition("[")[0], *kinds, *dtypes)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one of every PKG_TEST_EVERY parameters of a test; each dtype, each check and device."""
+    """Keep one of every PKG_TEST_EVERY parameters of a test; each dtype, each check and device.
+
+    The first is that of the number PKG_TEST_FIRST: runs with 0, 1 and so on have had all of them.
+    """
     every = int(os.environ.get("PKG_TEST_EVERY", "1"))
-    seen: Counter[tuple[object, ...]] = Counter()
+    first = int(os.environ.get("PKG_TEST_FIRST", "0"))
+    kinds = [kind_of(item) for item in items]
+    counts, seen = Counter(kinds), Counter[object]()
     kept, left_out = [], []
-    for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        kinds = (parameters.get("check"), parameters.get("device"))
-        dtypes = (value for value in parameters.values() if isinstance(value, torch.dtype))
-        key = (item.nodeid.partition("[")[0], *kinds, *dtypes)
-        (left_out if seen[key] % every else kept).append(item)
-        seen[key] += 1
+    for item, kind in zip(items, kinds, strict=True):
+        is_kept = seen[kind] % every == first % min(every, counts[kind])
+        (kept if is_kept else left_out).append(item)
+        seen[kind] += 1
     items[:] = kept
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -24,8 +24,11 @@ EVERY = int(os.environ.get("PKG_TEST_EVERY", "1"))
 
 By `make test`, for a first answer in minutes; and for what another run has proved of all: the
 lesser CPU libraries, which are made of the same sources (`.ci/run`), and emulated processors
-(tools/test_processors.py).
+(tools/test_processors.py). `.ci/run` takes one of two, with one commit these and with the next
+those, and .github/workflows/tests.yml all.
 """
+FIRST = int(os.environ.get("PKG_TEST_FIRST", "0"))
+"""The first that is taken, counted from 0; that is how the others get their turn."""
 
 OF_ALL = ("samples", "compile_dynamic", "export")
 """The checks that look at samples together, and so always at all of them."""
@@ -74,7 +77,9 @@ class OperatorTests:
         samples = arguments.pop("samples", None)
         if samples is None:
             # The first is one that every check takes, however few are left.
-            samples = sorted(self.samples(), key=lambda sample: sample.values_only)[::every]
+            samples = sorted(self.samples(), key=lambda sample: sample.values_only)
+            first, *others = samples
+            samples = [first, *others[(FIRST - 1) % every :: every]]
         return check_op(self.op, samples, **arguments)
 
     def test_check(self, device: torch.device, check: str) -> None:

@@ -30,14 +30,14 @@ def test_that_compiles():
 """
 
 
-def collected(folder: Path, every: str, *options: str) -> list[str]:
+def collected(folder: Path, every: str, *options: str, first: str = "0") -> list[str]:
     (folder / "test_of_parameters.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     conftest = Path(__file__).with_name("conftest.py")
     (folder / "conftest.py").write_text(conftest.read_text("utf-8"), "utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, folder],
-        env={**os.environ, "PKG_TEST_EVERY": every},
+        env={**os.environ, "PKG_TEST_EVERY": every, "PKG_TEST_FIRST": first},
         capture_output=True,
         text=True,
         check=False,
@@ -59,3 +59,13 @@ def test_one_of_four_keeps_each_dtype_and_each_check(tmp_path: Path) -> None:
         "test_check[values]",
         "test_check[layouts]",
     ]
+
+
+def test_what_is_left_out_has_its_turn(tmp_path: Path) -> None:
+    runs = [collected(tmp_path, "4", first=str(first)) for first in range(4)]
+    of_sizes = [[name for name in run if "sizes" in name] for run in runs]
+    assert sorted(name for run in of_sizes for name in run) == [
+        f"test_sizes[dtype{dtype}-{size}]" for dtype in range(2) for size in range(8)
+    ]
+    alone = ["test_check[values]", "test_check[layouts]", "test_that_compiles"]
+    assert all(run == [*sizes, *alone] for run, sizes in zip(runs, of_sizes, strict=True))
