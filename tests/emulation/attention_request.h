@@ -100,6 +100,13 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
   };
 }
 
+// Of a block of the device, to which launches are held from now on.
+inline int most_shared_bytes(const Request& request) {
+  const int64_t bytes = request.integer("most_shared_bytes");
+  set_most_shared_bytes(static_cast<size_t>(bytes));
+  return static_cast<int>(bytes);
+}
+
 // Calls function.operator()<Element>() for the type that the request names.
 template <class Function>
 void for_attention_type(const Request& request, Function&& function) {

@@ -53,8 +53,7 @@ auto launcher(const Request& request) {
 }
 
 cuda::AttentionDevice device_of(const Request& request) {
-  return {.most_shared_bytes =
-              static_cast<int>(request.integer("most_shared_bytes")),
+  return {.most_shared_bytes = most_shared_bytes(request),
           .multiprocessors = 2,
           .has_warpgroup_products = request.integer("warpgroups") != 0};
 }
