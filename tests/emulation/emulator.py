@@ -42,7 +42,7 @@ ASSERT_RANGES = ["-D_GLIBCXX_ASSERTIONS"]
 # The calls that these put before each access and each block of machine code go to the emulator,
 # which counts accesses (counters.cpp). -Og leaves packets whole. The types are those of the tests.
 COUNT_ACCESSES = ["-fsanitize=thread", "-fsanitize-coverage=trace-pc"]
-COUNTED_TYPES = ["-DPKG_EMULATED_TYPES=float,pkg::cuda::bfloat16,int8_t"]
+COUNTED_TYPES = ["-DPKG_EMULATED_TYPES=double,float,pkg::cuda::Tf32,pkg::cuda::bfloat16,int8_t"]
 # The checker itself is called for every access to shared memory, and is not what is checked: no
 # sanitizers, and optimised.
 PLAIN_FLAGS = ["-O2"]
