@@ -100,6 +100,17 @@ cuda::AttentionProblem<Element> attention_problem(const Request& request) {
   };
 }
 
+// What kernels may have of a block's shared memory, to which launches are held
+// from now on. Those by products of warpgroups, which only devices with 227 KiB
+// have, do not ask.
+inline int most_shared_bytes(const Request& request, bool has_warpgroups) {
+  constexpr int64_t kWithWarpgroups = 227 * 1024;
+  const int64_t bytes = request.integer("most_shared_bytes");
+  set_most_shared_bytes(
+      static_cast<size_t>(has_warpgroups ? kWithWarpgroups : bytes));
+  return static_cast<int>(bytes);
+}
+
 // Calls function.operator()<Element>() for the type that the request names.
 template <class Function>
 void for_attention_type(const Request& request, Function&& function) {

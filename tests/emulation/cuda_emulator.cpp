@@ -42,6 +42,7 @@ size_t dynamic_bytes = 0;
 size_t most_shared_bytes = 227 * 1024;  // of compute capability 9.0
 size_t launched_shared_bytes = 0;       // the most of the running launch
 bool bounds_are_stated = false;
+Schedule schedule = Schedule::by_chance;
 std::string pending_report;
 const std::function<void()>* running_kernel = nullptr;
 
@@ -80,10 +81,15 @@ void wait(State state, Site site) {
 
 namespace {
 
-std::vector<size_t> shuffled(size_t count) {
+// The numbers below that, in the order in which they have their turns.
+std::vector<size_t> scheduled(size_t count) {
   std::vector<size_t> indices(count);
   std::iota(indices.begin(), indices.end(), size_t{0});
-  std::shuffle(indices.begin(), indices.end(), order);
+  if (schedule == Schedule::by_chance) {
+    std::shuffle(indices.begin(), indices.end(), order);
+  } else if (schedule == Schedule::backwards) {
+    std::reverse(indices.begin(), indices.end());
+  }
   return indices;
 }
 
@@ -215,7 +221,7 @@ void begin_block(unsigned linear) {
     threads[i]->index = {place % size.x, place / size.x % size.y,
                          place / size.x / size.y};
   }
-  block->threads_in_order = shuffled(block->thread_count);
+  block->threads_in_order = scheduled(block->thread_count);
   block->warps.assign((block->thread_count + kWarpSize - 1) / kWarpSize,
                       Warp());
   block->now = 1;
@@ -627,6 +633,8 @@ void synchronize_warp(unsigned mask, Site site) {
 
 void set_order(uint64_t seed) { order.seed(seed); }
 
+void set_schedule(Schedule chosen) { schedule = chosen; }
+
 void set_most_shared_bytes(size_t bytes) { most_shared_bytes = bytes; }
 
 void check_launch_bounds(int64_t threads, int64_t) {
@@ -674,7 +682,27 @@ void check_for_deadlock(const std::vector<Block*>& places) {
   }
 }
 
-// By turns, in random order, as many at a time as there are places.
+// The place whose block has the next turn. Either way the lowest number is the
+// right one: forwards of the block that began first, backwards of the last.
+size_t next_place(const std::vector<Block*>& places) {
+  if (schedule == Schedule::by_chance) {
+    return order() % places.size();
+  }
+  const auto comes_before = [](const Block* one, const Block* other) {
+    if (one->is_stuck != other->is_stuck) {
+      return other->is_stuck;
+    }
+    if (one->is_running != other->is_running) {
+      return one->is_running == (schedule == Schedule::forwards);
+    }
+    return one->linear < other->linear;
+  };
+  return static_cast<size_t>(
+      std::min_element(places.begin(), places.end(), comes_before) -
+      places.begin());
+}
+
+// By turns, as many at a time as there are places.
 void run_blocks(const std::vector<size_t>& numbers) {
   auto next = numbers.begin();
   std::vector<Block*> places;
@@ -684,7 +712,7 @@ void run_blocks(const std::vector<size_t>& numbers) {
     places.push_back(&each);
   }
   while (!places.empty()) {
-    const size_t place = order() % places.size();
+    const size_t place = next_place(places);
     block = places[place];
     if (!block->is_running) {
       if (next == numbers.end()) {
@@ -718,7 +746,7 @@ void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
   begin_to_watch();
   forget_turns();
   try {
-    run_blocks(shuffled(static_cast<size_t>(grid.x) * grid.y * grid.z));
+    run_blocks(scheduled(static_cast<size_t>(grid.x) * grid.y * grid.z));
   } catch (...) {
     abandon_threads();
     throw;

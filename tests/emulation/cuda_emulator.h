@@ -198,8 +198,14 @@ void set_most_shared_bytes(size_t bytes);
 // other may change, and where stores are announced nobody may store again
 // (outputs.cpp).
 void watch_output(const char* name, const std::byte* bytes, size_t size);
-// Chooses the order of blocks and threads of the launches that follow.
+// Chooses the order of blocks and threads of the launches that follow: one by
+// chance, or one of the two that are furthest from each other. Forwards one
+// block after another runs until it ends or waits for others, the first one
+// first. Backwards as many as can begin do, the last one first, and who has
+// begun last runs.
 void set_order(uint64_t seed);
+enum class Schedule { by_chance, forwards, backwards };
+void set_schedule(Schedule schedule);
 
 void synchronize_block(Site site);
 // What a lane gives to, and takes from, an instruction of its whole warp.

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 from launch_bounds import CALL, state_bounds
@@ -41,7 +42,7 @@ ASSERT_RANGES = ["-D_GLIBCXX_ASSERTIONS"]
 # The calls that these put before each access and each block of machine code go to the emulator,
 # which counts accesses (counters.cpp). -Og leaves packets whole. The types are those of the tests.
 COUNT_ACCESSES = ["-fsanitize=thread", "-fsanitize-coverage=trace-pc"]
-COUNTED_TYPES = ["-DPKG_EMULATED_TYPES=float,pkg::cuda::bfloat16,int8_t"]
+COUNTED_TYPES = ["-DPKG_EMULATED_TYPES=double,float,pkg::cuda::Tf32,pkg::cuda::bfloat16,int8_t"]
 # The checker itself is called for every access to shared memory, and is not what is checked: no
 # sanitizers, and optimised.
 PLAIN_FLAGS = ["-O2"]
@@ -64,6 +65,7 @@ OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 
+Order = Literal["by_chance", "forwards", "backwards"]
 Argument = torch.Tensor | int | float | str | Sequence[int] | None
 
 
@@ -376,7 +378,12 @@ class Emulator:
         self.counting = counting
 
     def run(
-        self, kernel: str, outputs: Sequence[str], blocks: int = 3, **arguments: Argument
+        self,
+        kernel: str,
+        outputs: Sequence[str],
+        blocks: int = 3,
+        order: Order = "by_chance",
+        **arguments: Argument,
     ) -> None:
         """Run a kernel; the outputs named are tensors among the arguments, written in place.
 
@@ -384,6 +391,8 @@ class Emulator:
             kernel: which of the program's kernels.
             outputs: names of the arguments that come back.
             blocks: the most blocks of the grid; fewer than there is work by default.
+            order: of blocks and of the threads of a block; by chance it is another one for every
+                call, the same each time.
             arguments: what ``run_*.cpp`` asks for, by name; None is passed as nothing.
 
         Raises:
@@ -400,10 +409,9 @@ class Emulator:
             outputs.append("accesses")
         request = b"".join(argument_line(name, value) for name, value in given.items())
         request += b"".join(f"output {name}\n".encode() for name in outputs)
-        # Another order for every call, the same each time.
-        order = zlib.crc32(request)
+        seed = zlib.crc32(request)
         request += f"text kernel {kernel}\nintegers blocks 1 {blocks}\n".encode()
-        request += f"integers order 1 {order}\n".encode()
+        request += f"integers order 1 {seed}\ntext schedule {order}\n".encode()
         result = subprocess.run(
             [self.program],
             input=request,

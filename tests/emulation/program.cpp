@@ -6,11 +6,24 @@
 
 #include "cuda_emulator.h"
 
+namespace {
+
+using namespace pkg::emulation;
+
+Schedule schedule_of(const Request& request) {
+  const std::string& name = request.text("schedule");
+  return name == "forwards"    ? Schedule::forwards
+         : name == "backwards" ? Schedule::backwards
+                               : Schedule::by_chance;
+}
+
+}  // namespace
+
 int main() {
-  using namespace pkg::emulation;
   Request request = Request::read();
   const bool counts_accesses = request.buffer<AccessCounts>("accesses");
   set_order(static_cast<uint64_t>(request.integer("order")));
+  set_schedule(schedule_of(request));
   request.watch_outputs();
   if (counts_accesses) {
     request.count_accesses();

@@ -54,7 +54,7 @@ auto launcher(const Request& request) {
 
 cuda::AttentionDevice device_of(const Request& request) {
   return {.most_shared_bytes =
-              static_cast<int>(request.integer("most_shared_bytes")),
+              most_shared_bytes(request, request.integer("warpgroups") != 0),
           .multiprocessors = 2,
           .has_warpgroup_products = request.integer("warpgroups") != 0};
 }

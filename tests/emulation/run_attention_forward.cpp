@@ -17,7 +17,7 @@ void run_forward(const Request& request) {
   cuda::launch_attention_forward_kernel(
       call,
       {.most_shared_bytes =
-           static_cast<int>(request.integer("most_shared_bytes")),
+           most_shared_bytes(request, request.integer("warpgroups") != 0),
        .multiprocessors = 2,
        .has_warpgroup_products = request.integer("warpgroups") != 0},
       [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,

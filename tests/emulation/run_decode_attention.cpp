@@ -70,7 +70,7 @@ template <class Element>
 void run_parts(const Request& request) {
   const auto call = decode_call<Element>(request);
   cuda::with_decode_kernel(
-      call, static_cast<int>(request.integer("most_shared_bytes")),
+      call, most_shared_bytes(request, false),
       [&](auto kernel, int64_t pieces, int, cuda::LaunchShape shape) {
         launch_blocks(request, pieces, shape, kernel, call);
       });

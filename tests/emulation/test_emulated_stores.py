@@ -16,6 +16,7 @@ from emulator import EmulationError, Emulator
 from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
+from test_emulated_attention import emulated_backward, emulated_forward
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients_by_warpgroups
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
@@ -23,6 +24,7 @@ from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
 from test_emulated_attention_varlen_warpgroups import make as make_packed
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
 from test_emulated_decode_attention import check as check_decoding
+from test_emulated_decode_attention import emulated as emulated_decoding
 from test_emulated_decode_attention import make as make_decoding
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_linear import ACTIVATIONS, emulated_linear
@@ -197,6 +199,54 @@ def run_gradient_of_correlation(emulator: Emulator) -> None:
         emulated_gradient(emulator, gradient, other, of_input2, 1, 3, 1, 0, 1, 1)
 
 
+def run_tf32(emulator: Emulator) -> None:
+    """Products and linear layers, with and without vectors, whole and divided."""
+    for columns in (136, 131):
+        a, b = torch.randn(9, 40), torch.randn(40, columns)
+        for split_depth in (0, 32):
+            emulated_matmul(emulator, a, b, split_depth=split_depth, multiplied_as="tf32")
+        emulated_linear(emulator, a, b.mT, None, "gelu", True, multiplied_as="tf32")
+
+
+def run_float64_products(emulator: Emulator) -> None:
+    """As those in TF32; of int4; and steps, products and gradients of lltm."""
+    for columns in (72, 67):
+        a, b = torch.randn(9, 40).double(), torch.randn(40, columns).double()
+        for split_depth in (0, 16):
+            emulated_matmul(emulator, a, b, split_depth=split_depth)
+        emulated_linear(emulator, a, b.mT, None, "gelu", True)
+    weight = (words(16, 64, 2), scales_and_zeros(16, 64, 32), 32, 2)
+    emulated_int4_linear(emulator, torch.randn(3, 64).double(), *weight)
+    sample = Sample(lltm_arguments((5, 24, 40))).converted(torch.float64)
+    for split_panels in (0, 2):
+        emulated_step(emulator, sample, 3, split_panels)
+    lltm.test_gradients_of_a_step(emulator, torch.float64)
+    lltm.test_a_product_of_two_parts(emulator, torch.float64, 2)
+
+
+def run_float64_attention(emulator: Emulator) -> None:
+    """Outputs, gradients, those of a mask, and decoding, whole and divided."""
+    call = make_attention(2, rows=9, columns=70, head=20, dtype=torch.float64)
+    emulated_backward(emulator, call, emulated_forward(emulator, call))
+    call = make_attention(1, rows=5, columns=70, head=3, dtype=torch.float64, mask=torch.randn(70))
+    emulated_backward(emulator, call, emulated_forward(emulator, call))
+    for splits in (1, 3):
+        emulated_decoding(emulator, make_decoding((70, 3), (4, 2), dtype=torch.float64), splits)
+
+
+def run_float64_elements(emulator: Emulator) -> None:
+    a, b = torch.randn(2, 1030).double()
+    emulated_dense(emulator, "mul", a, b)
+    emulated_strided(emulator, "mul", torch.zeros(9, 33).double(), a[:297].view(9, 33), b[:33])
+    emulated_rotary(emulator, "packets", heads_inside(1, 2, 9, 10), *tables(9, 4, torch.float64))
+    for bits in (8, 4):
+        emulated_quantized(emulator, torch.randn(3, 70).double(), bits)
+    images = torch.randn(2, 1, 9, 5, 18).double()
+    emulated_correlation(emulator, *images, 1, 3, 1, 0, 1, 1)
+    gradient = torch.randn(1, 3, 3, 5, 18).double()
+    emulated_gradient(emulator, gradient, images[0], False, 1, 3, 1, 0, 1, 1)
+
+
 KERNELS: dict[str, Callable[[Emulator], None]] = {
     name.removeprefix("run_"): function
     for name, function in list(globals().items())
@@ -234,6 +284,26 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
         "cuda/gemm/matmul.cuh",
         "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
         "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+    ),
+    "a tile in TF32 that is made twice": (
+        "run_matmul.cpp",
+        "cuda::Tf32",
+        lambda emulator: emulated_matmul(
+            emulator, torch.randn(9, 5), torch.randn(5, 136), multiplied_as="tf32"
+        ),
+        "cuda/gemm/matmul.cuh",
+        "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
+        "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+    ),
+    "an element of float64 by its vector and alone": (
+        "run_matmul.cpp",
+        "double",
+        lambda emulator: emulated_matmul(
+            emulator, torch.randn(3, 5).double(), torch.randn(5, 4).double()
+        ),
+        "cuda/gemm/tile.cuh",
+        "(matrix + first) = packet;",
+        "(matrix + first) = packet;\n        matrix[first / kPacket * kPacket] = packet.values[0];",
     ),
     "sums of a row by two warps": (
         "run_rowwise_scaled_linear.cpp",

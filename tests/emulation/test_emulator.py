@@ -16,6 +16,7 @@ from emulator import HERE, ROOT, SANITIZE, SANITIZE_ADDRESSES, EmulationError, E
 from quantised_samples import scales_and_zeros, words
 from rowwise_scaled_samples import call
 from test_emulated_attention import check as check_attention
+from test_emulated_attention import emulated_backward, emulated_forward
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
@@ -335,6 +336,13 @@ def run_joint_gradients_with_features(planted: Emulator) -> None:
     options |= {"rows": 33, "columns": 140, "key_lead": (1,), "enable_gqa": True}
     call = make_attention(3, head=24, dtype=torch.bfloat16, **options)
     check_joint_gradients(planted, call, 1)
+
+
+def run_gradients_on_a_small_device(planted: Emulator) -> None:
+    """Of heads for which other devices have room for two places of queries."""
+    call = make_attention(1, rows=5, columns=9, head=128, dtype=torch.bfloat16)
+    outputs = emulated_forward(planted, call)
+    emulated_backward(planted, call, outputs, shared_bytes=99 * 1024)
 
 
 def run_without_conflicts(planted: Emulator) -> None:
@@ -1015,6 +1023,29 @@ PLANTED = {
         "",
         "a kernel without launch bounds",
     ),
+    "block of more threads than there can be": (
+        *POINTWISE,
+        "cuda/pointwise/pointwise.cuh",
+        "kPointwiseThreads = 256;",
+        "kPointwiseThreads = 2048;",
+        "a block of 2048 threads; from 1 to 1024 are possible",
+    ),
+    "shared memory that nobody has asked for": (
+        *HALF_MATMUL,
+        "cuda/device/device.cuh",
+        "return shared_bytes > 32 * 1024;",
+        "return shared_bytes > 320 * 1024;",
+        "bytes of dynamic shared memory; the launch has 49152",
+    ),
+    "shared memory that the device does not have": (
+        "run_attention_backward.cpp",
+        BFLOAT16,
+        run_gradients_on_a_small_device,
+        "cuda/attention/gradient_kernels.cuh",
+        "if (shape.shared_bytes <= most_shared_bytes) {",
+        "if (shape.shared_bytes <= 2 * most_shared_bytes) {",
+        "bytes of dynamic shared memory; the launch has 101376",
+    ),
     "log-sum-exp of a row too many": (
         *ATTENTION,
         "cuda/attention/forward.cuh",
@@ -1041,3 +1072,15 @@ def test_catches_a_fault_planted_in_a_kernel(
         assert "assert" in report.split("|")
     else:
         assert re.search(report, str(caught.value), re.DOTALL), caught.value
+
+
+def test_parameters_that_no_launch_takes_are_not_compiled(tmp_path: Path) -> None:
+    """Where a kernel is launched, by the emulator's programs as by CUDA."""
+    flags = ["-DPKG_EMULATED_TYPES=float", *SANITIZE_ADDRESSES]
+    right = "  int64_t count;\n"
+    wrong = f"{right}  char more[32764] = {{}};\n"
+    with pytest.raises(RuntimeError, match="fits_parameters") as caught:
+        plant(tmp_path, "cuda/pointwise/pointwise.cuh", right, wrong, "run_pointwise.cpp", flags)
+    errors = re.findall("error: (.*)", str(caught.value))
+    assert errors
+    assert all(each.startswith("static assertion failed") for each in errors)
