@@ -2,15 +2,26 @@
 // float32, and of heads that the tensor cores' kernel has no room for.
 // dK = scale dS^T Q and dV = (M P)^T dO, see cuda/attention/gradients.cuh.
 //
-// A block owns 64 keys and up to 128 columns of both gradients, and walks the
-// queries 64 at a time, those of all heads that share the key. 4 rows columns
+// A block owns 64 keys and 64 or 128 columns of both gradients, and walks as
+// many queries at a time, those of all heads that share the key. 4 rows columns
 // (head_size + value_size) operations for each matrix of the batch, a half if
 // causal; wider heads repeat the first two of the four products.
 //
-// Of float32 a step of a product loads 12 numbers for 32 products where heads
-// are of 64 and scores are not capped, which is 12 cycles of a multiprocessor's
-// shared memory for 8 of an H200's multiply-adds; of heads of 128 it is 8 for
-// 16 of the scores, and 12 for 32 of the gradients.
+// Its threads are two groups: one multiplies the scores and adds up the values'
+// gradient, the other multiplies the gradients of weights and adds up the
+// keys'. So a thread has one tile of sums beside that of a product, of float32
+// 8 x 8 of each, of which a step loads 16 numbers for 64 products: 16 cycles of
+// a multiprocessor's shared memory for 16 of an H200's multiply-adds. Threads
+// that added up both gradients had registers for 8 x 4 or 4 x 8 (12 cycles for
+// 8), of heads of 64 with capped scores for 4 x 4 (8 for 4); for 8 x 8 of both
+// the compiler spilled 6 to 8 registers, and to add up all three gradients 32
+// to 38. Now it spills none (nvcc 13.0). A thread of float64 has 4 x 8.
+//
+// What a group needs of the other passes through shared memory, which with the
+// panels of both is 68 KiB for 64 columns (of float64 85) and 84 for 128: two
+// blocks of 64 columns have room in a multiprocessor of an A100 or H200, and
+// one of 128, as many as registers leave. Where one gradient alone is asked
+// for, the other group's sums are made in vain: in the time of both.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +36,9 @@
 
 namespace pkg::cuda {
 
-// What a block does for 64 keys, and for as many queries at a time as the tile
-// of a head is wide. Its first group has the scores and adds up the gradient of
-// values, its second one the gradients of weights and that of keys.
+// What a block does for a tile of keys. Its first group has the scores and adds
+// up the gradient of values, its second one the gradients of weights and that
+// of keys.
 template <class Element, int kWidth>
 class GradKeyValuePanels {
  public:
@@ -66,7 +77,7 @@ class GradKeyValuePanels {
 
   // Of a tile of keys and one of the heads the gradients. Calls
   // function(batch, row_begin) once grad_scores() are those of the 64 queries
-  // from there on, and all are done with weights().
+  // from there on; until it returns, weights_memory() is its own.
   template <class Function>
   __device__ __forceinline__ void make(int64_t owned, int64_t column_begin,
                                        int64_t head_begin,
@@ -103,12 +114,11 @@ class GradKeyValuePanels {
 
   // Panels of the thread's group, of operands as wide as the tile of a head.
   __device__ __forceinline__ WidePanels wide_panels() const {
-    return WidePanels(memory_.part(group() * WidePanels::kNumbers,
-                                   WidePanels::kNumbers));
+    return WidePanels(
+        memory_.part(group() * WidePanels::kNumbers, WidePanels::kNumbers));
   }
-  // [query][key]: weights after dropout, and gradients of scores.
+  // [query][key]
   __device__ __forceinline__ Weights grad_scores() const { return weights(1); }
-  // What they are made in, for other use.
   __device__ __forceinline__ SharedSpan<Number> weights_memory() const {
     return memory_.part(kPanels, kWeights);
   }
@@ -119,6 +129,8 @@ class GradKeyValuePanels {
         kGroups * WidePanels::kNumbers + group() * KeyPanels::kNumbers,
         KeyPanels::kNumbers));
   }
+  // [query][key]: weights after dropout, and gradients of scores, each as the
+  // group adds them up.
   __device__ __forceinline__ Weights weights(int of_group) const {
     return Weights(memory_.part(kPanels + of_group * Weights::kNumbers,
                                 Weights::kNumbers));

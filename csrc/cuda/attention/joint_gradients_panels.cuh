@@ -6,28 +6,28 @@
 //
 // A block of 64 keys makes its part of the gradient of 64 queries before it
 // asks for its turn: then it only loads the sums so far, adds and stores, and
-// those that begin with the same queries wait for no more than that. The
-// gradients of scores go to shared memory once as the key's product has them
-// and once as the query's has, by the same memory as the weights before.
+// those that begin with the same queries wait for no more than that. Of the
+// query's product either group of threads makes the sums over 32 keys, 8 x 8 of
+// a thread, from the gradients of scores as the key's product has them; then
+// each adds up those of 32 queries.
 //
 // By count, for 64 queries, 64 keys and heads of 128, a multiprocessor takes
 //                  multiply-adds, cycles      L2
 //                    A100       H200
-//   two kernels     57344      28672       352 KiB
-//   this one        40960      20480       288 KiB
-// L2, as far as panels come from there: 7 bytes a cycle of an A100 and 14 of an
+//   two kernels     57344      28672       288 KiB
+//   this one        40960      20480       256 KiB
+// L2, as far as panels come from there: 6 bytes a cycle of an A100 and 13 of an
 // H200, of 47 that an A100's share has; 64 KiB are sums, loaded and stored, for
-// the keys and values that the query's own kernel would load. A turn takes two
-// ways to L2 and back, some 1200 cycles in which the block multiplies nothing:
-// 0.74 of the time of two kernels on an A100, 0.76 on an H200. An H200's are
-// bound by shared memory, of which this kernel's products take what those of
-// grad_key_value_panels.cuh do, and the query's own kernel less: with what a
-// turn takes 0.84 (heads of 64: 0.82). No register spills (nvcc 13.0). (Nothing
-// of this was measured.)
+// the keys and values that the query's own kernel would load. Shared memory
+// takes no more cycles than an H200's multiply-adds, of either way. A turn
+// takes two ways to L2 and back, some 1200 cycles in which the block multiplies
+// nothing: 0.74 of the time of two kernels on an A100, 0.76 on an H200 (heads
+// of 64: 0.76, 0.80). No register spills (nvcc 13.0). (Nothing of this was
+// measured.)
 //
-// float64 has no such kernel: that of key and value alone takes 227 to 253
-// registers, and a third gradient's sums 32 more. Heads above 128 have tiles of
-// the gradients that repeat the scores, in whichever kernel.
+// float64 has no such kernel: its numbers take two registers, of which a third
+// gradient's sums would be 64 more. Heads above 128 have tiles of the gradients
+// that repeat the scores, in whichever kernel.
 #pragma once
 
 #include <cstdint>
@@ -139,8 +139,8 @@ class JointGradientsPanels {
     const auto place = [](int i, int j, int of_thread) {
       return (i * kColumns + j) * kThreads + of_thread * kFragment;
     };
-    const int other = is_first ? thread + Keys::kGroupThreads
-                               : thread - Keys::kGroupThreads;
+    const int other =
+        is_first ? thread + Keys::kGroupThreads : thread - Keys::kGroupThreads;
     PKG_UNROLL
     for (int i = 0; i < kRows; ++i) {
       PKG_UNROLL
