@@ -215,7 +215,7 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_warpgroups_kernel<.*, 128, false>": 196608,
     r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": 100352,
     r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": 198656,
-    r"attention_(grad_key_value|joint_gradients)_panels_kernel<(float|float16|bfloat16), 64>": 69632,
+    r"attention_(grad_key_value|joint_gradients)_panels_kernel<\w*float\w*, 64>": 69632,
     r"attention_(grad_key_value|joint_gradients)_panels_kernel<.*, 128>": 86016,
     r"attention_grad_key_value_panels_kernel<double, 64>": 87040,
     r"decode_attention_mma_kernel<.*, 64>": 34816,
