@@ -740,8 +740,28 @@ PLANTED = {
     ),
     "gradients of scores as the key's product has them": (
         *JOINT_GRADIENTS_BY_PANELS,
-        "    store_rows(gradients, weights);\n",
-        "",
+        "SharedColumns(keys_.grad_scores(), first)",
+        "keys_.grad_scores()",
+        "assert",
+    ),
+    "halves of sums before the other group has given them": (
+        *JOINT_GRADIENTS_BY_PANELS,
+        "    __syncthreads();\n    Sums sums(0);",
+        "    Sums sums(0);",
+        "race on shared|nobody has written",
+    ),
+    "products before the other group has given them": (
+        *JOINT_GRADIENTS_BY_PANELS[:-1],
+        "cuda/attention/grad_key_value_panels.cuh",
+        "    __syncthreads();\n    // Not before",
+        "    // Not before",
+        "race on shared|nobody has written",
+    ),
+    "weights that the other group adds up": (
+        *JOINT_GRADIENTS_BY_PANELS[:-1],
+        "cuda/attention/grad_key_value_panels.cuh",
+        "        sums, weights(of_group),",
+        "        sums, weights(1 - of_group),",
         "assert",
     ),
     "numbers of the first matrix for all": (

@@ -2,265 +2,303 @@
 // float32, and of heads that the tensor cores' kernel has no room for.
 // dK = scale dS^T Q and dV = (M P)^T dO, see cuda/attention/gradients.cuh.
 //
-// A block owns 64 keys and up to 128 columns of both gradients, and walks the
-// queries 64 at a time, those of all heads that share the key. 4 rows columns
+// A block owns 64 keys and 64 or 128 columns of both gradients, and walks as
+// many queries at a time, those of all heads that share the key. 4 rows columns
 // (head_size + value_size) operations for each matrix of the batch, a half if
 // causal; wider heads repeat the first two of the four products.
 //
-// Of float32 a step of a product loads 12 numbers for 32 products where heads
-// are of 64 and scores are not capped, which is 12 cycles of a multiprocessor's
-// shared memory for 8 of an H200's multiply-adds; of heads of 128 it is 8 for
-// 16 of the scores, and 12 for 32 of the gradients.
+// Its threads are two groups: one multiplies the scores and adds up the values'
+// gradient, the other multiplies the gradients of weights and adds up the
+// keys'. So a thread has one tile of sums beside that of a product, of float32
+// 8 x 8 of each, of which a step loads 16 numbers for 64 products: 16 cycles of
+// a multiprocessor's shared memory for 16 of an H200's multiply-adds. Threads
+// that added up both gradients had registers for 8 x 4 or 4 x 8 (12 cycles for
+// 8), of heads of 64 with capped scores for 4 x 4 (8 for 4); for 8 x 8 of both
+// the compiler spilled 6 to 8 registers, and to add up all three gradients 32
+// to 38. Now it spills none (nvcc 13.0). A thread of float64 has 4 x 8.
+//
+// What a group needs of the other passes through shared memory, which with the
+// panels of both is 68 KiB for 64 columns (of float64 85) and 84 for 128: two
+// blocks of 64 columns have room in a multiprocessor of an A100 or H200, and
+// one of 128, as many as registers leave. Where one gradient alone is asked
+// for, the other group's sums are made in vain: in the time of both.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/shared.cuh"
+#include "cuda/gemm/shared_panels.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_product.cuh"
 
 namespace pkg::cuda {
 
-// Which of a tile of keys are a thread's: of float32 and heads of 64 8 x 4 of
-// the scores and of each gradient, unless there are slopes of capped scores
-// besides, for which the compiler spilled up to 2 registers. Of heads of 128 it
-// would be 8 x 8 of either gradient, for which it spilled 6 to 8, and to add up
-// all three 32 to 38 (nvcc 13.0).
-template <class Number, int kWidth, bool kCaps>
-using GradKeyValueThread =
-    std::conditional_t<sizeof(Number) == 4 && kWidth == 64 && !kCaps,
-                       GridThread<8>, TileThread>;
-
-// The tile of the keys from column_begin on and the queries from row_begin on.
-// Here it is transposed, its rows are keys and its columns queries, as the
-// products that follow sum over the queries.
-// Capped scores have slopes, which take as many registers again.
-template <class Element, class Thread, bool kCaps>
-class TransposedWeights {
+// What a block does for a tile of keys. Its first group has the scores and adds
+// up the gradient of values, its second one the gradients of weights and that
+// of keys.
+template <class Element, int kWidth>
+class GradKeyValuePanels {
  public:
   using Number = Accumulator<Element>;
-  using Weights = Tile<Number, kAttentionTile, kAttentionTile, Thread>;
+  static constexpr int kTile = kAttentionTile;
   static constexpr int kDepth = kAttentionDepth<Element>;
+  static constexpr int kGroups = 2;
+  static constexpr int kGroupThreads =
+      sizeof(Number) == 4 ? kWidth : 2 * kWidth;
+  static constexpr int kThreads = kGroups * kGroupThreads;
+  static constexpr int kQueries = kWidth;
+  using Scores =
+      Tile<Number, kQueries, kTile, GridThread<kGroupThreads / 8, 8, kGroups>>;
+  using Sums =
+      Tile<Number, kTile, kWidth, GridThread<8, kGroupThreads / 8, kGroups>>;
 
-  template <class PanelsA, class PanelsB>
-  __device__ __forceinline__ TransposedWeights(
-      const AttentionBackward<Element>& call, int64_t batch, int64_t row_begin,
-      int64_t column_begin, PanelsA&& a_panels, PanelsB&& b_panels)
+ private:
+  static constexpr int kWideRow = kWidth + kPanelPadding;
+  static constexpr int kRow = kTile + kPanelPadding;
+  using WidePanels = SharedPanels<Number, 2, kDepth, kWideRow>;
+  using KeyPanels = SharedPanels<Number, 2, kDepth, kRow>;
+  using Weights = SharedRows<Number, kTile, kRow>;
+  static constexpr int kPanels =
+      kGroups * (WidePanels::kNumbers + KeyPanels::kNumbers);
+  static constexpr int kWeights = kGroups * Weights::kNumbers;
+
+ public:
+  static constexpr int kSharedBytes =
+      (kPanels + kWeights) * static_cast<int>(sizeof(Number));
+
+  __device__ __forceinline__ explicit GradKeyValuePanels(
+      const AttentionGradKeyValue<Element>& call)
       : call_(call),
-        batch_(batch),
-        row_begin_(row_begin),
-        column_begin_(column_begin),
-        weights_(0),
-        cap_slopes_(0) {
-    const AttentionProblem<Element>& problem = call.problem;
-    const AttentionExtent extent = problem.extent(batch);
-    multiply<kDepth, PanelPlaces::of_product>(
-        weights_,
-        problem.key.by_row(problem.batch, batch, extent.first_column,
-                           extent.columns, problem.head_size),
-        column_begin,
-        problem.query.by_row(problem.batch, batch, extent.first_row,
-                             extent.rows, problem.head_size),
-        row_begin, a_panels, b_panels);
-    const AttentionGradients<Element> attention = gradients();
-    const bool are_products =
-        attention.template are_products<Weights>(row_begin, column_begin);
-    PKG_UNROLL
-    for (int j = 0; j < Weights::kThreadColumns; ++j) {
-      const Thread thread;
-      const int64_t row = row_begin + thread.column(j);
-      PKG_UNROLL
-      for (int i = 0; i < Weights::kThreadRows; i += kFragment) {
-        const int64_t column = column_begin + thread.row(i);
-        Number factors[kFragment];
-        attention.dropout_factors(row, column, factors);
+        problem_(call.backward.problem),
+        memory_(dynamic_shared<Number>()) {}
+
+  // Of a tile of keys and one of the heads the gradients. Calls
+  // function(batch, row_begin) once grad_scores() are those of the 64 queries
+  // from there on; until it returns, weights_memory() is its own.
+  template <class Function>
+  __device__ __forceinline__ void make(int64_t owned, int64_t column_begin,
+                                       int64_t head_begin,
+                                       Function&& function) const {
+    const int64_t first = call_.partition.batch_index(owned, 0);
+    if (column_begin >= problem_.extent(first).columns) {
+      return;
+    }
+    Sums sums(0);
+    for (int64_t shared = 0; shared < call_.partition.shared_count; ++shared) {
+      const int64_t batch = call_.partition.batch_index(owned, shared);
+      const AttentionExtent extent = problem_.extent(batch);
+      const int64_t row_end = problem_.row_end(extent, column_begin + kTile);
+      for (int64_t row_begin = problem_.first_row(extent, column_begin);
+           row_begin < row_end; row_begin += kQueries) {
+        const Scores scores = multiply_scores(batch, row_begin, column_begin);
         PKG_UNROLL
-        for (int k = 0; k < kFragment; ++k) {
-          Number& value = weights_.values[i + k][j];
-          if constexpr (kCaps) {
-            cap_slopes_.values[i + k][j] = attention.cap_slope(value);
+        for (int part = 0; part < kQueries; part += kTile) {
+          if (row_begin + part < row_end) {
+            weigh(scores, part, batch, row_begin, column_begin);
+            add(sums, batch, row_begin + part, head_begin);
+            function(batch, row_begin + part);
           }
-          value = are_products ? attention.weight_of_product(row, value)
-                               : attention.weight(row, column + k, value);
-          kept_ |= static_cast<uint32_t>(factors[k] != Number(0))
-                   << bit(i + k, j);
         }
       }
     }
+    store(sums, owned, column_begin, head_begin);
   }
 
-  __device__ __forceinline__ Weights dropped() const {
-    const Number scale = keep_scale();
-    Weights result = weights_;
-    PKG_UNROLL
-    for (int i = 0; i < Weights::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        result.values[i][j] *= factor(i, j, scale);
-      }
-    }
-    return result;
+  // 0 or 1.
+  __device__ __forceinline__ static int group() {
+    return computed_here(static_cast<int>(threadIdx.x)) / kGroupThreads;
   }
 
-  // The gradients of the scores.
-  template <class PanelsA, class PanelsB>
-  __device__ __forceinline__ Weights grad_scores(PanelsA&& a_panels,
-                                                 PanelsB&& b_panels) const {
-    const AttentionProblem<Element>& problem = call_.problem;
-    const AttentionExtent extent = problem.extent(batch_);
-    Weights result(0);
-    multiply<kDepth, PanelPlaces::of_product>(
-        result,
-        problem.value.by_row(problem.batch, batch_, extent.first_column,
-                             extent.columns, problem.value_size),
-        column_begin_,
-        call_.grad_output.by_row(problem.batch, batch_, extent.first_row,
-                                 extent.rows, problem.value_size),
-        row_begin_, a_panels, b_panels);
-    const AttentionGradients<Element> attention = gradients();
-    const Number scale = keep_scale();
-    const Thread thread;
-    PKG_UNROLL
-    for (int i = 0; i < Weights::kThreadRows; ++i) {
-      PKG_UNROLL
-      for (int j = 0; j < Weights::kThreadColumns; ++j) {
-        result.values[i][j] = attention.grad_score(
-            row_begin_ + thread.column(j), weights_.values[i][j],
-            factor(i, j, scale) * result.values[i][j]);
-        if constexpr (kCaps) {
-          result.values[i][j] *= cap_slopes_.values[i][j];
-        }
-      }
-    }
-    return result;
+  // Panels of the thread's group, of operands as wide as the tile of a head.
+  __device__ __forceinline__ WidePanels wide_panels() const {
+    return WidePanels(
+        memory_.part(group() * WidePanels::kNumbers, WidePanels::kNumbers));
+  }
+  // [query][key]
+  __device__ __forceinline__ Weights grad_scores() const { return weights(1); }
+  __device__ __forceinline__ SharedSpan<Number> weights_memory() const {
+    return memory_.part(kPanels, kWeights);
   }
 
  private:
-  __device__ __forceinline__ static constexpr int bit(int i, int j) {
-    static_assert(Weights::kThreadRows * Weights::kThreadColumns <= 32);
-    return i * Weights::kThreadColumns + j;
+  __device__ __forceinline__ KeyPanels key_panels() const {
+    return KeyPanels(memory_.part(
+        kGroups * WidePanels::kNumbers + group() * KeyPanels::kNumbers,
+        KeyPanels::kNumbers));
   }
-  // What dropout does to a weight.
-  __device__ __forceinline__ Number factor(int i, int j, Number scale) const {
-    return (kept_ >> bit(i, j) & 1) != 0 ? scale : Number(0);
-  }
-  __device__ __forceinline__ Number keep_scale() const {
-    return gradients().keep_scale();
-  }
-
-  // Found out anew where it is used: in registers during the products it would
-  // be too much.
-  __device__ __forceinline__ AttentionGradients<Element> gradients() const {
-    const int64_t batch = computed_here(batch_);
-    return {call_, batch, call_.problem.extent(batch)};
+  // [query][key]: weights after dropout, and gradients of scores, each as the
+  // group adds them up.
+  __device__ __forceinline__ Weights weights(int of_group) const {
+    return Weights(memory_.part(kPanels + of_group * Weights::kNumbers,
+                                Weights::kNumbers));
   }
 
-  const AttentionBackward<Element>& call_;
-  int64_t batch_;
-  int64_t row_begin_;
-  int64_t column_begin_;
-  struct Nothing {
-    __device__ __forceinline__ explicit Nothing(int) {}
-  };
-  Weights weights_;
-  [[no_unique_address]] std::conditional_t<kCaps, Weights, Nothing> cap_slopes_;
-  uint32_t kept_ = 0;  // a bit for each of the thread's that dropout leaves
+  // Scores before their scale, of the other group the gradients of weights.
+  __device__ __forceinline__ Scores multiply_scores(
+      int64_t batch, int64_t row_begin, int64_t column_begin) const {
+    const AttentionExtent extent = problem_.extent(batch);
+    const auto rows_of = [&](const MatrixBatch<Element>& matrix, int64_t size) {
+      return matrix.by_row(problem_.batch, batch, extent.first_row, extent.rows,
+                           size);
+    };
+    const auto columns_of = [&](const MatrixBatch<Element>& matrix,
+                                int64_t size) {
+      return matrix.by_row(problem_.batch, batch, extent.first_column,
+                           extent.columns, size);
+    };
+    const bool has_scores = group() == 0;
+    const int64_t head_size = problem_.head_size;
+    const int64_t value_size = problem_.value_size;
+    Scores scores(0);
+    multiply_depth<kDepth, PanelPlaces::of_product>(
+        scores, head_size > value_size ? head_size : value_size,
+        has_scores ? rows_of(problem_.query, head_size)
+                   : rows_of(call_.backward.grad_output, value_size),
+        row_begin,
+        has_scores ? columns_of(problem_.key, head_size)
+                   : columns_of(problem_.value, value_size),
+        column_begin, wide_panels(), key_panels());
+    return scores;
+  }
+
+  static constexpr int kHalf = kTile / 2;
+  static constexpr int kPartRows = Scores::Thread::own_rows(kTile);
+
+  // Weights and gradients of scores of the 64 queries from row `part` of the
+  // tile on. Either group makes those of 32 keys, for which it gets from the
+  // other what that has of them, and in the places where that was: no other
+  // thread's. Others see them after a barrier.
+  __device__ __forceinline__ void weigh(const Scores& scores, int part,
+                                        int64_t batch, int64_t row_begin,
+                                        int64_t column_begin) const {
+    const int own_first = part / kTile * kPartRows;
+    const typename Scores::Thread thread;
+    const bool has_scores = group() == 0;
+    const int own_half = has_scores ? 0 : kHalf;
+    const Weights given = weights(has_scores ? 0 : 1);
+    PKG_UNROLL
+    for (int i = 0; i < kPartRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < kFragment; ++j) {
+        given[thread.row(i)][kHalf - own_half + thread.column(j)] =
+            chosen(has_scores, scores.values[own_first + i][j + kFragment],
+                   scores.values[own_first + i][j]);
+      }
+    }
+    __syncthreads();
+    // Not before: in registers during the products it would be too much.
+    const int64_t scored = computed_here(batch);
+    const AttentionGradients<Element> attention(call_.backward, scored,
+                                                problem_.extent(scored));
+    const bool are_products =
+        attention.template are_products<Scores>(row_begin, column_begin);
+    const Weights taken = weights(has_scores ? 1 : 0);
+    PKG_UNROLL
+    for (int i = 0; i < kPartRows; ++i) {
+      const int place = thread.row(i);
+      const int first = own_half + thread.column(0);
+      Number products[kFragment];
+      Number gradients[kFragment];
+      PKG_UNROLL
+      for (int j = 0; j < kFragment; ++j) {
+        const auto& own = scores.values[own_first + i];
+        const Number mine = chosen(has_scores, own[j], own[j + kFragment]);
+        const Number others = taken[place][first + j];
+        products[j] = has_scores ? mine : others;
+        gradients[j] = has_scores ? others : mine;
+      }
+      weigh_four(attention, are_products, row_begin + part + place,
+                 column_begin + first, products, gradients);
+      PKG_UNROLL
+      for (int j = 0; j < kFragment; ++j) {
+        weights(0)[place][first + j] = products[j];
+        weights(1)[place][first + j] = gradients[j];
+      }
+    }
+  }
+
+  // Makes weights after dropout of products, and gradients of scores of those
+  // of weights.
+  __device__ __forceinline__ static void weigh_four(
+      const AttentionGradients<Element>& attention, bool are_products,
+      int64_t row, int64_t column, Number (&products)[kFragment],
+      Number (&gradients)[kFragment]) {
+    Number factors[kFragment];
+    attention.dropout_factors(row, column, factors);
+    PKG_UNROLL
+    for (int j = 0; j < kFragment; ++j) {
+      const Number product = products[j];
+      const Number weight = are_products
+                                ? attention.weight_of_product(row, product)
+                                : attention.weight(row, column + j, product);
+      products[j] = factors[j] * weight;
+      gradients[j] =
+          attention.grad_score(row, weight, factors[j] * gradients[j]) *
+          attention.cap_slope(product);
+    }
+  }
+
+  // Adds what 64 queries give to the gradient that is the thread's group's.
+  __device__ __forceinline__ void add(Sums& sums, int64_t batch,
+                                      int64_t row_begin,
+                                      int64_t head_begin) const {
+    const AttentionExtent extent = problem_.extent(batch);
+    const auto steps_of = [&](const MatrixBatch<Element>& matrix,
+                              int64_t size) {
+      return matrix.by_column(problem_.batch, batch, extent.first_row,
+                              extent.rows, size);
+    };
+    const int of_group = group();
+    multiply_shared<kDepth, kTile>(
+        sums, weights(of_group),
+        of_group == 0
+            ? steps_of(call_.backward.grad_output, problem_.value_size)
+            : steps_of(problem_.query, problem_.head_size),
+        head_begin, row_begin, wide_panels());
+  }
+
+  // Where a matrix lies is found out anew, as all that belongs to a matrix is
+  // where it is used.
+  __device__ __forceinline__ void store(Sums& sums, int64_t owned,
+                                        int64_t column_begin,
+                                        int64_t head_begin) const {
+    const bool has_values = group() == 0;
+    const ResultBatch<Element>& gradient =
+        has_values ? call_.grad_value : call_.grad_key;
+    if (gradient.data == nullptr) {
+      return;
+    }
+    const int64_t batch = call_.partition.batch_index(computed_here(owned), 0);
+    const AttentionExtent extent = problem_.extent(batch);
+    sums.scale(has_values ? Number(1) : static_cast<Number>(problem_.scale));
+    store_tile(sums, gradient.row(problem_.batch, batch, extent.first_column),
+               extent.columns,
+               has_values ? problem_.value_size : problem_.head_size,
+               gradient.row_stride, column_begin, head_begin);
+  }
+
+  const AttentionGradKeyValue<Element>& call_;
+  const AttentionProblem<Element>& problem_;
+  SharedSpan<Number> memory_;
 };
 
-// What a matrix of the batch as the key sees it has gathered. Where that lies
-// is found out anew, as all that belongs to a matrix is where it is used: kept
-// during the whole of the sums it took a register too many of float64's (nvcc
-// 13.0, sm_80).
-template <class Element, class Sum>
-__device__ __forceinline__ void store_owned(
-    const AttentionGradKeyValue<Element>& call, int64_t owned, const Sum& sum,
-    const ResultBatch<Element>& gradient, int64_t size, int64_t column_begin,
-    int64_t head_begin) {
-  const AttentionProblem<Element>& problem = call.backward.problem;
-  const int64_t batch = call.partition.batch_index(computed_here(owned), 0);
-  const AttentionExtent extent = problem.extent(batch);
-  store_tile(sum, gradient.row(problem.batch, batch, extent.first_column),
-             extent.columns, size, gradient.row_stride, column_begin,
-             head_begin);
-}
-
-template <class Element, int kWidth, bool kCaps>
-__global__ void __launch_bounds__(
-    GradKeyValueThread<Accumulator<Element>, kWidth, kCaps>::kThreads)
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(GradKeyValuePanels<Element, kWidth>::kThreads)
     attention_grad_key_value_panels_kernel(
         const __grid_constant__ AttentionGradKeyValue<Element> call) {
-  using Number = Accumulator<Element>;
-  using Thread = GradKeyValueThread<Number, kWidth, kCaps>;
-  using Sums = Tile<Number, kAttentionTile, kWidth, Thread>;
   constexpr int kTile = kAttentionTile;
-  constexpr int kDepth = kAttentionDepth<Element>;
-  PKG_SHARED(Number, a_panels, [2][kDepth][kTile + kPanelPadding]);
-  PKG_SHARED(Number, b_panels, [2][kDepth][kWidth + kPanelPadding]);
-  PKG_SHARED(Number, weights, [kTile][kTile + kPanelPadding]);
-
-  const AttentionBackward<Element>& backward = call.backward;
-  const AttentionProblem<Element>& problem = backward.problem;
   const int64_t tiles = call.template tile_count<kTile, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const int64_t column_tiles =
-        tiles_of(computed_here(problem.columns), kTile);
+        tiles_of(computed_here(call.backward.problem.columns), kTile);
     const int64_t head_tiles = call.template head_tiles<kWidth>();
-    const int64_t owned = index / head_tiles / column_tiles;
-    const int64_t column_begin = index / head_tiles % column_tiles * kTile;
-    const int64_t head_begin = index % head_tiles * kWidth;
-    const bool wants_key =
-        call.grad_key.data != nullptr && head_begin < problem.head_size;
-    const bool wants_value =
-        call.grad_value.data != nullptr && head_begin < problem.value_size;
-
-    const int64_t first = call.partition.batch_index(owned, 0);
-    if (column_begin >= problem.extent(first).columns) {
-      continue;
-    }
-    Sums key_sum(0);
-    Sums value_sum(0);
-    for (int64_t shared = 0; shared < call.partition.shared_count; ++shared) {
-      const int64_t batch = call.partition.batch_index(owned, shared);
-      const AttentionExtent extent = problem.extent(batch);
-      const int64_t first_row = problem.first_row(extent, column_begin);
-      const int64_t row_end = problem.row_end(extent, column_begin + kTile);
-      for (int64_t row_begin = first_row; row_begin < row_end;
-           row_begin += kTile) {
-        const TransposedWeights<Element, Thread, kCaps> tile(
-            backward, batch, row_begin, column_begin, a_panels, b_panels);
-        if (wants_value) {
-          store_transposed(tile.dropped(), weights);
-          multiply_shared<kDepth, kTile>(
-              value_sum, weights,
-              backward.grad_output.by_column(problem.batch, batch,
-                                             extent.first_row, extent.rows,
-                                             problem.value_size),
-              head_begin, row_begin, b_panels);
-        }
-        if (wants_key) {
-          store_transposed(tile.grad_scores(a_panels, b_panels), weights);
-          multiply_shared<kDepth, kTile>(
-              key_sum, weights,
-              problem.query.by_column(problem.batch, batch, extent.first_row,
-                                      extent.rows, problem.head_size),
-              head_begin, row_begin, b_panels);
-        }
-      }
-    }
-    const auto store = [&](const Sums& sum,
-                           const ResultBatch<Element>& gradient, int64_t size) {
-      store_owned(call, owned, sum, gradient, size, column_begin, head_begin);
-    };
-    if (wants_key) {
-      key_sum.scale(static_cast<Number>(problem.scale));
-      store(key_sum, call.grad_key, problem.head_size);
-    }
-    if (wants_value) {
-      store(value_sum, call.grad_value, problem.value_size);
-    }
+    GradKeyValuePanels<Element, kWidth>(call).make(
+        index / head_tiles / column_tiles,
+        index / head_tiles % column_tiles * kTile, index % head_tiles * kWidth,
+        [](int64_t, int64_t) {});
   }
 }
 

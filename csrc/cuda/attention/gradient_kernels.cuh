@@ -104,13 +104,6 @@ void with_gradient_width(const AttentionProblem<Element>& problem,
   }
 }
 
-// Calls function.operator()<caps>() with whether scores are capped.
-template <class Element, class Function>
-void with_caps(const AttentionProblem<Element>& problem, Function&& function) {
-  problem.variant.softcap > 0 ? function.template operator()<true>()
-                              : function.template operator()<false>();
-}
-
 template <class Element, class Launch>
 bool launch_grad_query_warpgroups(const AttentionGradQuery<Element>& call,
                                   const AttentionDevice& device,
@@ -223,12 +216,8 @@ bool launch_joint_gradients_kernel(
   if constexpr (sizeof(Element) != 2) {
     with_attention_width<Element>(
         std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
-          with_caps(problem, [&]<bool kCaps>() {
-            run(attention_joint_gradients_panels_kernel<Element, kWidth, kCaps>,
-                kWidth,
-                LaunchShape(
-                    GradKeyValueThread<float, kWidth, kCaps>::kThreads));
-          });
+          run(attention_joint_gradients_panels_kernel<Element, kWidth>, kWidth,
+              launch_shape<JointGradientsPanels<Element, kWidth>>());
         });
     return true;
   } else {
@@ -298,12 +287,9 @@ void launch_attention_grad_key_value_kernel(AttentionGradKeyValue<Element> call,
         return;
       }
     }
-    with_caps(problem, [&]<bool kCaps>() {
-      using Thread = GradKeyValueThread<Accumulator<Element>, kWidth, kCaps>;
-      launch(attention_grad_key_value_panels_kernel<Element, kWidth, kCaps>,
-             call.template tile_count<kAttentionTile, kWidth>(),
-             LaunchShape(Thread::kThreads), call);
-    });
+    launch(attention_grad_key_value_panels_kernel<Element, kWidth>,
+           call.template tile_count<kAttentionTile, kWidth>(),
+           launch_shape<GradKeyValuePanels<Element, kWidth>>(), call);
   });
 }
 

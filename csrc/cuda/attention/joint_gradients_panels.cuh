@@ -6,28 +6,28 @@
 //
 // A block of 64 keys makes its part of the gradient of 64 queries before it
 // asks for its turn: then it only loads the sums so far, adds and stores, and
-// those that begin with the same queries wait for no more than that. The
-// gradients of scores go to shared memory once as the key's product has them
-// and once as the query's has, by the same memory as the weights before.
+// those that begin with the same queries wait for no more than that. Of the
+// query's product either group of threads makes the sums over 32 keys, 8 x 8 of
+// a thread, from the gradients of scores as the key's product has them; then
+// each adds up those of 32 queries.
 //
 // By count, for 64 queries, 64 keys and heads of 128, a multiprocessor takes
 //                  multiply-adds, cycles      L2
 //                    A100       H200
-//   two kernels     57344      28672       352 KiB
-//   this one        40960      20480       288 KiB
-// L2, as far as panels come from there: 7 bytes a cycle of an A100 and 14 of an
+//   two kernels     57344      28672       288 KiB
+//   this one        40960      20480       256 KiB
+// L2, as far as panels come from there: 6 bytes a cycle of an A100 and 13 of an
 // H200, of 47 that an A100's share has; 64 KiB are sums, loaded and stored, for
-// the keys and values that the query's own kernel would load. A turn takes two
-// ways to L2 and back, some 1200 cycles in which the block multiplies nothing:
-// 0.74 of the time of two kernels on an A100, 0.76 on an H200. An H200's are
-// bound by shared memory, of which this kernel's products take what those of
-// grad_key_value_panels.cuh do, and the query's own kernel less: with what a
-// turn takes 0.84 (heads of 64: 0.82). No register spills (nvcc 13.0). (Nothing
-// of this was measured.)
+// the keys and values that the query's own kernel would load. Shared memory
+// takes no more cycles than an H200's multiply-adds, of either way. A turn
+// takes two ways to L2 and back, some 1200 cycles in which the block multiplies
+// nothing: 0.74 of the time of two kernels on an A100, 0.76 on an H200 (heads
+// of 64: 0.76, 0.80). No register spills (nvcc 13.0). (Nothing of this was
+// measured.)
 //
-// float64 has no such kernel: that of key and value alone takes 227 to 253
-// registers, and a third gradient's sums 32 more. Heads above 128 have tiles of
-// the gradients that repeat the scores, in whichever kernel.
+// float64 has no such kernel: its numbers take two registers, of which a third
+// gradient's sums would be 64 more. Heads above 128 have tiles of the gradients
+// that repeat the scores, in whichever kernel.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,9 @@
 #include "cuda/attention/grad_key_value_panels.cuh"
 #include "cuda/attention/joint_gradients.cuh"
 #include "cuda/device/device.cuh"
+#include "cuda/device/shared.cuh"
 #include "cuda/device/turns.cuh"
+#include "cuda/gemm/shared_panels.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_product.cuh"
 
@@ -79,89 +81,101 @@ __device__ __forceinline__ void add_in_turn(
   }
 }
 
-template <class Element, int kWidth, bool kCaps>
+template <class Element, int kWidth>
 class JointGradientsPanels {
  public:
+  using Keys = GradKeyValuePanels<Element, kWidth>;
   static constexpr int kTile = kAttentionTile;
-  static constexpr int kDepth = kAttentionDepth<Element>;
-  using Thread = GradKeyValueThread<float, kWidth, kCaps>;
-  using Sums = Tile<float, kTile, kWidth, Thread>;
+  static constexpr int kThreads = Keys::kThreads;
+  static constexpr int kSharedBytes = Keys::kSharedBytes;
+  // Of the whole block.
+  using Sums =
+      Tile<float, kTile, kWidth, GridThread<16, Keys::kGroupThreads / 8>>;
+  static_assert(Sums::Thread::kThreads == kThreads);
   static_assert(kJointKeys<Element> == kTile && kJointRows == kTile);
 
   __device__ __forceinline__ explicit JointGradientsPanels(
       const AttentionJointGradients<Element>& call)
-      : call_(call), problem_(call.backward.problem) {}
+      : call_(call), keys_(call) {}
 
   // The gradients of a tile of keys, and what it adds to those of queries.
   __device__ __forceinline__ void make(int64_t owned, int column_tile) const {
-    const int64_t column_begin = int64_t{column_tile} * kTile;
-    const int64_t first = call_.partition.batch_index(owned, 0);
-    if (column_begin >= problem_.extent(first).columns) {
-      return;
-    }
-    Sums key_sum(0);
-    Sums value_sum(0);
-    for (int64_t shared = 0; shared < call_.partition.shared_count; ++shared) {
-      const int64_t batch = call_.partition.batch_index(owned, shared);
-      const AttentionExtent extent = problem_.extent(batch);
-      const int64_t row_end = problem_.row_end(extent, column_begin + kTile);
-      for (int64_t row_begin = problem_.first_row(extent, column_begin);
-           row_begin < row_end; row_begin += kTile) {
-        add(batch, row_begin, column_tile, key_sum, value_sum);
-      }
-    }
-    key_sum.scale(static_cast<float>(problem_.scale));
-    store_owned(call_, owned, key_sum, call_.grad_key, problem_.head_size,
-                column_begin, 0);
-    store_owned(call_, owned, value_sum, call_.grad_value, problem_.value_size,
-                column_begin, 0);
+    keys_.make(owned, int64_t{column_tile} * kTile, 0,
+               [&](int64_t batch, int64_t row_begin) {
+                 add_query(batch, row_begin, column_tile);
+               });
   }
 
  private:
-  __device__ __forceinline__ void add(int64_t batch, int64_t row_begin,
-                                      int column_tile, Sums& key_sum,
-                                      Sums& value_sum) const {
-    PKG_SHARED(float, a_panels, [2][kDepth][kTile + kPanelPadding]);
-    PKG_SHARED(float, b_panels, [2][kDepth][kWidth + kPanelPadding]);
-    PKG_SHARED(float, weights, [kTile][kTile + kPanelPadding]);
-    const AttentionBackward<Element>& backward = call_.backward;
-    const AttentionExtent extent = problem_.extent(batch);
-    const int64_t column_begin = int64_t{column_tile} * kTile;
-    const TransposedWeights<Element, Thread, kCaps> tile(
-        backward, batch, row_begin, column_begin, a_panels, b_panels);
-    store_transposed(tile.dropped(), weights);
-    multiply_shared<kDepth, kTile>(
-        value_sum, weights,
-        backward.grad_output.by_column(problem_.batch, batch, extent.first_row,
-                                       extent.rows, problem_.value_size),
-        0, row_begin, b_panels);
-    const auto gradients = tile.grad_scores(a_panels, b_panels);
-    store_transposed(gradients, weights);
-    multiply_shared<kDepth, kTile>(
-        key_sum, weights,
-        problem_.query.by_column(problem_.batch, batch, extent.first_row,
-                                 extent.rows, problem_.head_size),
-        0, row_begin, b_panels);
-    store_rows(gradients, weights);
-    Sums query_sum(0);
-    multiply_shared<kDepth, kTile>(
-        query_sum, weights,
-        problem_.key.by_column(problem_.batch, batch, extent.first_column,
-                               extent.columns, problem_.head_size),
-        0, column_begin, b_panels);
-    add_in_turn(call_, batch, row_begin, column_tile, query_sum);
+  static constexpr int kHalf = kTile / 2;
+
+  __device__ __forceinline__ void add_query(int64_t batch, int64_t row_begin,
+                                            int column_tile) const {
+    const AttentionProblem<Element>& problem = call_.backward.problem;
+    const AttentionExtent extent = problem.extent(batch);
+    const int first = Keys::group() * kHalf;
+    typename Keys::Sums half(0);
+    multiply_shared<Keys::kDepth, kHalf>(
+        half, SharedColumns(keys_.grad_scores(), first),
+        problem.key.by_column(problem.batch, batch, extent.first_column,
+                              extent.columns, problem.head_size),
+        0, int64_t{column_tile} * kTile + first, keys_.wide_panels());
+    Sums sums = add_halves(half);
+    add_in_turn(call_, batch, row_begin, column_tile, sums);
+  }
+
+  // Either group has the sums over 32 keys, of which it gives those of 32
+  // queries to the other and gets the others', from the thread that has the
+  // same places.
+  __device__ __forceinline__ Sums
+  add_halves(const typename Keys::Sums& half) const {
+    constexpr int kRows = Sums::kThreadRows;
+    constexpr int kColumns = Sums::kThreadColumns;
+    static_assert(2 * kRows == Keys::Sums::kThreadRows &&
+                  kColumns == Keys::Sums::kThreadColumns);
+    const SharedSpan<float> memory = keys_.weights_memory();
+    const int thread = computed_here(static_cast<int>(threadIdx.x));
+    const bool is_first = thread < Keys::kGroupThreads;
+    const auto place = [](int i, int j, int of_thread) {
+      return (i * kColumns + j) * kThreads + of_thread * kFragment;
+    };
+    const int other =
+        is_first ? thread + Keys::kGroupThreads : thread - Keys::kGroupThreads;
+    PKG_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        memory[place(i, j / kFragment * kFragment, other) + j % kFragment] =
+            chosen(is_first, half.values[i + kRows][j], half.values[i][j]);
+      }
+    }
+    __syncthreads();
+    Sums sums(0);
+    PKG_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      PKG_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        const float own =
+            chosen(is_first, half.values[i][j], half.values[i + kRows][j]);
+        sums.values[i][j] =
+            own +
+            memory[place(i, j / kFragment * kFragment, thread) + j % kFragment];
+      }
+    }
+    __syncthreads();
+    return sums;
   }
 
   const AttentionJointGradients<Element>& call_;
-  const AttentionProblem<Element>& problem_;
+  Keys keys_;
 };
 
-template <class Element, int kWidth, bool kCaps>
+template <class Element, int kWidth>
 __global__ void __launch_bounds__(
-    GradKeyValueThread<float, kWidth, kCaps>::kThreads)
+    JointGradientsPanels<Element, kWidth>::kThreads)
     attention_joint_gradients_panels_kernel(
         const __grid_constant__ AttentionJointGradients<Element> call) {
-  using Panels = JointGradientsPanels<Element, kWidth, kCaps>;
+  using Panels = JointGradientsPanels<Element, kWidth>;
   for_joint_tiles(call, [&](int64_t owned, int column_tile) {
     Panels(call).make(owned, column_tile);
   });

@@ -53,6 +53,21 @@ __device__ __forceinline__ int computed_here(int value) {
   return value;
 }
 
+// One of two values that are in registers: of a choice between two elements of
+// an array the compiler makes one at a place it does not know, which registers
+// do not have.
+template <class Value>
+__device__ __forceinline__ Value chosen(bool is_first, Value first,
+                                        Value second) {
+  return is_first ? first : second;
+}
+
+// A thread of a block of so many groups, counted in its own.
+template <int kThreads, int kGroups>
+__device__ __forceinline__ int of_group(int thread) {
+  return kGroups == 1 ? thread : thread % kThreads;
+}
+
 // What a launch asks for beside its blocks.
 struct LaunchShape {
   int threads;

@@ -40,9 +40,11 @@ __device__ __forceinline__ int at_most(int64_t size) {
 // panel; nvcc 13.0).
 enum class PanelPlaces { kept, of_product };
 
-// One panel on its way through the registers of the block.
+// One panel on its way through the registers of the block, or of each of its
+// groups one.
 template <class Element, int kOuter, int kDepth,
-          PanelPlaces kPlaces = PanelPlaces::kept, int kThreads = kTileThreads>
+          PanelPlaces kPlaces = PanelPlaces::kept, int kThreads = kTileThreads,
+          int kGroups = 1>
 class PanelStage {
  public:
   // Loads the panel whose first element is (outer_begin, depth_begin), a
@@ -133,8 +135,10 @@ class PanelStage {
   Packet<Element, kPacket> values_[kPackets];
   bool along_depth_;
   int thread_ = kPlaces == PanelPlaces::of_product
-                    ? computed_here(static_cast<int>(threadIdx.x))
+                    ? of_group<kThreads, kGroups>(
+                          computed_here(static_cast<int>(threadIdx.x)))
                     : 0;
+  static_assert(kGroups == 1 || kPlaces == PanelPlaces::of_product);
 };
 
 }  // namespace pkg::cuda

@@ -29,12 +29,15 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
 // would keep those of a tile's end in registers from before the first tile on,
 // or spill them (nvcc 13.0, matmul and attention in half precision). A loop
 // that has registers for them passes threadIdx.x.
-template <int kDown, int kAcross = 16>
+//
+// Of a block of several groups each has a tile of its own.
+template <int kDown, int kAcross = 16, int kBlockGroups = 1>
 struct GridThread {
   static constexpr int kThreadsDown = kDown;
   static constexpr int kThreadsAcross = kAcross;
   static constexpr int kNeighbours = kFragment;  // columns, side by side
   static constexpr int kThreads = kThreadsDown * kThreadsAcross;
+  static constexpr int kGroups = kBlockGroups;
   int row_lane;
   int column_lane;
 
@@ -48,7 +51,7 @@ struct GridThread {
   __device__ __forceinline__ GridThread()
       : GridThread(computed_here(static_cast<int>(threadIdx.x))) {}
   __device__ __forceinline__ explicit GridThread(int thread)
-      : row_lane(thread / kThreadsAcross),
+      : row_lane(of_group<kThreads, kGroups>(thread) / kThreadsAcross),
         column_lane(thread % kThreadsAcross) {}
 
   __device__ __forceinline__ bool is_first_of_row() const {
@@ -75,6 +78,7 @@ struct MmaThread {
   static constexpr int kWarpsAcross = kTileColumns / kWarpColumns;
   static constexpr int kThreads =
       32 * (kTileRows / kWarpRows) * (kTileColumns / kWarpColumns);
+  static constexpr int kGroups = 1;
   int lane;
   int warp_row;
   int warp_column;

@@ -16,12 +16,13 @@ namespace pkg::cuda {
 
 // tile += a_panel^T b_panel over `depth` steps, of a from a_depth_begin on.
 template <int kDepth, class Number, int kRows, int kColumns, int kDown,
-          int kAcross, class PanelA, class PanelB>
+          int kAcross, int kGroups, class PanelA, class PanelB>
 __device__ __forceinline__ void multiply_panel(
-    Tile<Number, kRows, kColumns, GridThread<kDown, kAcross>>& tile,
+    Tile<Number, kRows, kColumns, GridThread<kDown, kAcross, kGroups>>& tile,
     PanelA&& a_panel, int a_depth_begin, PanelB&& b_panel) {
-  using TileType = Tile<Number, kRows, kColumns, GridThread<kDown, kAcross>>;
-  const GridThread<kDown, kAcross> thread;
+  using Thread = GridThread<kDown, kAcross, kGroups>;
+  using TileType = Tile<Number, kRows, kColumns, Thread>;
+  const Thread thread;
   // Not further: for more steps at a time, whose operands it loads ahead, the
   // compiler spills where two blocks are to share a multiprocessor.
   PKG_UNROLL_BY(2)
@@ -85,24 +86,29 @@ __device__ __forceinline__ void multiply_panel(
   }
 }
 
-// tile += A B over the whole summed dimension, both operands from global
-// memory. On return every thread is done with the panels.
+// tile += A B over the first `depth` of the summed dimension, both operands
+// from global memory. On return every thread is done with the panels. Groups of
+// a block have operands of their own and the same depth.
 template <int kDepth, PanelPlaces kPlaces = PanelPlaces::kept, class Number,
           int kRows, int kColumns, class Thread, class Element, class PanelsA,
           class PanelsB>
-__device__ __forceinline__ void multiply(
-    Tile<Number, kRows, kColumns, Thread>& tile, const PanelSource<Element>& a,
-    int64_t row_begin, const PanelSource<Element>& b, int64_t column_begin,
-    PanelsA&& a_panels, PanelsB&& b_panels) {
-  PanelStage<Element, kRows, kDepth, kPlaces, Thread::kThreads> a_stage;
-  PanelStage<Element, kColumns, kDepth, kPlaces, Thread::kThreads> b_stage;
+__device__ __forceinline__ void multiply_depth(
+    Tile<Number, kRows, kColumns, Thread>& tile, int64_t depth,
+    const PanelSource<Element>& a, int64_t row_begin,
+    const PanelSource<Element>& b, int64_t column_begin, PanelsA&& a_panels,
+    PanelsB&& b_panels) {
+  PanelStage<Element, kRows, kDepth, kPlaces, Thread::kThreads, Thread::kGroups>
+      a_stage;
+  PanelStage<Element, kColumns, kDepth, kPlaces, Thread::kThreads,
+             Thread::kGroups>
+      b_stage;
   a_stage.fetch(a, row_begin, 0);
   b_stage.fetch(b, column_begin, 0);
   a_stage.store(a_panels[0]);
   b_stage.store(b_panels[0]);
   __syncthreads();
   int current = 0;
-  const int steps = static_cast<int>(tiles_of(a.depth_size, kDepth));
+  const int steps = static_cast<int>(tiles_of(depth, kDepth));
   for (int step = 1; step <= steps; ++step) {
     if (step < steps) {
       a_stage.fetch(a, row_begin, int64_t{step} * kDepth);
@@ -118,6 +124,18 @@ __device__ __forceinline__ void multiply(
   }
 }
 
+// The same over the whole of it.
+template <int kDepth, PanelPlaces kPlaces = PanelPlaces::kept, class Number,
+          int kRows, int kColumns, class Thread, class Element, class PanelsA,
+          class PanelsB>
+__device__ __forceinline__ void multiply(
+    Tile<Number, kRows, kColumns, Thread>& tile, const PanelSource<Element>& a,
+    int64_t row_begin, const PanelSource<Element>& b, int64_t column_begin,
+    PanelsA&& a_panels, PanelsB&& b_panels) {
+  multiply_depth<kDepth, kPlaces>(tile, a.depth_size, a, row_begin, b,
+                                  column_begin, a_panels, b_panels);
+}
+
 // tile += A B where A is already in shared memory, a panel of kADepth steps,
 // and B's part begins at depth_begin.
 template <int kDepth, int kADepth, class Number, int kRows, int kColumns,
@@ -128,7 +146,7 @@ __device__ __forceinline__ void multiply_shared(
     PanelsB&& b_panels) {
   static_assert(kADepth % kDepth == 0);
   PanelStage<Element, kColumns, kDepth, PanelPlaces::of_product,
-             Thread::kThreads>
+             Thread::kThreads, Thread::kGroups>
       b_stage;
   b_stage.fetch(b, column_begin, depth_begin);
   b_stage.store(b_panels[0]);
