@@ -208,16 +208,20 @@ bool launch_joint_gradients_kernel(
     const AttentionDevice& device, MakeMemory&& make_memory, Launch&& launch) {
   AttentionJointGradients<Element> call = {key_value, query.grad_query};
   const AttentionProblem<Element>& problem = query.backward.problem;
-  const auto run = [&](auto kernel, int width, LaunchShape shape) {
+  // Blocks take tiles by tickets: none waits for one that has no room yet.
+  const auto run = [&](auto kernel, int width, LaunchShape shape, int blocks) {
     make_memory(call, call.sum_count(width), call.turn_count());
-    launch(kernel, std::min<int64_t>(call.tile_count(), device.multiprocessors),
-           shape, call);
+    launch(
+        kernel,
+        std::min(call.tile_count(), int64_t{blocks} * device.multiprocessors),
+        shape, call);
   };
   if constexpr (sizeof(Element) != 2) {
     with_attention_width<Element>(
         std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
+          using Panels = JointGradientsPanels<Element, kWidth>;
           run(attention_joint_gradients_panels_kernel<Element, kWidth>, kWidth,
-              launch_shape<JointGradientsPanels<Element, kWidth>>());
+              launch_shape<Panels>(), Panels::kBlocks);
         });
     return true;
   } else {
@@ -228,7 +232,7 @@ bool launch_joint_gradients_kernel(
               call, device.most_shared_bytes, [&](LaunchShape shape) {
                 run(attention_joint_gradients_mma_kernel<Element, kWidth,
                                                          kPlain>,
-                    kWidth, shape);
+                    kWidth, shape, 1);
               });
     });
     return is_launched;

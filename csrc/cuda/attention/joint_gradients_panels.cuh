@@ -88,6 +88,9 @@ class JointGradientsPanels {
   static constexpr int kTile = kAttentionTile;
   static constexpr int kThreads = Keys::kThreads;
   static constexpr int kSharedBytes = Keys::kSharedBytes;
+  // Of a multiprocessor, as far as registers and shared memory go: four warps
+  // of heads of 64 wait for their turn while four others multiply.
+  static constexpr int kBlocks = kWidth <= 64 ? 2 : 1;
   // Of the whole block.
   using Sums =
       Tile<float, kTile, kWidth, GridThread<16, Keys::kGroupThreads / 8>>;
