@@ -111,6 +111,13 @@ inline int most_shared_bytes(const Request& request, bool has_warpgroups) {
   return static_cast<int>(bytes);
 }
 
+inline cuda::AttentionDevice device_of(const Request& request) {
+  const bool has_warpgroups = request.integer("warpgroups") != 0;
+  return {.most_shared_bytes = most_shared_bytes(request, has_warpgroups),
+          .multiprocessors = 2,
+          .has_warpgroup_products = has_warpgroups};
+}
+
 // Calls function.operator()<Element>() for the type that the request names.
 template <class Function>
 void for_attention_type(const Request& request, Function&& function) {

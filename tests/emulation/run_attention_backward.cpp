@@ -52,13 +52,6 @@ auto launcher(const Request& request) {
   };
 }
 
-cuda::AttentionDevice device_of(const Request& request) {
-  return {.most_shared_bytes =
-              most_shared_bytes(request, request.integer("warpgroups") != 0),
-          .multiprocessors = 2,
-          .has_warpgroup_products = request.integer("warpgroups") != 0};
-}
-
 template <class Element>
 cuda::AttentionGradQuery<Element> grad_query_of(const Request& request) {
   return {

@@ -15,11 +15,7 @@ void run_forward(const Request& request) {
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
   cuda::launch_attention_forward_kernel(
-      call,
-      {.most_shared_bytes =
-           most_shared_bytes(request, request.integer("warpgroups") != 0),
-       .multiprocessors = 2,
-       .has_warpgroup_products = request.integer("warpgroups") != 0},
+      call, device_of(request),
       [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
           const auto& arguments) {
         launch_blocks(request, tiles, shape, kernel, arguments);

@@ -187,9 +187,6 @@ class AttentionGradients {
                                                   Number (&factors)[4]) const {
     scores_.dropout_factors(row, column, factors);
   }
-  __device__ __forceinline__ Number keep_scale() const {
-    return scores_.keep_scale();
-  }
 
  private:
   __device__ __forceinline__ Number weight_of_score(int64_t row,

@@ -245,28 +245,6 @@ __device__ __forceinline__ void store_transposed(
   }
 }
 
-// All of them.
-template <class Number, int kRows, int kColumns, class Thread, class Panel>
-__device__ __forceinline__ void store_transposed(
-    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
-  store_transposed<kColumns>(tile, 0, panel);
-}
-
-// The tile as it is: element (row, column) goes to panel[row][column].
-template <class Number, int kRows, int kColumns, class Thread, class Panel>
-__device__ __forceinline__ void store_rows(
-    const Tile<Number, kRows, kColumns, Thread>& tile, Panel&& panel) {
-  using TileType = Tile<Number, kRows, kColumns, Thread>;
-  const Thread thread;
-  PKG_UNROLL
-  for (int i = 0; i < TileType::kThreadRows; ++i) {
-    PKG_UNROLL
-    for (int j = 0; j < TileType::kThreadColumns; ++j) {
-      panel[thread.row(i)][thread.column(j)] = tile.values[i][j];
-    }
-  }
-}
-
 // Stores a tile to a matrix, for a whole warp where elements have two bytes and
 // a thread two columns of every eight: four lanes exchange theirs, so that each
 // writes eight neighbours of a row, and together a line of 64 bytes.
