@@ -227,6 +227,11 @@ def cuda_library() -> Extension:
 class Build(BuildExtension):
     """BuildExtension with a folder of objects for each target, targets side by side."""
 
+    def run(self) -> None:
+        """Notes what ``--inplace`` says, which setuptools takes back while it builds."""
+        self.is_of_checkout = bool(self.inplace or self.editable_mode)
+        super().run()
+
     def build_extensions(self) -> None:
         """Checks the compiler, shares the cores out, then builds."""
         if FLAGS.WINDOWS:
@@ -251,7 +256,8 @@ class Build(BuildExtension):
             ext.depends.append(str(header))
         elif ext.name == "pkg._cuda":
             ext.library_dirs.append(self.folder_of_torch_cuda(worker.build_temp))
-            if not (self.inplace or self.editable_mode):
+            self.remove_outdated_objects(ext, Path(worker.build_temp))
+            if not self.is_of_checkout:
                 ext.sources = self.merge_sources(ext, Path(worker.build_temp))
         elif ext.name.startswith("pkg._cpu_"):
             ext.extra_compile_args += self.precompile_headers(ext, Path(worker.build_temp))
@@ -313,6 +319,18 @@ class Build(BuildExtension):
             subprocess.run(command, check=True)
             stamp.write_text(made_of, "utf-8")
         return ["-include", str(used)]
+
+    def remove_outdated_objects(self, ext: Extension, folder: Path) -> None:
+        """Has CUDA sources compiled again where a header has changed.
+
+        torch.utils lets nvcc tell ninja of headers in CUDA builds of PyTorch alone.
+        """
+        if torch.version.cuda is not None:
+            return
+        newest = max((ROOT / name).stat().st_mtime for name in ext.depends)
+        for path in folder.rglob("*.o"):
+            if path.stat().st_mtime < newest:
+                path.unlink()
 
     def merge_sources(self, ext: Extension, folder: Path) -> list[str]:
         """Writes a few sources that include those of the CUDA library; returns their paths.

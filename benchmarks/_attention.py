@@ -296,8 +296,9 @@ def _with_the_next_dropout(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Plain attention that drops what the next call of ours will drop, which is left to draw."""
-    with torch.random.fork_rng(devices=[]):
-        seed = torch.randint(torch.iinfo(torch.int64).max, (1,))
+    device = query.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        seed = torch.randint(torch.iinfo(torch.int64).max, (1,), device=device)
     lead, rows, columns = query.shape[:-2], query.shape[-2], key.shape[-2]
     kept = torch.ops.pkg.attention_dropout_mask(seed, lead.numel(), rows, columns, dropout_p)
     weights = torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1)

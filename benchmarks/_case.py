@@ -177,17 +177,18 @@ class Result:
 
 
 def copies_beyond_caches(*tensors: Tensor, used: int | None = None) -> int:
-    """How many copies of tensors are, together, far more than the caches hold; 1 off the CPU.
+    """How many copies of tensors are, together, far more than the caches of their device hold.
 
     Args:
         tensors: that are to be copied.
         used: bytes that a call reads and writes, where they are not those of the tensors: what it
             writes counts too, since results are kept as long as the copies (:func:`in_turn`).
     """
-    if any(tensor.device.type != "cpu" for tensor in tensors):
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    if device is not None and device.type != "cuda":
         return 1
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return math.ceil(beyond_caches() / max(1, size if used is None else used))
+    return math.ceil(beyond_caches(device) / max(1, size if used is None else used))
 
 
 def in_turn(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Callable[[], Any]:

@@ -80,9 +80,17 @@ def cache_bytes(folder: Path = Path("/sys/devices/system/cpu")) -> int:
 LEAST_BEYOND_CACHES, TIMES_CACHES = 256 << 20, 4
 
 
-def beyond_caches() -> int:
-    """Bytes that are far more than the caches hold: what goes round them comes from memory."""
-    return max(LEAST_BEYOND_CACHES, TIMES_CACHES * cache_bytes())
+def beyond_caches(device: torch.device | None = None) -> int:
+    """Bytes that are far more than the caches hold: what goes round them comes from memory.
+
+    Args:
+        device: whose caches; the processor's unless said otherwise.
+    """
+    if device is not None and device.type == "cuda":
+        caches: int = torch.cuda.get_device_properties(device).L2_cache_size
+    else:
+        caches = cache_bytes()
+    return max(LEAST_BEYOND_CACHES, TIMES_CACHES * caches)
 
 
 def _library() -> ctypes.CDLL:

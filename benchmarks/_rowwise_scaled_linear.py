@@ -86,3 +86,11 @@ def rowwise_scaled_cases(
         yield _case(operator, bits, rows, SHAPES[0], DTYPES[0], device)
     yield _case(operator, bits, ROWS[-1], SHAPES[0], DTYPES[1], device)
     yield _case(operator, bits, ROWS[-1], SHAPES[1], DTYPES[0], device)
+
+
+def rowwise_scaled_gpu_cases(
+    operator: Callable[..., Tensor], bits: int, device: torch.device
+) -> Iterator[Case]:
+    """The widest layer of Llama 8B. PyTorch's product of int8 takes more than 16 rows."""
+    for rows in (17, 128, 2048):
+        yield _case(operator, bits, rows, (4096, 14336), DTYPES[0], device)

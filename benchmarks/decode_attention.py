@@ -150,3 +150,16 @@ def cases(device: torch.device) -> Iterator[Case]:
     yield _case(f"8x8, one query, 4096 keys, pages of {PAGE}", cache, paged=True)
     cache = _cache([16384], (1, 1), 1, 128, torch.bfloat16, device)
     yield _case("one head, one query, 16384 keys x 128", cache)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """Grouped heads of Llama 8B: a batch, and one long sequence."""
+    for dtype in DTYPES:
+        cache = _cache([8192] * 16, (32, 8), 1, 128, dtype, device)
+        yield _case("16x32 heads on 8, one query, 8192 keys x 128", cache)
+    cache = _cache([65536], (32, 8), 1, 128, torch.bfloat16, device)
+    yield _case("32 heads on 8, one query, 65536 keys x 128", cache)
+    cache = _cache([8192] * 16, (32, 8), 4, 128, torch.bfloat16, device)
+    yield _case("16x32 heads on 8, 4 queries, 8192 keys x 128", cache)
+    cache = _cache([8192] * 16, (32, 8), 1, 128, torch.bfloat16, device)
+    yield _case(f"16x32 heads on 8, 8192 keys x 128, pages of {PAGE}", cache, paged=True)

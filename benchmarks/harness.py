@@ -1,10 +1,11 @@
 """Verify, then time: every benchmark of this folder is a list of cases for this module.
 
 A module's ``cases(device)`` yields the :class:`Case` objects of an ordinary run, and its
-``full_cases(device)``, where it has that, what ``--full`` adds to them. They are generators: the
-tensors of a case live only while it is measured. A module with many cases of large tensors has
-``recipes(full)`` instead, things with a ``name`` and a method ``case(device)``, of which only those
-that are wanted are made.
+``full_cases(device)``, where it has that, what ``--full`` adds to them; ``gpu_cases(device)`` what
+fills a GPU, where the others are done in the time of a launch. They are generators: the tensors of
+a case live only while it is measured. A module with many cases of large tensors has
+``recipes(full)`` and ``gpu_recipes()`` instead, things with a ``name`` and a method
+``case(device)``, of which only those that are wanted are made.
 
 All peers of a case alternate in rounds, so that what disturbs the machine disturbs them alike; the
 figure is the median of the rounds. The limit that a case is held to is measured in the same rounds.
@@ -231,28 +232,44 @@ def operators() -> list[str]:
 
 
 def cases(
-    operator: str, device: torch.device, full: bool = False, words: Sequence[str] = ()
+    operator: str,
+    device: torch.device,
+    full: bool = False,
+    words: Sequence[str] = (),
+    for_gpu: bool | None = None,
 ) -> Iterator[Case]:
-    """The cases of one operator whose names contain all of these words."""
+    """The cases of one operator whose names contain all of these words.
+
+    Args:
+        operator: its name.
+        device: of the tensors.
+        full: the whole grid.
+        words: of which the names have all.
+        for_gpu: what fills a GPU too; where the device is one, unless said otherwise.
+    """
     module = importlib.import_module(f".{operator}", __package__)
+    for_gpu = device.type == "cuda" if for_gpu is None else for_gpu
 
     def wanted(named: Any) -> bool:
         return all(word in named.name for word in words)
 
     if hasattr(module, "recipes"):
-        for recipe in filter(wanted, module.recipes(full)):
+        recipes = [*module.recipes(full), *(module.gpu_recipes() if for_gpu else ())]
+        for recipe in filter(wanted, recipes):
             yield recipe.case(device)
         return
     yield from filter(wanted, module.cases(device))
+    if for_gpu and hasattr(module, "gpu_cases"):
+        yield from filter(wanted, module.gpu_cases(device))
     if full and hasattr(module, "full_cases"):
         yield from filter(wanted, module.full_cases(device))
 
 
 def count_cases(names: Sequence[str], options: Options) -> int | None:
     """How many there are, by tensors without memory; None where that cannot be found out."""
-    meta = torch.device("meta")
+    which = (torch.device("meta"), options.full, options.words, options.device.type == "cuda")
     try:
-        return sum(1 for name in names for _ in cases(name, meta, options.full, options.words))
+        return sum(1 for name in names for _ in cases(name, *which))
     except (RuntimeError, TypeError):
         return None
 

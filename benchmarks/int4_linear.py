@@ -1,7 +1,8 @@
-"""A layer with a weight of four bits, beside PyTorch's operator for the CPU and a product.
+"""A layer with a weight of four bits, beside PyTorch's operators and a product.
 
 PyTorch's ``_weight_int4pack_mm_for_cpu`` takes a layout of its own and rounds each weight to
-bfloat16. The other peer writes the weight out and multiplies.
+bfloat16; on CUDA ``_weight_int4pack_mm`` takes this one, in bfloat16 alone. The other peer writes
+the weight out and multiplies.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ def _pytorch(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Tensor:
     return result
 
 
+def _pytorch_cuda(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Tensor:
+    multiply = torch.ops.aten._weight_int4pack_mm
+    result: Tensor = multiply(input, packed, GROUP_SIZE, scales_and_zeros)
+    return result
+
+
 def _case(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Case:
     outputs, inputs = shape
     input = torch.randn(rows, inputs, device=device).to(dtype)
@@ -61,6 +68,8 @@ def _case(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.d
             (input, convert(weight.values, INNER_K_TILES), each[1].to(dtype)) for each in pairs
         ]
         peers["PyTorch"] = in_turn(_pytorch, theirs)
+    elif device.type == "cuda" and dtype == torch.bfloat16:
+        peers["PyTorch"] = in_turn(_pytorch_cuda, [(input, *each) for each in pairs])
     return Case(
         f"{str(dtype).removeprefix('torch.')}, {rows} {'row' if rows == 1 else 'rows'}, "
         f"{inputs} to {outputs}",
@@ -79,3 +88,9 @@ def cases(device: torch.device) -> Iterator[Case]:
         for rows in ROWS:
             yield _case(rows, SHAPES[0], dtype, device)
         yield _case(1, SHAPES[1], dtype, device)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """The widest layer of Llama 8B."""
+    for rows in (*ROWS, 2048):
+        yield _case(rows, (14336, 4096), torch.bfloat16, device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pkg import ops
 
-from ._linear import GPT2, ROWS, Layer, forward_case, layers, pytorch
+from ._linear import GPT2, LLAMA, ROWS, Layer, forward_case, layers, pytorch
 from .harness import OURS, Case, Reference
 
 
@@ -55,3 +55,11 @@ def cases(device: torch.device) -> Iterator[Case]:
         yield forward_case(layer, lambda each: partial(ops.linear, *each.arguments))
     for dtype in (torch.float32, torch.bfloat16):
         yield _training_case(Layer.random(max(ROWS), (*GPT2[:2], "gelu"), dtype, device))
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """Many rows of the layer of Llama 8B, forward and in training."""
+    for dtype in (torch.bfloat16, torch.float32):
+        layer = Layer.random(4096, LLAMA, dtype, device)
+        yield forward_case(layer, lambda each: partial(ops.linear, *each.arguments))
+        yield _training_case(layer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -13,10 +13,15 @@ from ._lltm import SHAPES, Cell, eager, gradients, tensors_of, tutorial
 from .harness import OURS, Case, Reference
 
 
-def _both(dtype: torch.dtype, peers: dict[str, Cell], device: torch.device) -> Iterator[Case]:
+def _both(
+    dtype: torch.dtype,
+    peers: dict[str, Cell],
+    device: torch.device,
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+) -> Iterator[Case]:
     """Each size, forward and then backward too."""
     name = str(dtype).removeprefix("torch.")
-    for batch, features, states in SHAPES:
+    for batch, features, states in shapes:
         tensors = tensors_of(device, dtype, (batch,), features, states)
         size = f"{name}, {batch} x {features} to {states}"
         if len(peers) > 2:
@@ -55,3 +60,9 @@ def full_cases(device: torch.device) -> Iterator[Case]:
         peers = {OURS: ops.lltm, "PyTorch": eager, "tutorial C++": extension}
         for dtype in (torch.float32, torch.bfloat16):
             yield from _both(dtype, peers, device)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """A batch and states of which a GPU has enough."""
+    for dtype in (torch.float32, torch.bfloat16):
+        yield from _both(dtype, {OURS: ops.lltm, "PyTorch": eager}, device, [(2048, 1024, 2048)])

@@ -184,3 +184,16 @@ def full_cases(device: torch.device) -> Iterator[Case]:
         if recipe not in common:
             function, arguments, dtype = recipe
             yield function(*arguments, dtype, device)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """Squares of every dtype, every layout of one of them, and a layer of Llama 8B."""
+    for dtype in DTYPES:
+        yield _square(SIDE, dtype, device)
+    yield _square(2 * SIDE, torch.bfloat16, device)
+    for kind in ("nt", "tn", "tt"):
+        yield _transposed(kind, SIDE, torch.bfloat16, device)
+    for rows in (*ROWS, SIDE):
+        yield _projection(rows, *LLAMA[2], torch.bfloat16, device)
+    yield _thin(2048, 2048, 16384, torch.bfloat16, device)
+    yield _batch(torch.bfloat16, device)

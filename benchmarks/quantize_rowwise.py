@@ -43,3 +43,9 @@ def cases(device: torch.device) -> Iterator[Case]:
     for dtype in DTYPES:
         for rows, inner in SHAPES:
             yield _case(rows, inner, dtype, device)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """The input of a layer of Llama 8B, and its weight."""
+    for shape in ((SHAPES[-1][0], 14336), (14336, SHAPES[-1][1])):
+        yield _case(*shape, torch.bfloat16, device)

@@ -93,3 +93,21 @@ def recipes(full: bool) -> Iterator[Recipe]:
     yield from common
     if full:
         yield from (recipe for recipe in _all() if recipe not in common)
+
+
+def gpu_recipes() -> Iterator[Recipe]:
+    """Batches of long sequences: each pass of both dtypes, then each kind once in bfloat16."""
+    for dtype in DTYPES[1:]:
+        for heads, size in ((32, 64), (16, 128)):
+            for causal in (False, True):
+                for backward in (False, True):
+                    plain = Recipe(dtype, 4096, batch=4, heads=heads, size=size)
+                    yield replace(plain, causal=causal, backward=backward)
+    wide = Recipe(torch.bfloat16, 4096, batch=4, heads=16, size=128)
+    for backward in (False, True):
+        yield Recipe(torch.float32, 4096, batch=2, heads=16, size=64, backward=backward)
+        yield replace(wide, key_heads=4, causal=True, backward=backward)
+        yield replace(wide, heads=8, size=256, backward=backward)
+        yield replace(wide, heads_inside=True, backward=backward)
+    yield replace(wide, batch=1, rows=16384, causal=True)
+    yield replace(wide, rows=1, columns=8192, batch=16, heads=32, key_heads=8)

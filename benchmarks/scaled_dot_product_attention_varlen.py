@@ -2,7 +2,7 @@
 
 PyTorch has no operator on packed tensors on the CPU. Its peers are a loop over the sequences, its
 nested tensors (which are not causal there), and padding to the longest sequence with a mask, each
-from packed tensors to packed tensors.
+from packed tensors to packed tensors. On CUDA its ``varlen_attn`` is one in half precision.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Recipe:
             heads = f"{self.heads} over {self.key_heads}"
         words = f"{dtype}, {self.sequences} of {tokens} tokens x {heads} x {self.size}"
         return f"{words}{' causal' * self.causal}{' with backward' * self.backward}"
+
+    @property
+    def padded_scores(self) -> int:
+        """Where every sequence has the tokens of the longest."""
+        return self.sequences * self.heads * max(self.lengths) ** 2
 
     @property
     def work(self) -> float:
@@ -117,10 +122,28 @@ def _nested(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, causal: 
     return values
 
 
-def _peers(recipe: Recipe) -> dict[str, Attention]:
-    peers: dict[str, Attention] = {OURS: _ours, "PyTorch": _looped, "PyTorch padded": _padded}
+def _varlen_attn(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, causal: bool
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = int(offsets.diff().max())
+    window = (-1, 0 if causal else -1)
+    result: Tensor = varlen_attn(
+        query, key, value, offsets.int(), offsets.int(), longest, longest, window_size=window
+    )
+    return result
+
+
+def _peers(recipe: Recipe, device: torch.device) -> dict[str, Attention]:
+    peers: dict[str, Attention] = {OURS: _ours, "PyTorch": _looped}
+    # More scores than 32 bits count end a process on CUDA (PyTorch 2.11, backward).
+    if device.type != "cuda" or recipe.padded_scores < 1 << 31:
+        peers["PyTorch padded"] = _padded
     if not recipe.causal and recipe.heads == recipe.key_heads:
         peers["PyTorch nested"] = _nested
+    if device.type == "cuda" and recipe.dtype != torch.float32:
+        peers["varlen_attn"] = _varlen_attn
     return peers
 
 
@@ -146,7 +169,10 @@ def _case(recipe: Recipe, device: torch.device) -> Case:
 
     return Case(
         recipe.name,
-        {peer: partial(call, attention, *inputs) for peer, attention in _peers(recipe).items()},
+        {
+            peer: partial(call, attention, *inputs)
+            for peer, attention in _peers(recipe, device).items()
+        },
         Reference(partial(call, _looped), *inputs),
         recipe.work,
         "GFLOP/s",
@@ -175,3 +201,10 @@ def full_cases(device: torch.device) -> Iterator[Case]:
         ):
             for backward in (False, True):
                 yield _case(replace(recipe, backward=backward), device)
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """Longer sequences of wider heads."""
+    plain = Recipe(torch.bfloat16, longest=4096, heads=16, key_heads=16, size=128, causal=True)
+    for backward in (False, True):
+        yield _case(replace(plain, backward=backward), device)

@@ -179,3 +179,15 @@ def cases(device: torch.device) -> Iterator[Case]:
         yield _case(volume.of(*last), ", channels last")
         for dtype in (torch.float32, torch.bfloat16):
             yield _training_case(Volume.random(network, shape, patch, step, dtype, device))
+
+
+def gpu_cases(device: torch.device) -> Iterator[Case]:
+    """Batches of eight pairs of images."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for network, shape, patch, step in (
+            ("FlowNetC 8x256x48x64, patch 21, step 2", (8, 256, 48, 64), 21, 2),
+            ("PWC-Net 8x32x96x128, patch 9", (8, 32, 96, 128), 9, 1),
+        ):
+            volume = Volume.random(network, shape, patch, step, dtype, device)
+            yield _case(volume)
+            yield _training_case(volume)

@@ -456,6 +456,7 @@ inline void check_attention_backward(
   check("output", output, shape.lead_dims + 2, shape.type);
   check("log_sum_exp", log_sum_exp, shape.lead_dims + 1,
         attention_accumulate_type(shape));
+  check_same_device(op, "query", query, "output_residual", output_residual);
   if (has_elements(output_residual)) {
     check("output_residual", output_residual, shape.lead_dims + 2, shape.type);
   }

@@ -271,6 +271,7 @@ inline void check_packed_attention_backward(const PackedAttentionShape& shape,
   check("output", output, shape.output_sizes(), shape.type);
   check("log_sum_exp", log_sum_exp, shape.log_sum_exp_sizes(),
         shape.accumulate_type());
+  check_same_device(op, "query", query, "output_residual", output_residual);
   if (has_elements(output_residual)) {
     check("output_residual", output_residual, shape.output_sizes(), shape.type);
   }

@@ -28,8 +28,11 @@ def reference(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """On ``values`` that are not packed: in int64, then float32, or float64 where anything is."""
-    sums = values.long() @ pkg.ops.unpack_int4(weight).long().mT
+    """On ``values`` that are not packed: exact sums, then float32, or float64 where anything is.
+
+    Sums of so few products are exact in float64, which CUDA multiplies, as it does not int64.
+    """
+    sums = values.double() @ pkg.ops.unpack_int4(weight).double().mT
     floating = [input_scale, weight_scale, *([] if bias is None else [bias])]
     dtype = out_dtype or input_scale.dtype
     is_wide = torch.float64 in (dtype, *(each.dtype for each in floating))

@@ -571,7 +571,20 @@ def test_fewer_matrix_instructions_than_expected(monkeypatch: pytest.MonkeyPatch
     assert line in LISTING
     fewer = kernel(LISTING.replace(line, ""), usage)
     (problem,) = cuda_report.problems([fewer], ())
-    assert problem.endswith("1 HMMA.16816 in the main loop, and not 2")
+    assert problem.endswith("1 HMMA.16816 in the main loop, not 2")
+
+
+def test_what_is_behind_a_branch_is_not_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = (Expected(r"k<\w+>", {"HMMA.16816": 2}, {"LDSM.x2": 1}),)
+    monkeypatch.setattr(cuda_known, "EXPECTED", expected)
+    usage = USAGE.replace("SHARED:0", "SHARED:512")
+    assert cuda_report.problems([kernel(usage=usage)], ()) == []
+    line = "        /*0020*/                   LDSM.16.MT88.2 R12, [R21+0x40] ;\n"
+    assert line in LISTING
+    branch = "        /*0018*/              @!P3 BRA `(.L_x_9) ;\n"
+    behind = LISTING.replace(line, f"{branch}{line}.L_x_9:\n")
+    (problem,) = cuda_report.problems([kernel(behind, usage)], ())
+    assert problem.endswith("0 LDSM.x2 on the way round the main loop, not 1")
 
 
 def test_exemptions_and_those_that_are_not_needed_any_more() -> None:

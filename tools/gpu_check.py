@@ -18,7 +18,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,9 @@ from typing import Any
 ROUNDS = 9
 WARM_UP_SECONDS = 0.02
 SAMPLE_SECONDS = 0.01  # of one reading of the clock: a thousand times its resolution
+# A call that takes less may be one of the host's time: it is timed in a CUDA graph too.
+MOST_SECONDS_IN_A_GRAPH = 100e-6
+CALLS_IN_A_GRAPH = 20
 NEEDED = {
     "build": ("setuptools", "wheel", "ninja"),
     "suite": ("pytest", "numpy", "expecttest"),
@@ -118,23 +121,81 @@ def events_of_cuda(function: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) / 1e3 / calls
 
 
-def measure_on_cuda(harness: ModuleType, operator: str, case: Any) -> Any:
-    """Median and spread of each peer, whose rounds alternate."""
+def graph_of(function: Callable[[], Any]) -> Callable[[], Any] | None:
+    """Replays ``CALLS_IN_A_GRAPH`` calls from a CUDA graph; None where they cannot be captured."""
+    import torch
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    try:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            kept = [function() for _ in range(CALLS_IN_A_GRAPH)]
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    del kept
+    return graph.replay
+
+
+def alternated(peers: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds a call of each, whose rounds alternate."""
     calls = {}
-    for name, function in case.peers.items():
+    for name, function in peers.items():
         once = events_of_cuda(function, 1)
         count = max(1, min(1000, int(WARM_UP_SECONDS / max(once, 1e-9))))
         calls[name] = max(1, int(SAMPLE_SECONDS / max(events_of_cuda(function, count), 1e-9)))
-    samples: dict[str, list[float]] = {name: [] for name in case.peers}
-    order = list(case.peers)
+    samples: dict[str, list[float]] = {name: [] for name in peers}
+    order = list(peers)
     for _ in range(ROUNDS):
         for name in order:
-            samples[name].append(events_of_cuda(case.peers[name], calls[name]))
+            samples[name].append(events_of_cuda(peers[name], calls[name]))
         order.reverse()
-    seconds = {name: statistics.median(times) for name, times in samples.items()}
-    quartiles = {name: statistics.quantiles(times, n=4) for name, times in samples.items()}
-    spread = {name: (high - low) / 2 for name, (low, _, high) in quartiles.items()}
-    return harness.Result(operator, case.name, case.work, case.unit, seconds, spread)
+    return samples
+
+
+def measure_on_cuda(harness: ModuleType, operator: str, case: Any) -> Iterator[Any]:
+    """Median and spread of each peer; of a call that takes little time in CUDA graphs too."""
+
+    def result(name: str, samples: Mapping[str, list[float]], calls: int) -> Any:
+        seconds = {peer: statistics.median(times) / calls for peer, times in samples.items()}
+        quartiles = {peer: statistics.quantiles(times, n=4) for peer, times in samples.items()}
+        spread = {peer: (high - low) / 2 / calls for peer, (low, _, high) in quartiles.items()}
+        return harness.Result(operator, name, case.work, case.unit, seconds, spread)
+
+    skipped = {}
+    for name, function in list(case.peers.items())[1:]:
+        try:
+            function()
+        except RuntimeError as error:  # not for this device, or not of this shape
+            skipped[name] = f"refused: {str(error).partition(chr(10))[0]}"
+    peers = {name: each for name, each in case.peers.items() if name not in skipped}
+    plain = dataclasses.replace(result(case.name, alternated(peers), 1), skipped=skipped)
+    yield plain
+    if plain.seconds[harness.OURS] < MOST_SECONDS_IN_A_GRAPH:
+        graphs = {name: graph_of(function) for name, function in peers.items()}
+        captured = {name: graph for name, graph in graphs.items() if graph is not None}
+        if harness.OURS in captured:
+            yield result(f"{case.name}, in a graph", alternated(captured), CALLS_IN_A_GRAPH)
+
+
+def ceilings(device: Any) -> dict[str, float]:
+    """What this device reaches at best here: bytes by a copy, operations by PyTorch's product."""
+    import torch
+
+    source = torch.randn(2**28, device=device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
+    rates = {}
+    for name, function, work in (
+        ("copy, GB/s read and written", lambda: target.copy_(source), 2 * source.nbytes),
+        ("product of bfloat16, GFLOP/s", lambda: a @ b, 2 * 8192**3),
+    ):
+        events_of_cuda(function, 3)
+        rates[name] = work / 1e9 / statistics.median(events_of_cuda(function, 5) for _ in range(5))
+    return rates
 
 
 def time_operators(options: argparse.Namespace) -> int:
@@ -147,24 +208,26 @@ def time_operators(options: argparse.Namespace) -> int:
     harness = load_benchmarks()
     torch.set_float32_matmul_precision(options.float32)
     device = torch.device(options.device)
-    console = Console()
+    console = Console(width=160)
+    machine = harness.machine(device)
+    if device.type == "cuda":
+        machine["ceilings"] = ceilings(device)
+        console.print(machine["ceilings"])
     results, faults = [], []
     for operator in options.operators or harness.operators():
         of_operator = []
         for case in harness.cases(operator, device):
             try:
                 harness.verify(case)
-            except ArithmeticError as fault:
-                faults.append(f"{operator}: {fault}")
-                continue
-            if device.type == "cuda":
-                of_operator.append(measure_on_cuda(harness, operator, case))
-            else:
-                of_operator.append(harness.measure(operator, case, options.seconds))
+                if device.type == "cuda":
+                    of_operator += measure_on_cuda(harness, operator, case)
+                else:
+                    of_operator.append(harness.measure(operator, case, options.seconds))
+            except (ArithmeticError, RuntimeError) as fault:
+                faults.append(f"{operator}: {case.name}: {fault}")
         if of_operator:
             console.print(harness.table(operator, of_operator))
         results += of_operator
-    machine = harness.machine(device)
     document = {
         "machine": machine,
         "results": [dataclasses.asdict(result) for result in results],

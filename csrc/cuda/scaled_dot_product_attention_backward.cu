@@ -15,11 +15,9 @@ namespace pkg::cuda {
 template <class Element>
 void launch_attention_delta(const AttentionBackward<Element>& call,
                             cudaStream_t stream) {
-  constexpr int64_t kRowsPerBlock = kTileThreads / kWarpSize;
-  const int64_t rows = call.problem.batch_count * call.problem.rows;
   launch(attention_delta_kernel<Element>,
-         (rows + kRowsPerBlock - 1) / kRowsPerBlock, kTileThreads, stream,
-         call);
+         call.problem.batch_count * tiles_of(call.problem.rows, kDeltaRows),
+         kTileThreads, stream, call);
 }
 
 // PKG_CUDA_JOINT_GRADIENTS=0 makes the gradients of query and key by a kernel

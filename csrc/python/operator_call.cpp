@@ -139,6 +139,34 @@ PyObject* tuple_of(const DirectResults& results) {
   return objects;
 }
 
+// Arguments with a list where a number stands for one, as PyTorch's dispatcher
+// and all that it calls want them.
+class ListedArguments {
+ public:
+  ListedArguments(const Signature& signature, PyObject* const* values) {
+    size_t count = 0;
+    for (const Parameter& parameter : signature.parameters()) {
+      arguments_[count] = values[count];
+      if (parameter.type == ValueType::Integers &&
+          !PySequence_Check(values[count])) {
+        py::list list;
+        for (size_t i = 0; i < parameter.list_size; ++i) {
+          list.append(py::handle(values[count]));
+        }
+        arguments_[count] = list.ptr();
+        lists_.push_back(std::move(list));
+      }
+      ++count;
+    }
+  }
+
+  PyObject* const* data() const { return arguments_.data(); }
+
+ private:
+  std::array<PyObject*, kMaxArguments> arguments_;
+  std::vector<py::object> lists_;
+};
+
 // A function of pkg/_refusals.py.
 py::object refusal(const char* name) {
   return py::module_::import("pkg._refusals").attr(name);
@@ -159,8 +187,9 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
     }
     if (needs_gradient(values)) {
       return record && state.is_autograd_on()
-                 ? PyObject_Vectorcall(record.ptr(), values, signature->size(),
-                                       nullptr)
+                 ? PyObject_Vectorcall(
+                       record.ptr(), ListedArguments(*signature, values).data(),
+                       signature->size(), nullptr)
                  : long_way(values);
     }
   }
@@ -249,25 +278,10 @@ PyObject* OperatorCall::long_way(PyObject* const* values) const {
   return result;
 }
 
-// Through torch.ops, which takes no number for a list.
+// Through torch.ops.
 PyObject* OperatorCall::dispatch(PyObject* const* values) const {
-  std::array<PyObject*, kMaxArguments> arguments;
-  std::vector<py::object> lists;
-  size_t count = 0;
-  for (const Parameter& parameter : signature->parameters()) {
-    arguments[count] = values[count];
-    if (parameter.type == ValueType::Integers &&
-        !PySequence_Check(values[count])) {
-      py::list list;
-      for (size_t i = 0; i < parameter.list_size; ++i) {
-        list.append(py::handle(values[count]));
-      }
-      arguments[count] = list.ptr();
-      lists.push_back(std::move(list));
-    }
-    ++count;
-  }
-  return PyObject_Vectorcall(dispatched.ptr(), arguments.data(),
+  const ListedArguments listed(*signature, values);
+  return PyObject_Vectorcall(dispatched.ptr(), listed.data(),
                              signature->positional(), signature->keywords());
 }
 

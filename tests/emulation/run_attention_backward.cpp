@@ -37,9 +37,9 @@ cuda::AttentionBackward<Element> backward_of(const Request& request) {
 template <class Element>
 void run_delta(const Request& request) {
   const auto call = backward_of<Element>(request);
-  const int64_t warps_per_block = cuda::kTileThreads / cuda::kWarpSize;
-  const int64_t rows = call.problem.batch_count * call.problem.rows;
-  launch_blocks(request, (rows + warps_per_block - 1) / warps_per_block,
+  launch_blocks(request,
+                call.problem.batch_count *
+                    cuda::tiles_of(call.problem.rows, cuda::kDeltaRows),
                 cuda::kTileThreads, cuda::attention_delta_kernel<Element>,
                 call);
 }

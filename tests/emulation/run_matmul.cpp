@@ -25,10 +25,9 @@ void run(const Request& request) {
   parts.c = sums.data();
   launch_blocks(request, pieces, shape, cuda::matmul_kernel<Input, Sum>, parts,
                 cuda::KeepSums{});
-  launch_blocks(request, tiles, cuda::BlockProduct<Input>::kThreads,
-                cuda::matmul_sum_kernel<Input, Output>,
-                cuda::sum_of(problem, sums.data(), parts.splits),
-                cuda::KeepSums{});
+  const auto sum = cuda::sum_of(problem, sums.data(), parts.splits);
+  launch_blocks(request, sum.tiles, cuda::SumThread::kThreads,
+                cuda::matmul_sum_kernel<Input, Output>, sum, cuda::KeepSums{});
 }
 
 // How a product of so many tiles and panels is divided for so many blocks.

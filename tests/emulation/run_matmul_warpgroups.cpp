@@ -24,10 +24,9 @@ void run(const Request& request) {
                                             problem.rows * problem.columns));
   launch_warpgroups(request, problem, split_depth / kDepth, sums.data(),
                     cuda::KeepSums{});
-  const int64_t tiles = problem.count_tiles();
-  launch_blocks(request, tiles, cuda::BlockProduct<Input>::kThreads,
-                cuda::matmul_sum_kernel<Input, Output>,
-                cuda::sum_of(problem, sums.data(), splits), cuda::KeepSums{});
+  const auto sum = cuda::sum_of(problem, sums.data(), splits);
+  launch_blocks(request, sum.tiles, cuda::SumThread::kThreads,
+                cuda::matmul_sum_kernel<Input, Output>, sum, cuda::KeepSums{});
 }
 
 // How a product of such sizes is shared out among the warpgroups of so many

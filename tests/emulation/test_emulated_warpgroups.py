@@ -195,6 +195,7 @@ def test_plans(cuda_emulator: Emulator) -> None:
     assert plan(1, 8192, 128, 64, 132) == (128, 32)  # 64 tiles in 2 parts
     assert plan(66, 128, 256, 15, 132) == (128, 15)
     assert plan(1, 1024, 1024, 256, 132) == (256, 64)  # 32 tiles in 4 parts
+    assert plan(1, 1024, 1024, 16, 132) == (128, 16)  # two parts would take longer
     for rows, columns, panels in itertools.product((1, 128, 700), (1, 128, 900), (1, 15, 16, 100)):
         width, each = plan(1, rows, columns, panels, 132)
         assert width in WIDTHS

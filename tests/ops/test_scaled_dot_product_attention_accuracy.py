@@ -161,15 +161,21 @@ def converted(data: Data, dtype: torch.dtype) -> Data:
 
 
 def check_errors(attention: Callable[..., Tensor], data: Data) -> None:
-    """By the norm of the errors of all elements: the largest alone is a matter of luck."""
+    """By the norm of the errors of all elements: the largest alone is a matter of luck.
+
+    On CUDA the math backend multiplies in float32 what has half precision, which no kernel on
+    tensor cores does: there PyTorch's own fused kernel is the measure, where it takes the call.
+    """
     ours = results(attention, data)
     wide = converted(data, torch.float64)
+    fused = [SDPBackend.EFFICIENT_ATTENTION] if data[0][0].is_cuda else []
+    with sdpa_kernel([*fused, SDPBackend.MATH], set_priority=True):
+        plain = results(scaled_dot_product_attention, data)
     with sdpa_kernel(SDPBackend.MATH):
-        math = results(scaled_dot_product_attention, data)
         exact = results(scaled_dot_product_attention, wide)
     for result, expected in exact.items():
         error = (ours[result] - expected).norm()
-        limit = 2 * (math[result] - expected).norm()
+        limit = 2 * (plain[result] - expected).norm()
         assert error <= limit, f"{result}: {error:.3g}, more than {limit:.3g}"
 
 

@@ -391,7 +391,11 @@ class TestAttentionVarlen(OperatorTests):
             for ours, expected in zip(
                 results, [plain, *torch.autograd.grad(plain, inputs, grad)], strict=True
             ):
-                torch.testing.assert_close(ours, expected)
+                # Sums in another order, each rounded in proportion to its terms.
+                unit = torch.finfo(dtype).eps
+                tolerances = {"rtol": 4 * unit, "atol": unit * float(expected.abs().max())}
+                is_half = dtype.itemsize == 2
+                torch.testing.assert_close(ours, expected, **(tolerances if is_half else {}))
 
     @pytest.mark.parametrize("dtype", FLOATING)
     def test_sequences_do_not_see_one_another(

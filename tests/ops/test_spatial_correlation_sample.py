@@ -354,6 +354,10 @@ def test_a_pair_is_height_and_width_and_a_number_both() -> None:
     )
     shape = correlate(a, b, patch_size=(2, 3), stride=(4, 1)).shape
     assert shape == (1, 2, 3, 2, 6)
+    # Where the CPU's kernel is not entered at once, and a gradient is recorded, too.
+    elsewhere = (a.to("meta").requires_grad_(), b.to("meta"))
+    assert correlate(*elsewhere, patch_size=(2, 3), stride=(4, 1)).shape == shape
+    assert correlate(*elsewhere, 3, 2, 2, 1, 1, 2).shape == correlate(a, b, 3, 2, 2, 1, 1, 2).shape
     assert torch.equal(
         pkg._C.spatial_correlation_sample(a, b, patch_size=(2, 3), stride=(4, 1)),
         correlate(a, b, patch_size=(2, 3), stride=(4, 1)),

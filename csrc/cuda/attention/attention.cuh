@@ -8,6 +8,7 @@
 #include "attention_key_limits.h"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/gemm/panel.cuh"
@@ -199,11 +200,15 @@ struct AttentionProblem {
     return packed.rows.data != nullptr;
   }
 
-  // Whether a score is a scaled product, where a key is seen, and a weight
-  // nothing but the softmax of scores.
+  // Of a scale below it there is no normal number of float32 in other units.
+  static constexpr double kLeastPlainScale = 1e-30;
+
+  // Whether a score is a product and a positive scale, where a key is seen, and
+  // a weight nothing but the softmax of scores.
   __host__ __device__ bool is_plain() const {
-    return mask.type == MaskType::none && dropout.seed == nullptr &&
-           variant.slopes.data == nullptr && variant.softcap == 0;
+    return scale >= kLeastPlainScale && mask.type == MaskType::none &&
+           dropout.seed == nullptr && variant.slopes.data == nullptr &&
+           variant.softcap == 0;
   }
 
   // Whether all tiles of queries, or of keys, are as much work.
@@ -359,6 +364,7 @@ constexpr int64_t kMostTiledLength = int64_t{1} << 30;
 template <class Element>
 class AttentionScores {
  public:
+  static constexpr bool kScalesExponents = false;  // see ScaledExponents
   using Number = Accumulator<Element>;
 
   // What they take of the matrix, for who keeps it elsewhere than in registers.
@@ -665,6 +671,8 @@ class AttentionScores {
 template <class Element>
 class SharedAttentionScores {
  public:
+  static constexpr bool kScalesExponents = false;
+
   __device__ __forceinline__
   SharedAttentionScores(const AttentionProblem<Element>& problem, int64_t batch,
                         const AttentionExtent& extent)
@@ -721,12 +729,21 @@ class PlainScores {
         first_(near(extent.limits.first)),
         last_(near(extent.limits.last)) {}
 
+  static constexpr bool kScalesExponents = false;  // see ScaledExponents
+
   template <class Scores>
   __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
                                              int64_t column_begin) const {
+    tile.scale(scale_);
+    hide_unseen(tile, row_begin, column_begin);
+  }
+
+  // Minus infinity in place of what takes no part.
+  template <class Scores>
+  __device__ __forceinline__ void hide_unseen(Scores& tile, int64_t row_begin,
+                                              int64_t column_begin) const {
     const int row = static_cast<int>(row_begin);
     const int column = static_cast<int>(column_begin);
-    tile.scale(scale_);
     TileLimits(rows_ - row, columns_ - column, first_ + row - column,
                last_ + row - column)
         .hide_unseen(tile);
@@ -743,6 +760,10 @@ class PlainScores {
   __device__ __forceinline__ bool caps() const { return false; }
   __device__ __forceinline__ float cap_slope(float) const { return 1.0f; }
 
+  __device__ __forceinline__ Accumulator<Element> scale() const {
+    return scale_;
+  }
+
  private:
   // What lies further than any key is as good as no limit.
   __device__ __forceinline__ static int near(int64_t distance) {
@@ -756,6 +777,22 @@ class PlainScores {
   int columns_;
   int first_;
   int last_;
+};
+
+// The same for kernels that leave products as they are: the multiply-add that
+// takes a maximum, or a log-sum-exp, off an exponent scales too. Where the
+// scale is positive, as is_plain() says, the largest score is that of the
+// largest product.
+template <class Element>
+class ScaledExponents : public PlainScores<Element> {
+ public:
+  static constexpr bool kScalesExponents = true;
+  using PlainScores<Element>::PlainScores;
+
+  // In units of log(2).
+  __device__ __forceinline__ float scale_of_exponents() const {
+    return this->scale() * FastExponential::kLog2OfE;
+  }
 };
 
 // What the choice of a kernel depends on beside the call.

@@ -6,6 +6,7 @@
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -54,13 +55,8 @@ struct OnlineSoftmax {
   // returns the factor for what was accumulated relative to the old one.
   __device__ __forceinline__ Number update_row(int i, Scores& scores) {
     auto& row = scores.values[i];
-    Number largest = row[0];
-    PKG_UNROLL
-    for (int j = 1; j < Scores::kThreadColumns; ++j) {
-      largest = fmax(largest, row[j]);
-    }
     const Number previous = maximum[i];
-    maximum[i] = fmax(previous, row_maximum<typename Scores::Thread>(largest));
+    take_maximum(i, scores);
     const Number origin =
         maximum[i] == -Number(INFINITY) ? Number(0) : maximum[i];
     const Exponential exponential;
@@ -73,6 +69,54 @@ struct OnlineSoftmax {
     }
     sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
     return correction;
+  }
+
+  // The same of products that scale, which is positive, makes scores in units
+  // of log(2): a multiply-add takes the maximum off and scales. What rounding
+  // the maximum leaves is the same factor of all weights of a row.
+  __device__ __forceinline__ Number update_row(int i, Scores& products,
+                                               Number scale) {
+    auto& row = products.values[i];
+    const Number previous = maximum[i];
+    take_maximum(i, products);
+    const Number origin = origin_of(i, scale);
+    const Number correction =
+        Exponential::of_base_2(fma(previous, scale, -origin));
+    Number total = 0;
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      row[j] = Exponential::of_base_2(fma(row[j], scale, -origin));
+      total += row[j];
+    }
+    sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
+    return correction;
+  }
+
+  // After the last of such products: the maxima are those of the scores.
+  __device__ __forceinline__ void scale_maxima(Number scale) {
+    constexpr Number kLog2 = 0.693147180559945309;
+    PKG_UNROLL
+    for (int i = 0; i < Scores::kThreadRows; ++i) {
+      maximum[i] = maximum[i] == -Number(INFINITY)
+                       ? maximum[i]
+                       : origin_of(i, scale) * kLog2;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void take_maximum(int i, const Scores& scores) {
+    const auto& row = scores.values[i];
+    Number largest = row[0];
+    PKG_UNROLL
+    for (int j = 1; j < Scores::kThreadColumns; ++j) {
+      largest = fmax(largest, row[j]);
+    }
+    maximum[i] =
+        fmax(maximum[i], row_maximum<typename Scores::Thread>(largest));
+  }
+
+  __device__ __forceinline__ Number origin_of(int i, Number scale) const {
+    return maximum[i] == -Number(INFINITY) ? Number(0) : maximum[i] * scale;
   }
 };
 
@@ -97,14 +141,21 @@ __device__ __forceinline__ void store_attention(
   using Number = typename OutputTile::Value;
   const AttentionProblem<Element>& problem = call.problem;
   const typename OutputTile::Thread thread;
-  // A sum of zero is a row without any key: its output is zero.
+  // A sum of zero is a row without any key: its output is zero. What is rounded
+  // to half precision is multiplied: a division of float32 takes a branch.
+  constexpr bool kDivides = sizeof(Element) > 2;
   PKG_UNROLL
   for (int i = 0; i < output.kThreadRows; ++i) {
     const Number sum = softmax.sum[i];
+    [[maybe_unused]] const Number inverse = Number(1) / sum;
     PKG_UNROLL
     for (int j = 0; j < output.kThreadColumns; ++j) {
-      output.values[i][j] =
-          sum == Number(0) ? Number(0) : output.values[i][j] / sum;
+      Number& value = output.values[i][j];
+      if constexpr (kDivides) {
+        value = sum == Number(0) ? Number(0) : value / sum;
+      } else {
+        value = zero_where_equal(sum, Number(0), value * inverse);
+      }
     }
     const int64_t row = row_begin + thread.row(i);
     if (output_begin == 0 && thread.is_first_of_row() && row < extent.rows) {

@@ -89,7 +89,7 @@ class AttentionWarpgroups {
   using Scores = Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, 16, kKeys>>;
   using Output =
       Tile<float, kRows, kWidth, MmaThread<kRows, kWidth, 16, kWidth>>;
-  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+  using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
                                        AttentionScores<Element>>;
   using Softmax = OnlineSoftmax<Scores, FastExponential>;
   using Words = uint32_t[kKeys / 16][4];
@@ -306,6 +306,9 @@ class AttentionWarpgroups {
     wait_for_products<0>();
     finish_output(output, turn);
     turn = turn.next();
+    if constexpr (Attention::kScalesExponents) {
+      softmax.scale_maxima(attention.scale_of_exponents());
+    }
   }
 
   // Makes weights of products of queries and keys; corrections are for what was
@@ -315,10 +318,19 @@ class AttentionWarpgroups {
       const Attention& attention, const Work& work, int begin, Turn turn,
       Scores& scores, Softmax& softmax,
       float (&corrections)[Scores::kThreadRows]) const {
-    attention.score_tile(scores, work.row_begin, begin);
+    if constexpr (Attention::kScalesExponents) {
+      attention.hide_unseen(scores, work.row_begin, begin);
+    } else {
+      attention.score_tile(scores, work.row_begin, begin);
+    }
     PKG_UNROLL
     for (int i = 0; i < scores.kThreadRows; ++i) {
-      corrections[i] = softmax.update_row(i, scores);
+      if constexpr (Attention::kScalesExponents) {
+        corrections[i] =
+            softmax.update_row(i, scores, attention.scale_of_exponents());
+      } else {
+        corrections[i] = softmax.update_row(i, scores);
+      }
     }
     attention.drop_tile(scores, work.row_begin, begin);
     hold_sums(scores.values);

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/device/device.cuh"
@@ -228,17 +229,24 @@ class GradKeyValuePanels {
       Number (&gradients)[kFragment]) {
     Number factors[kFragment];
     attention.dropout_factors(row, column, factors);
-    PKG_UNROLL
-    for (int j = 0; j < kFragment; ++j) {
-      const Number product = products[j];
-      const Number weight = are_products
-                                ? attention.weight_of_product(row, product)
-                                : attention.weight(row, column + j, product);
-      products[j] = factors[j] * weight;
-      gradients[j] =
-          attention.grad_score(row, weight, factors[j] * gradients[j]) *
-          attention.cap_slope(product);
-    }
+    const auto weigh = [&](auto of_products) {
+      PKG_UNROLL
+      for (int j = 0; j < kFragment; ++j) {
+        const Number product = products[j];
+        const Number gradient = factors[j] * gradients[j];
+        if constexpr (of_products) {
+          const Number weight = attention.weight_of_product(row, product);
+          products[j] = factors[j] * weight;
+          gradients[j] = attention.grad_product(row, weight, gradient);
+        } else {
+          const Number weight = attention.weight(row, column + j, product);
+          products[j] = factors[j] * weight;
+          gradients[j] = attention.grad_score(row, weight, gradient) *
+                         attention.cap_slope(product);
+        }
+      }
+    };
+    are_products ? weigh(std::true_type()) : weigh(std::false_type());
   }
 
   // Adds what 64 queries give to the gradient that is the thread's group's.

@@ -77,7 +77,7 @@ class GradKeyValueWarpgroups
       Tile<float, kKeys, kQueries, MmaThread<kKeys, kQueries, 16, kQueries>>;
   using Sums =
       Tile<float, kKeys, kOwnWidth, MmaThread<kKeys, kOwnWidth, 16, kOwnWidth>>;
-  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+  using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
                                        AttentionScores<Element>>;
   using Words = uint32_t[kQueries / 16][4];
   static_assert(Weights::Thread::kThreads == Launch::kConsumers);

@@ -61,7 +61,7 @@ class GradQueryWarpgroups : public GradientWarpgroups<232> {
   using Key = WarpgroupLines<Element, kKeys, kWidth>;
   using Scores = Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, 16, kKeys>>;
   using Sums = Tile<float, kRows, kWidth, MmaThread<kRows, kWidth, 16, kWidth>>;
-  using Attention = std::conditional_t<kPlain, PlainScores<Element>,
+  using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
                                        AttentionScores<Element>>;
   using Words = uint32_t[kKeys / 16][4];
   static_assert(Scores::Thread::kThreads ==

@@ -42,7 +42,7 @@ struct QueryNumbers {
 __device__ __forceinline__ float attention_weight(float score,
                                                   float log_sum_exp) {
   const FastExponential exponential;
-  return score == -INFINITY ? 0.0f : exponential(score - log_sum_exp);
+  return zero_where_equal(score, -INFINITY, exponential(score - log_sum_exp));
 }
 
 // The gradient of a score, from that of its weight after dropout. A weight of
@@ -50,7 +50,17 @@ __device__ __forceinline__ float attention_weight(float score,
 __device__ __forceinline__ float attention_grad_score(float weight,
                                                       float grad_weight,
                                                       float delta) {
-  return weight == 0.0f ? 0.0f : weight * (grad_weight - delta);
+  return zero_where_equal(weight, 0.0f, weight * (grad_weight - delta));
+}
+
+// The same of a product of a query and a key that is not yet scaled: scale is
+// of a score in units of log(2).
+__device__ __forceinline__ float attention_weight(float product, float scale,
+                                                  float log_sum_exp) {
+  const float origin = log_sum_exp * FastExponential::kLog2OfE;
+  return zero_where_equal(
+      product, -INFINITY,
+      FastExponential::of_base_2(fmaf(product, scale, -origin)));
 }
 
 // Replaces products of queries and keys by weights.
@@ -58,6 +68,24 @@ template <class Attention, class Scores, class Numbers>
 __device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
                                       int64_t row_begin, int64_t column_begin,
                                       const Numbers& log_sum_exp) {
+  if constexpr (Attention::kScalesExponents) {
+    if constexpr (Numbers::kOfTransposed) {
+      TransposedTile<Scores> products{tile};
+      attention.hide_unseen(products, row_begin, column_begin);
+    } else {
+      attention.hide_unseen(tile, row_begin, column_begin);
+    }
+    const float scale = attention.scale_of_exponents();
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      PKG_UNROLL
+      for (int i = 0; i < Scores::kThreadRows; ++i) {
+        tile.values[i][j] =
+            attention_weight(tile.values[i][j], scale, log_sum_exp.of(i, j));
+      }
+    }
+    return;
+  }
   if constexpr (Numbers::kOfTransposed) {
     TransposedTile<Scores> scores{tile};
     attention.score_tile(scores, row_begin, column_begin);

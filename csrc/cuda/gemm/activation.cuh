@@ -3,22 +3,34 @@
 // gelu is x Phi(x), its approximation x sigmoid(2u) with the u of the usual
 // x (1 + tanh(u)) / 2, silu x sigmoid(x): written so, nothing cancels for
 // negative x.
+//
+// An activation's Quick is for results that are rounded to half precision: its
+// exponentials and reciprocals are those of the special function unit, whose
+// errors are 2^-11 of that rounding's and less.
 #pragma once
 
 #include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
 
 namespace pkg::cuda {
 
 // e / (1 + e) and 1 / (1 + e) with e = exp(-|x|): the smaller and the larger of
 // sigmoid(x) and sigmoid(-x).
-template <class Number>
+template <class Number, bool kQuick = false>
 struct Gate {
   Number open;    // sigmoid(x)
   Number closed;  // sigmoid(-x)
 
   __device__ __forceinline__ explicit Gate(Number x) {
-    const Number e = exp(-fabs(x));
-    const Number larger = Number(1) / (Number(1) + e);
+    Number e;
+    Number larger;
+    if constexpr (kQuick) {
+      e = quick_exponential(-fabs(x));
+      larger = quick_reciprocal(Number(1) + e);
+    } else {
+      e = exp(-fabs(x));
+      larger = Number(1) / (Number(1) + e);
+    }
     const Number smaller = e * larger;
     open = x < Number(0) ? smaller : larger;
     closed = x < Number(0) ? larger : smaller;
@@ -26,6 +38,7 @@ struct Gate {
 };
 
 struct NoActivation {
+  using Quick = NoActivation;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x;
@@ -33,6 +46,7 @@ struct NoActivation {
 };
 
 struct Relu {
+  using Quick = Relu;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x < Number(0) ? Number(0) : x;
@@ -45,6 +59,7 @@ struct Relu {
 };
 
 struct Gelu {
+  using Quick = Gelu;
   // Phi(x) = erfc(-x / sqrt(2)) / 2, accurate in both tails.
   template <class Number>
   static __device__ __forceinline__ Number cumulative(Number x) {
@@ -62,7 +77,9 @@ struct Gelu {
   }
 };
 
-struct GeluTanh {
+template <bool kQuick>
+struct GeluTanhBy {
+  using Quick = GeluTanhBy<true>;
   static constexpr double kScale = 1.59576912160573071;  // sqrt(8 / pi)
   static constexpr double kCubic = 0.044715;
 
@@ -72,27 +89,32 @@ struct GeluTanh {
   }
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
-    return x * Gate<Number>(argument(x)).open;
+    return x * Gate<Number, kQuick>(argument(x)).open;
   }
   template <class Number>
   __device__ __forceinline__ Number gradient(Number grad, Number x) const {
-    const Gate<Number> gate(argument(x));
+    const Gate<Number, kQuick> gate(argument(x));
     const Number slope = x * x * Number(3 * kScale * kCubic) + Number(kScale);
     return grad * (gate.open + x * (gate.open * gate.closed) * slope);
   }
 };
 
-struct Silu {
+using GeluTanh = GeluTanhBy<false>;
+
+template <bool kQuick>
+struct SiluBy {
+  using Quick = SiluBy<true>;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
-    return x * Gate<Number>(x).open;
+    return x * Gate<Number, kQuick>(x).open;
   }
   template <class Number>
   __device__ __forceinline__ Number gradient(Number grad, Number x) const {
-    const Gate<Number> gate(x);
+    const Gate<Number, kQuick> gate(x);
     return grad * (gate.open + x * (gate.open * gate.closed));
   }
 };
+using Silu = SiluBy<false>;
 
 // The gradient as a function of the pointwise kernels.
 template <class Activation>

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
@@ -41,7 +42,9 @@ struct LinearEpilogue {
                  problem.rows, problem.columns, problem.columns, row_begin,
                  column_begin);
     }
-    tile.transform_values([](Number value) { return Activation()(value); });
+    using Applied = std::conditional_t<sizeof(Element) == 2,
+                                       typename Activation::Quick, Activation>;
+    tile.transform_values([](Number value) { return Applied()(value); });
   }
 };
 

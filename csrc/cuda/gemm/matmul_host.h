@@ -23,16 +23,16 @@ Tensor allocate_parts(const MatmulProblem<Input, Output>& problem,
       number_type<StoredSum<Input>>(), device_of(output));
 }
 
-// Adds the parts up. The problem's tiles have been counted.
+// Adds the parts up.
 template <class Input, class Output, class Epilogue>
 void launch_sum(const MatmulProblem<Input, Output>& problem,
                 const Tensor& parts, int64_t splits, const Epilogue& epilogue,
                 cudaStream_t stream) {
   const auto* sums =
       static_cast<const StoredSum<Input>*>(parts.const_data_ptr());
-  launch(matmul_sum_kernel<Input, Output, Epilogue>, problem.tiles,
-         BlockProduct<Input>::kThreads, stream, sum_of(problem, sums, splits),
-         epilogue);
+  const auto sum = sum_of(problem, sums, splits);
+  launch(matmul_sum_kernel<Input, Output, Epilogue>, sum.tiles,
+         SumThread::kThreads, stream, sum, epilogue);
 }
 
 template <int kTileColumns, class Input, class Output, class Epilogue>
