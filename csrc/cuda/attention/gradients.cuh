@@ -100,11 +100,13 @@ constexpr int kDeltaRows = 128;
 
 // What a block sums, and how: kPacket neighbouring elements a lane at a time,
 // a row by as many lanes as it has packets, up to those of a warp. The shuffle
-// adds the lanes' sums in a fixed order.
+// adds the lanes' sums in a fixed order, which is the same however the elements
+// lie.
 template <class Element>
 struct DeltaRows {
   using Number = Accumulator<Element>;
   static constexpr int kPacket = 16 / sizeof(Element);
+  using Elements = Packet<Element, kPacket>;
 
   // Of row 0; the residual may be null.
   const Element* grad_output;
@@ -115,6 +117,7 @@ struct DeltaRows {
   int64_t value_size;
   Number* delta;
 
+  // Whether a load brings a packet.
   __device__ __forceinline__ bool has_packets() const {
     const auto suits = [&](const Element* data, int i) {
       return data == nullptr || (columns[i] == 1 && strides[i] % kPacket == 0 &&
@@ -124,11 +127,11 @@ struct DeltaRows {
            suits(output, 1) && suits(residual, 2);
   }
 
-  template <int kCount>
+  template <bool kHasPackets>
   __device__ __forceinline__ void sum(int rows) const {
     const int thread = static_cast<int>(threadIdx.x);
     int lanes = 1;
-    while (lanes < kWarpSize && lanes * kCount < value_size) {
+    while (lanes < kWarpSize && lanes * kPacket < value_size) {
       lanes *= 2;
     }
     const int rows_at_once = kTileThreads / lanes;
@@ -136,7 +139,8 @@ struct DeltaRows {
     PKG_UNROLL_BY(1)
     for (int first = 0; first < rows; first += rows_at_once) {
       const int row = first + thread / lanes;
-      Number total = row < rows ? part<kCount>(row, thread % lanes, lanes) : 0;
+      Number total =
+          row < rows ? part<kHasPackets>(row, thread % lanes, lanes) : 0;
       for (int distance = lanes / 2; distance > 0; distance /= 2) {
         total += __shfl_xor_sync(0xffffffffu, total, distance);
       }
@@ -147,25 +151,37 @@ struct DeltaRows {
   }
 
  private:
-  template <int kCount>
+  template <bool kHasPackets>
+  __device__ __forceinline__ Elements load(const Element* data, int i,
+                                           int64_t row, int64_t column) const {
+    const Element* const first = data + row * strides[i] + column * columns[i];
+    if constexpr (kHasPackets) {
+      return *reinterpret_cast<const Elements*>(first);
+    } else {
+      Elements elements;
+      PKG_UNROLL
+      for (int c = 0; c < kPacket; ++c) {
+        elements.values[c] = column + c < value_size ? first[c * columns[i]]
+                                                     : convert<Element>(0.0f);
+      }
+      return elements;
+    }
+  }
+
+  template <bool kHasPackets>
   __device__ __forceinline__ Number part(int64_t row, int lane,
                                          int lanes) const {
-    using Elements = Packet<Element, kCount>;
-    const auto load = [&](const Element* data, int i, int64_t column) {
-      return *reinterpret_cast<const Elements*>(data + row * strides[i] +
-                                                column * columns[i]);
-    };
     Number total = 0;
-    for (int64_t column = lane * kCount; column < value_size;
-         column += lanes * kCount) {
-      const Elements grads = load(grad_output, 0, column);
-      const Elements rounded = load(output, 1, column);
+    for (int64_t column = lane * kPacket; column < value_size;
+         column += lanes * kPacket) {
+      const Elements grads = load<kHasPackets>(grad_output, 0, row, column);
+      const Elements rounded = load<kHasPackets>(output, 1, row, column);
       Elements rest{};
       if (residual != nullptr) {
-        rest = load(residual, 2, column);
+        rest = load<kHasPackets>(residual, 2, row, column);
       }
       PKG_UNROLL
-      for (int c = 0; c < kCount; ++c) {
+      for (int c = 0; c < kPacket; ++c) {
         total += convert<Number>(grads.values[c]) *
                  (convert<Number>(rounded.values[c]) +
                   convert<Number>(rest.values[c]));
@@ -207,9 +223,9 @@ __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
         call.delta + extent.statistics + row_begin};
     const int count = static_cast<int>(rows < kDeltaRows ? rows : kDeltaRows);
     if (own.has_packets()) {
-      own.template sum<DeltaRows<Element>::kPacket>(count);
+      own.template sum<true>(count);
     } else {
-      own.template sum<1>(count);
+      own.template sum<false>(count);
     }
   }
 }
