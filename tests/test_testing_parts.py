@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pkg.testing import (
     LAYOUTS,
+    ErrorSample,
     Expected,
     Sample,
     copy_of,
@@ -254,3 +255,18 @@ def test_the_bits_of_a_single_element_are_compared_whatever_its_stride() -> None
     assert one.stride() == (2,)
     assert same_bits(one, torch.tensor([1.0]))
     assert not same_bits(one, torch.tensor([2.0]))
+
+
+def test_what_is_to_be_refused_lies_on_another_device_as_it_did() -> None:
+    memory = torch.ones(20)
+    out = torch.ones(2, 3, requires_grad=True)
+    sample = ErrorSample((memory[1:12:2], memory[:6], torch.ones(3).expand(2, 3)), {"out": out})
+    moved = sample.to(torch.device("meta"))
+    strided, first, expanded_one = moved.args
+    assert {each.device.type for each in (*moved.args, moved.kwargs["out"])} == {"meta"}
+    assert strided.untyped_storage()._cdata == first.untyped_storage()._cdata
+    assert strided.untyped_storage()._cdata != expanded_one.untyped_storage()._cdata
+    assert (strided.stride(), strided.storage_offset()) == ((2,), 1)
+    assert expanded_one.stride() == (0, 1)
+    assert moved.kwargs["out"].requires_grad
+    assert sample.to(torch.device("cpu")).args[0] is sample.args[0]

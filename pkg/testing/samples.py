@@ -117,14 +117,41 @@ class ErrorSample:
     move: bool = True
 
     def to(self, device: torch.device) -> ErrorSample:
-        """The same call on ``device``, where it may be moved."""
+        """The same call on ``device``, where it may be moved.
+
+        What is wrong may be how tensors lie: they keep strides and offsets, and the memory that
+        they share.
+        """
         if not self.move:
             return self
-        moved = Sample(self.args, self.kwargs).map_tensors(lambda tensor: tensor.to(device))
+        moved = Sample(self.args, self.kwargs).map_tensors(_Mover(device))
         return dataclasses.replace(self, args=moved.args, kwargs=moved.kwargs)
 
     def __str__(self) -> str:
         return f"expected to fail: {Sample(self.args, self.kwargs, self.name)}"
+
+
+class _Mover:
+    """Moves tensors to a device as they lie in memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The tensor there, in the memory of those before it where it was in theirs."""
+        has_memory = type(tensor) is Tensor and tensor.layout is torch.strided
+        if tensor.device == self._device or not has_memory or tensor.is_conj() or tensor.is_neg():
+            return tensor.to(self._device)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._storages[key] = whole.to(self._device).untyped_storage()
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        there = torch.empty(0, dtype=tensor.dtype, device=self._device)
+        there.set_(self._storages[key], *place)
+        return there.requires_grad_(tensor.requires_grad)
 
 
 # What most arguments are: PyTorch's own way, which knows every container, takes ten times as long.
