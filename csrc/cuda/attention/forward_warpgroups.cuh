@@ -42,7 +42,10 @@
 // 896, the exponentials as many as before and the instructions 930: what does
 // not overlap is dearer. (So it was expected. The compiler makes some 570
 // instructions of a turn, 1150 cycles for either head: of a head of 64 they are
-// the bound, at 89 % of the tensor cores' rate.)
+// the bound, at 89 % of the tensor cores' rate. Of 4 x 16 heads of 128 by 4096
+// queries and keys in bfloat16 an H100 took 833 us, its tensor cores 70 % busy,
+// of 4 x 32 heads of 64 1240 us; with a multiplication and a difference for a
+// score, in place of one multiply-add, 942 and 1440.)
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,9 @@
 // The tensor cores are the bound where one warpgroup multiplies while the other
 // does all else; shared memory comes close. (So it was expected. The compiler
 // makes 515 instructions of a turn of heads of 128, where all is seen, and 494
-// of 64: 1030 and 990 cycles. Those that make descriptors were forgotten.)
+// of 64: 1030 and 990 cycles. Those that make descriptors were forgotten. Of 4
+// x 16 heads of 128 by 4096 queries and keys in bfloat16 an H100 took 1742 us,
+// its tensor cores 65 % busy, and of 4 x 32 heads of 64 2437.)
 #pragma once
 
 #include <cstdint>

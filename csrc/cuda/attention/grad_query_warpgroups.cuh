@@ -27,7 +27,9 @@
 // does all else; of heads of 64 instructions come close. (So it was expected.
 // The compiler makes 823 instructions of a turn of heads of 128, where all is
 // seen, and 799 of 64: 1650 and 1600 cycles. Of heads of 64 they are the bound,
-// at 96 % of the tensor cores' rate.)
+// at 96 % of the tensor cores' rate. Of 4 x 16 heads of 128 by 4096 queries and
+// keys in bfloat16 an H100 took 1200 us, its tensor cores 73 % busy, and of 4 x
+// 32 heads of 64 1536.)
 #pragma once
 
 #include <cstdint>

