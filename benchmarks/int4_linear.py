@@ -39,13 +39,9 @@ def _plain(input: Tensor, values: Tensor, scales_and_zeros: Tensor) -> Tensor:
 
 
 def _pytorch(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Tensor:
-    multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-    result: Tensor = multiply(input, packed, GROUP_SIZE, scales_and_zeros)
-    return result
-
-
-def _pytorch_cuda(input: Tensor, packed: Tensor, scales_and_zeros: Tensor) -> Tensor:
-    multiply = torch.ops.aten._weight_int4pack_mm
+    aten = torch.ops.aten
+    on_cpu = input.device.type == "cpu"
+    multiply = aten._weight_int4pack_mm_for_cpu if on_cpu else aten._weight_int4pack_mm
     result: Tensor = multiply(input, packed, GROUP_SIZE, scales_and_zeros)
     return result
 
@@ -69,7 +65,7 @@ def _case(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.d
         ]
         peers["PyTorch"] = in_turn(_pytorch, theirs)
     elif device.type == "cuda" and dtype == torch.bfloat16:
-        peers["PyTorch"] = in_turn(_pytorch_cuda, [(input, *each) for each in pairs])
+        peers["PyTorch"] = in_turn(_pytorch, [(input, *each) for each in pairs])
     return Case(
         f"{str(dtype).removeprefix('torch.')}, {rows} {'row' if rows == 1 else 'rows'}, "
         f"{inputs} to {outputs}",

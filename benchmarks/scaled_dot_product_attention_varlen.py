@@ -137,7 +137,8 @@ def _varlen_attn(
 
 def _peers(recipe: Recipe, device: torch.device) -> dict[str, Attention]:
     peers: dict[str, Attention] = {OURS: _ours, "PyTorch": _looped}
-    # More scores than 32 bits count end a process on CUDA (PyTorch 2.11, backward).
+    # With 4e9 scores, forward and backward, an illegal memory access ended the process (H100,
+    # PyTorch 2.11) while the other peers alone were fine; whose it was is not known.
     if device.type != "cuda" or recipe.padded_scores < 1 << 31:
         peers["PyTorch padded"] = _padded
     if not recipe.causal and recipe.heads == recipe.key_heads:

@@ -571,7 +571,7 @@ def test_fewer_matrix_instructions_than_expected(monkeypatch: pytest.MonkeyPatch
     assert line in LISTING
     fewer = kernel(LISTING.replace(line, ""), usage)
     (problem,) = cuda_report.problems([fewer], ())
-    assert problem.endswith("1 HMMA.16816 in the main loop, not 2")
+    assert problem.endswith("1 HMMA.16816 in the main loop, and not 2")
 
 
 def test_what_is_behind_a_branch_is_not_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +584,7 @@ def test_what_is_behind_a_branch_is_not_on_the_way(monkeypatch: pytest.MonkeyPat
     branch = "        /*0018*/              @!P3 BRA `(.L_x_9) ;\n"
     behind = LISTING.replace(line, f"{branch}{line}.L_x_9:\n")
     (problem,) = cuda_report.problems([kernel(behind, usage)], ())
-    assert problem.endswith("0 LDSM.x2 on the way round the main loop, not 1")
+    assert problem.endswith("0 LDSM.x2 on the way round the main loop, and not 1")
 
 
 def test_exemptions_and_those_that_are_not_needed_any_more() -> None:

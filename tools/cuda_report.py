@@ -240,7 +240,7 @@ def faults(kernel: Kernel) -> dict[str, str]:
                 for instruction, least in wanted.items():
                     if there[instruction] < least:
                         found["main loop"] = (
-                            f"{there[instruction]} {instruction} {where}, not {least}"
+                            f"{there[instruction]} {instruction} {where}, and not {least}"
                         )
     return found
 

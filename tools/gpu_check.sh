@@ -6,7 +6,7 @@
 #   tools/gpu_check.sh                  everything; the suite is most of it
 #   tools/gpu_check.sh --device cpu     the same steps on the CPU, to try the script itself
 #   tools/gpu_check.sh --installed      with the pkg that is installed, or in PYTHONPATH: nothing is built
-#   tools/gpu_check.sh --times          the figures alone, as soon as every result has been verified
+#   tools/gpu_check.sh --times          the figures alone, each when its result has been verified
 #
 # PYTHON names the interpreter whose PyTorch is used, RESULTS the folder of the figures. Nothing is
 # installed: the build goes to a temporary folder.

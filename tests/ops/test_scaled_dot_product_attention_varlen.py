@@ -391,11 +391,12 @@ class TestAttentionVarlen(OperatorTests):
             for ours, expected in zip(
                 results, [plain, *torch.autograd.grad(plain, inputs, grad)], strict=True
             ):
-                # Sums in another order, each rounded in proportion to its terms.
-                unit = torch.finfo(dtype).eps
-                tolerances = {"rtol": 4 * unit, "atol": unit * float(expected.abs().max())}
-                is_half = dtype.itemsize == 2
-                torch.testing.assert_close(ours, expected, **(tolerances if is_half else {}))
+                tolerances = {}
+                if device.type == "cuda" and dtype.itemsize == 2:
+                    # By other kernels, whose sums are rounded in proportion to their terms.
+                    unit = torch.finfo(dtype).eps
+                    tolerances = {"rtol": 2 * unit, "atol": unit * float(expected.abs().max())}
+                torch.testing.assert_close(ours, expected, **tolerances)
 
     @pytest.mark.parametrize("dtype", FLOATING)
     def test_sequences_do_not_see_one_another(

@@ -789,6 +789,12 @@ class ScaledExponents : public PlainScores<Element> {
   static constexpr bool kScalesExponents = true;
   using PlainScores<Element>::PlainScores;
 
+  template <class Scores>
+  __device__ __forceinline__ void score_tile(Scores& tile, int64_t row_begin,
+                                             int64_t column_begin) const {
+    this->hide_unseen(tile, row_begin, column_begin);
+  }
+
   // In units of log(2).
   __device__ __forceinline__ float scale_of_exponents() const {
     return this->scale() * FastExponential::kLog2OfE;

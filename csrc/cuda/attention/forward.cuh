@@ -54,21 +54,9 @@ struct OnlineSoftmax {
   // Replaces the scores of row i by weights relative to its new maximum, and
   // returns the factor for what was accumulated relative to the old one.
   __device__ __forceinline__ Number update_row(int i, Scores& scores) {
-    auto& row = scores.values[i];
-    const Number previous = maximum[i];
-    take_maximum(i, scores);
-    const Number origin =
-        maximum[i] == -Number(INFINITY) ? Number(0) : maximum[i];
-    const Exponential exponential;
-    const Number correction = exponential(previous - origin);
-    Number total = 0;
-    PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
-      row[j] = exponential(row[j] - origin);
-      total += row[j];
-    }
-    sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
-    return correction;
+    return replace_row(i, scores, Number(1), [](Number score, Number origin) {
+      return Exponential()(score - origin);
+    });
   }
 
   // The same of products that scale, which is positive, makes scores in units
@@ -76,20 +64,9 @@ struct OnlineSoftmax {
   // the maximum leaves is the same factor of all weights of a row.
   __device__ __forceinline__ Number update_row(int i, Scores& products,
                                                Number scale) {
-    auto& row = products.values[i];
-    const Number previous = maximum[i];
-    take_maximum(i, products);
-    const Number origin = origin_of(i, scale);
-    const Number correction =
-        Exponential::of_base_2(fma(previous, scale, -origin));
-    Number total = 0;
-    PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
-      row[j] = Exponential::of_base_2(fma(row[j], scale, -origin));
-      total += row[j];
-    }
-    sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
-    return correction;
+    return replace_row(i, products, scale, [&](Number product, Number origin) {
+      return Exponential::of_base_2(fma(product, scale, -origin));
+    });
   }
 
   // After the last of such products: the maxima are those of the scores.
@@ -104,15 +81,28 @@ struct OnlineSoftmax {
   }
 
  private:
-  __device__ __forceinline__ void take_maximum(int i, const Scores& scores) {
-    const auto& row = scores.values[i];
+  // By weight(score, origin): the origin is the maximum, scaled.
+  template <class Weight>
+  __device__ __forceinline__ Number replace_row(int i, Scores& scores,
+                                                Number scale, Weight&& weight) {
+    auto& row = scores.values[i];
     Number largest = row[0];
     PKG_UNROLL
     for (int j = 1; j < Scores::kThreadColumns; ++j) {
       largest = fmax(largest, row[j]);
     }
-    maximum[i] =
-        fmax(maximum[i], row_maximum<typename Scores::Thread>(largest));
+    const Number previous = maximum[i];
+    maximum[i] = fmax(previous, row_maximum<typename Scores::Thread>(largest));
+    const Number origin = origin_of(i, scale);
+    const Number correction = weight(previous, origin);
+    Number total = 0;
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      row[j] = weight(row[j], origin);
+      total += row[j];
+    }
+    sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
+    return correction;
   }
 
   __device__ __forceinline__ Number origin_of(int i, Number scale) const {

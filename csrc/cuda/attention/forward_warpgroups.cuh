@@ -321,11 +321,7 @@ class AttentionWarpgroups {
       const Attention& attention, const Work& work, int begin, Turn turn,
       Scores& scores, Softmax& softmax,
       float (&corrections)[Scores::kThreadRows]) const {
-    if constexpr (Attention::kScalesExponents) {
-      attention.hide_unseen(scores, work.row_begin, begin);
-    } else {
-      attention.score_tile(scores, work.row_begin, begin);
-    }
+    attention.score_tile(scores, work.row_begin, begin);
     PKG_UNROLL
     for (int i = 0; i < scores.kThreadRows; ++i) {
       if constexpr (Attention::kScalesExponents) {

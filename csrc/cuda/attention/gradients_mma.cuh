@@ -68,24 +68,6 @@ template <class Attention, class Scores, class Numbers>
 __device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
                                       int64_t row_begin, int64_t column_begin,
                                       const Numbers& log_sum_exp) {
-  if constexpr (Attention::kScalesExponents) {
-    if constexpr (Numbers::kOfTransposed) {
-      TransposedTile<Scores> products{tile};
-      attention.hide_unseen(products, row_begin, column_begin);
-    } else {
-      attention.hide_unseen(tile, row_begin, column_begin);
-    }
-    const float scale = attention.scale_of_exponents();
-    PKG_UNROLL
-    for (int j = 0; j < Scores::kThreadColumns; ++j) {
-      PKG_UNROLL
-      for (int i = 0; i < Scores::kThreadRows; ++i) {
-        tile.values[i][j] =
-            attention_weight(tile.values[i][j], scale, log_sum_exp.of(i, j));
-      }
-    }
-    return;
-  }
   if constexpr (Numbers::kOfTransposed) {
     TransposedTile<Scores> scores{tile};
     attention.score_tile(scores, row_begin, column_begin);
@@ -96,8 +78,13 @@ __device__ __forceinline__ void weigh(const Attention& attention, Scores& tile,
   for (int j = 0; j < Scores::kThreadColumns; ++j) {
     PKG_UNROLL
     for (int i = 0; i < Scores::kThreadRows; ++i) {
-      tile.values[i][j] =
-          attention_weight(tile.values[i][j], log_sum_exp.of(i, j));
+      float& value = tile.values[i][j];
+      if constexpr (Attention::kScalesExponents) {
+        value = attention_weight(value, attention.scale_of_exponents(),
+                                 log_sum_exp.of(i, j));
+      } else {
+        value = attention_weight(value, log_sum_exp.of(i, j));
+      }
     }
   }
 }

@@ -5,8 +5,9 @@
 // negative x.
 //
 // An activation's Quick is for results that are rounded to half precision: its
-// exponentials and reciprocals are those of the special function unit, whose
-// errors are 2^-11 of that rounding's and less.
+// exponentials and reciprocals are those of the special function unit. Their
+// errors, most of all that of x rounded to x log2(e), are 2^-7 of that rounding
+// and less.
 #pragma once
 
 #include "cuda/device/device.cuh"

@@ -127,7 +127,7 @@ struct WarpgroupPlan {
 // What it takes to divide a product, in cycles of all multiprocessors: one more
 // kernel, and the parts written and read again, at some 2.5 TB/s. (1024 x 1024
 // halves in two parts of 8 panels took an H100 9.9 us and their sum 6.5, where
-// 16 panels are 6.)
+// 16 panels are 6 by the count below.)
 inline int64_t cycles_of_parts(int64_t parts, int64_t elements) {
   constexpr int64_t kLaunch = 5000;
   constexpr int64_t kBytes = 1500;  // a cycle
