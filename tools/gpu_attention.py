@@ -17,12 +17,18 @@ from pkg.testing.tolerance import expect_beside
 SEED = 5
 VARIABLE = "PKG_CUDA_WARPGROUPS"
 JOINT_VARIABLE = "PKG_CUDA_JOINT_GRADIENTS"
+FEW_VARIABLE = "PKG_CUDA_FEW_QUERIES"
 # By what is not 0 then, the variables that are.
-WAYS = {VARIABLE: (), JOINT_VARIABLE: (VARIABLE,)}
+WAYS = {
+    VARIABLE: (),
+    JOINT_VARIABLE: (VARIABLE,),
+    FEW_VARIABLE: (VARIABLE, JOINT_VARIABLE),
+}
 DTYPES = (torch.bfloat16, torch.float16)
-# Queries, keys: parts of tiles, more tiles than stages, blocks for four rounds of any GPU and
-# as many tiles of queries as of keys; head sizes of queries and of values.
-LENGTHS = ((1, 1), (63, 129), (300, 520), (1000, 2100), (6000, 12000))
+# Queries, keys: a few queries of few and of many keys, parts of tiles, more tiles than stages,
+# blocks for four rounds of any GPU and as many tiles of queries as of keys; head sizes of queries
+# and of values.
+LENGTHS = ((1, 1), (1, 5000), (5, 700), (63, 129), (300, 520), (1000, 2100), (6000, 12000))
 RESULTS = ("attention", "grad_query", "grad_key", "grad_value")
 HEADS = ((64, 64), (40, 72), (128, 128), (256, 200))
 
@@ -97,7 +103,7 @@ def ways_that_attend(
                 inputs = [each.contiguous() for each in inputs]
             try:
                 exact = attended([each.double() for each in inputs], options)
-                plain = attended_without((VARIABLE, JOINT_VARIABLE), inputs, options)
+                plain = attended_without(WAYS, inputs, options)
             except RuntimeError as fault:
                 yield str(fault)
                 continue

@@ -6,6 +6,48 @@
 namespace pkg::cuda {
 namespace {
 
+// Memory for the parts of several splits, as one tensor.
+template <class Element>
+Tensor allocate_parts(DecodeAttention<Element>& call, const Tensor& query) {
+  using Number = Accumulator<Element>;
+  const int64_t parts = call.splits > 1 ? call.part_count() : 0;
+  const std::array size{parts * (2 + call.value_size)};
+  const Tensor memory = empty_contiguous(
+      size,
+      std::is_same_v<Number, double> ? ScalarType::Double : ScalarType::Float,
+      device_of(query));
+  call.states = static_cast<Number*>(memory.mutable_data_ptr());
+  call.sums = call.states + 2 * parts;
+  return memory;
+}
+
+}  // namespace
+
+template <class Element>
+void launch_decoding(DecodeAttention<Element> call, const Tensor& query) {
+  const cudaStream_t stream = current_stream(query);
+  call.splits = 1;
+  with_decode_kernel(
+      call, most_shared_bytes(),
+      [&](auto kernel, int64_t pieces, int blocks, LaunchShape shape) {
+        call.splits = decode_splits(call.capacity, pieces,
+                                    int64_t{multiprocessor_count()} * blocks);
+        const Tensor parts = allocate_parts(call, query);
+        launch(kernel, pieces * call.splits, shape, stream, call);
+        if (call.splits > 1) {
+          launch(decode_attention_combine<Element>,
+                 tiles_of(call.result_count(), kCombineThreads),
+                 kCombineThreads, stream, call);
+        }
+      });
+}
+template void launch_decoding(DecodeAttention<double>, const Tensor&);
+template void launch_decoding(DecodeAttention<float>, const Tensor&);
+template void launch_decoding(DecodeAttention<float16>, const Tensor&);
+template void launch_decoding(DecodeAttention<bfloat16>, const Tensor&);
+
+namespace {
+
 template <class Element>
 DecodeAttention<Element> decode_call(
     const DecodeAttentionPlan& plan, const Tensor& query,
@@ -44,41 +86,6 @@ DecodeAttention<Element> decode_call(
   return call;
 }
 
-// Memory for the parts of several splits, as one tensor.
-template <class Element>
-Tensor allocate_parts(DecodeAttention<Element>& call, const Tensor& query) {
-  using Number = Accumulator<Element>;
-  const int64_t parts = call.splits > 1 ? call.part_count() : 0;
-  const std::array size{parts * (2 + call.value_size)};
-  const Tensor memory = empty_contiguous(
-      size,
-      std::is_same_v<Number, double> ? ScalarType::Double : ScalarType::Float,
-      device_of(query));
-  call.states = static_cast<Number*>(memory.mutable_data_ptr());
-  call.sums = call.states + 2 * parts;
-  return memory;
-}
-
-template <class Element>
-void launch_decoding(const DecodeAttentionPlan& plan,
-                     DecodeAttention<Element> call, const Tensor& query) {
-  const cudaStream_t stream = current_stream(query);
-  call.splits = 1;
-  with_decode_kernel(
-      call, most_shared_bytes(),
-      [&](auto kernel, int64_t pieces, int blocks, LaunchShape shape) {
-        call.splits = decode_splits(plan, pieces,
-                                    int64_t{multiprocessor_count()} * blocks);
-        const Tensor parts = allocate_parts(call, query);
-        launch(kernel, pieces * call.splits, shape, stream, call);
-        if (call.splits > 1) {
-          launch(decode_attention_combine<Element>,
-                 tiles_of(call.result_count(), kCombineThreads),
-                 kCombineThreads, stream, call);
-        }
-      });
-}
-
 Tensor decode_attention(const Tensor& query, const Tensor& key_cache,
                         const Tensor& value_cache, const Tensor& cache_lengths,
                         const std::optional<Tensor>& block_table,
@@ -93,7 +100,6 @@ Tensor decode_attention(const Tensor& query, const Tensor& key_cache,
   with_floating_type(plan.type, [&](auto example) {
     using Element = decltype(example);
     launch_decoding(
-        plan,
         decode_call<Element>(plan, query, key_cache, value_cache, cache_lengths,
                              block_table, extras, output),
         query);

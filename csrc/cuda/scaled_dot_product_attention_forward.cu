@@ -1,6 +1,7 @@
 #include <tuple>
 
 #include "cuda/attention/attention_host.h"
+#include "cuda/attention/few_queries.h"
 #include "cuda/attention/forward_kernels.cuh"
 #include "cuda/host/tensor_map.h"
 #include "host/namespace.h"
@@ -48,9 +49,15 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
   const Tensor log_sum_exp = allocate_log_sum_exp(shape, query);
   const Tensor output_residual =
       allocate_output_residual(shape, query, keeps_residual);
-  const AttentionBatch batch(shape);
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
+    if (const auto few = as_few_queries<Element>(
+            shape, query, key, value, attn_mask, dropout_p, extras)) {
+      launch_few_queries(shape, *few, query, output, log_sum_exp,
+                         output_residual);
+      return;
+    }
+    const AttentionBatch batch(shape);
     const AttentionForward<Element> call = {
         attention_problem<Element>(shape, batch, query, key, value, attn_mask,
                                    dropout_seed, dropout_p, is_causal, extras),

@@ -139,15 +139,21 @@ def require_sanitizers() -> None:
 
 # On the lesser device the other sanitizer watches test_emulated_operators.py.
 @pytest.mark.parametrize(
-    ("sanitize", "capability"),
-    [(SANITIZE_ADDRESSES, "80"), (SANITIZE_ADDRESSES, "90"), (SANITIZE_UNDEFINED, "90")],
+    ("sanitize", "capability", "few_queries"),
+    [
+        (SANITIZE_ADDRESSES, "80", "0"),
+        (SANITIZE_ADDRESSES, "90", "1"),
+        (SANITIZE_UNDEFINED, "90", "0"),
+    ],
     ids=["addresses, 8.0", "addresses, 9.0", "undefined, 9.0"],
 )
 def test_samples_of_every_operator(
-    monkeypatch: pytest.MonkeyPatch, sanitize: Sequence[str], capability: str
+    monkeypatch: pytest.MonkeyPatch, sanitize: Sequence[str], capability: str, few_queries: str
 ) -> None:
+    """The samples of attention have few queries: in turn with kernels of their own and without."""
     require_sanitizers()
     monkeypatch.setenv("PKG_EMULATED_CAPABILITY", capability)
+    monkeypatch.setenv("PKG_CUDA_FEW_QUERIES", few_queries)
     status, written = run_samples(emulator.build_operators(sanitize=sanitize), sanitize)
     assert status == 0, written[-5000:]
 

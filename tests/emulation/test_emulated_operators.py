@@ -435,9 +435,14 @@ def converted(call: Call, dtype: torch.dtype) -> Call:
 
 @pytest.mark.parametrize(("dtype", "name"), some_of_each_dtype(FLOATS, CALLS))
 def test_attention_is_that_of_the_kernels(
-    cuda_emulator: Emulator, emulated_operators: Operators, name: str, dtype: torch.dtype
+    cuda_emulator: Emulator,
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: torch.dtype,
 ) -> None:
     """To the last bit: what the host code passes is what the tests of the kernels pass."""
+    monkeypatch.setenv("PKG_CUDA_FEW_QUERIES", "0")
     call = converted(CALLS[name](), dtype)
     outputs = forward(emulated_operators, call)
     expected = attention.emulated_forward(cuda_emulator, call)
@@ -455,13 +460,19 @@ def test_attention_is_that_of_the_kernels(
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name_of)
+@pytest.mark.parametrize("few_queries", ["0", "1"])
 def test_attention_agrees_with_the_cpu(
-    emulated_operators: Operators, name: str, dtype: torch.dtype
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: torch.dtype,
+    few_queries: str,
 ) -> None:
     """Two right results are at most the sum of their errors apart.
 
     In half precision the CPU's kernels round weights that the CUDA kernels do not.
     """
+    monkeypatch.setenv("PKG_CUDA_FEW_QUERIES", few_queries)
     call = converted(CALLS[name](), dtype)
     results = []
     for operators in (emulated_operators, torch.ops.pkg):

@@ -104,6 +104,13 @@ ResultBatch<Element> result_batch(const AttentionShape& shape,
           batch.strides(operand), operand.row_stride};
 }
 
+inline MaskType mask_type(const AttentionShape& shape, const Tensor& mask) {
+  const ScalarType type = dtype_of(mask);
+  return type == ScalarType::Bool ? MaskType::boolean
+         : type == shape.type     ? MaskType::element
+                                  : MaskType::single;
+}
+
 inline AttentionMask attention_mask(const AttentionShape& shape,
                                     const AttentionBatch& batch,
                                     const std::optional<Tensor>& attn_mask) {
@@ -111,11 +118,7 @@ inline AttentionMask attention_mask(const AttentionShape& shape,
     return {};
   }
   const AttentionOperand operand = attention_mask_operand(shape, *attn_mask);
-  const ScalarType type = dtype_of(*attn_mask);
-  return {attn_mask->const_data_ptr(),
-          type == ScalarType::Bool ? MaskType::boolean
-          : type == shape.type     ? MaskType::element
-                                   : MaskType::single,
+  return {attn_mask->const_data_ptr(), mask_type(shape, *attn_mask),
           batch.strides(operand), operand.row_stride, operand.column_stride};
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/attention.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -77,6 +78,13 @@ struct DecodeSlopes {
   bool is_single;  // float32, else of the queries' type
 };
 
+// A mask of attention: (sequences, query heads, rows, keys).
+struct DecodeMask {
+  const void* data;
+  MaskType type;
+  int64_t strides[4];
+};
+
 // What a block works at: a tile of the rows that share a key head, against one
 // part of the keys, for a tile of the output's columns.
 struct DecodePiece {
@@ -108,7 +116,7 @@ struct DecodeAttention {
   DecodeTensor<const Element> key;
   DecodeTensor<const Element> value;
   DecodeTensor<Element> output;  // its columns are neighbours
-  DecodeIndices lengths;
+  DecodeIndices lengths;         // null: all sequences have `capacity` keys
   DecodeIndices table;
   // Of several splits: maximum and sum, and weighted sums of the values, of
   // each sequence, key head, split and row.
@@ -117,6 +125,14 @@ struct DecodeAttention {
   int64_t window_left = -1;  // keys before its own that a row sees; -1: all
   Number softcap = 0;        // 0 where scores are not capped
   DecodeSlopes slopes = {};
+  // Whether each row of a head sees the last key, else the last row alone does,
+  // the one before it one key less, and so on.
+  bool rows_see_all = false;
+  DecodeMask mask = {};
+  // Of the scores: sequences, query heads, rows, contiguous. May be null.
+  Number* log_sum_exp = nullptr;
+  // What rounding takes off the output, laid out as that. May be null.
+  Element* residual = nullptr;
 
   __host__ __device__ int64_t shared_rows() const { return group * rows; }
 
@@ -138,13 +154,16 @@ struct DecodeAttention {
 
   // What is out of range is taken to be the nearest length that is not.
   __device__ __forceinline__ int64_t length(int64_t sequence) const {
+    if (lengths.data == nullptr) {
+      return capacity;
+    }
     const int64_t given = lengths.at(sequence);
     return given < 0 ? 0 : given > capacity ? capacity : given;
   }
 
   // How many keys a row sees; negative for none.
   __device__ __forceinline__ int64_t seen(int64_t length, int64_t row) const {
-    return length - rows + row % rows + 1;
+    return rows_see_all ? length : length - rows + row % rows + 1;
   }
 
   // Whether the window lets a row that sees so many keys see this one of them.
@@ -154,21 +173,46 @@ struct DecodeAttention {
 
   // The first tile of keys that any row sees.
   __device__ __forceinline__ int64_t first_key(int64_t length) const {
-    const int64_t first = length - rows - window_left;
+    const int64_t first = seen(length, 0) - 1 - window_left;
     return window_left < 0 || first < 0 ? 0 : first / kDecodeTile * kDecodeTile;
   }
 
-  // A scaled product as the score of a key for a row that sees so many of them.
-  __device__ __forceinline__ Accumulator<Element> modified(
-      Accumulator<Element> score, int64_t sequence, int64_t head, int64_t row,
-      int64_t distance) const {
+  // A scaled product as the score of a key for a row whose own key is so far
+  // from it.
+  __device__ __forceinline__ Number modified(Number score, int64_t sequence,
+                                             int64_t head, int64_t row,
+                                             int64_t key,
+                                             int64_t distance) const {
     if (softcap > Number(0)) {
       score = softcap * tanh(score / softcap);
     }
     if (slopes.data != nullptr) {
       score -= slope(sequence, head, row) * static_cast<Number>(distance);
     }
-    return score;
+    return mask.type == MaskType::none
+               ? score
+               : masked(score, mask_offset(sequence, head, row) +
+                                   key * mask.strides[3]);
+  }
+
+  // Of a row's first key in the mask.
+  __device__ __forceinline__ int64_t mask_offset(int64_t sequence, int64_t head,
+                                                 int64_t row) const {
+    return row_offset(mask.strides, sequence, head, row);
+  }
+
+  // What the mask's element there makes of a score. There is a mask.
+  __device__ __forceinline__ Number masked(Number score, int64_t offset) const {
+    if (mask.type == MaskType::boolean) {
+      return static_cast<const uint8_t*>(mask.data)[offset] != 0
+                 ? score
+                 : -Number(INFINITY);
+    }
+    return score +
+           (mask.type == MaskType::single
+                ? convert<Number>(static_cast<const float*>(mask.data)[offset])
+                : convert<Number>(
+                      static_cast<const Element*>(mask.data)[offset]));
   }
 
   __device__ __forceinline__ Number slope(int64_t sequence, int64_t head,
@@ -235,6 +279,30 @@ struct DecodeAttention {
                shared_rows() +
            row;
   }
+
+  // Of a row's weighted values and its weights, whose sum is 0 where it has
+  // none.
+  __device__ __forceinline__ void store_result(int64_t sequence, int64_t head,
+                                               int64_t row, int64_t column,
+                                               Number total, Number sum) const {
+    const int64_t offset = row_offset(output.strides, sequence, head, row) +
+                           column * output.strides[3];
+    const Number result = sum == Number(0) ? Number(0) : total / sum;
+    output.data[offset] = convert<Element>(result);
+    if (residual != nullptr) {
+      residual[offset] = convert<Element>(rounded_off<Element>(result));
+    }
+  }
+
+  __device__ __forceinline__ void store_log_sum_exp(int64_t sequence,
+                                                    int64_t head, int64_t row,
+                                                    Number maximum,
+                                                    Number sum) const {
+    if (log_sum_exp != nullptr) {
+      log_sum_exp[(sequence * key_heads + head) * shared_rows() + row] =
+          maximum + log(sum);
+    }
+  }
 };
 
 // A thread to each element of the output.
@@ -263,10 +331,12 @@ __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
       sum += call.states[2 * index + 1] * factor;
       total += call.sums[index * call.value_size + column] * factor;
     }
-    call.output.data[call.row_offset(call.output.strides, head / call.key_heads,
-                                     head % call.key_heads, row) +
-                     column * call.output.strides[3]] =
-        convert<Element>(sum == Number(0) ? Number(0) : total / sum);
+    const int64_t sequence = head / call.key_heads;
+    const int64_t key_head = head % call.key_heads;
+    call.store_result(sequence, key_head, row, column, total, sum);
+    if (column == 0) {
+      call.store_log_sum_exp(sequence, key_head, row, maximum, sum);
+    }
   }
 }
 

@@ -29,12 +29,16 @@ DecodeTensor<const Element> decode_operand(const Tensor& tensor) {
 // part are about as many blocks as the device holds at a time: a few more would
 // run when all others are done. The lengths are not known here: the device
 // divides each sequence anew.
-inline int64_t decode_splits(const DecodeAttentionPlan& plan, int64_t pieces,
-                             int64_t blocks) {
+inline int64_t decode_splits(int64_t capacity, int64_t pieces, int64_t blocks) {
   constexpr int64_t kLeastKeys = 4 * kDecodeTile;
   const int64_t wanted = pieces == 0 ? 1 : blocks / pieces;
-  const int64_t most = (plan.capacity + kLeastKeys - 1) / kLeastKeys;
+  const int64_t most = (capacity + kLeastKeys - 1) / kLeastKeys;
   return std::max<int64_t>(1, std::min(wanted, most));
 }
+
+// The launches, defined with decode_attention and shared by attention of a few
+// queries. The caller holds a DeviceGuard.
+template <class Element>
+void launch_decoding(DecodeAttention<Element> call, const Tensor& query);
 
 }  // namespace pkg::cuda

@@ -408,17 +408,11 @@ class DecodeMma {
       return;
     }
     if (call_.splits == 1) {
-      Packet<Element, 4> result;
-      PKG_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        result.values[i] =
-            convert<Element>(sum == 0.0f ? 0.0f : total.values[i] / sum);
+      store_results(row, column, total, sum);
+      if (column == 0) {
+        call_.store_log_sum_exp(piece_.sequence, piece_.head, row, maximum,
+                                sum);
       }
-      store_four(call_.output.data +
-                     call_.row_offset(call_.output.strides, piece_.sequence,
-                                      piece_.head, row) +
-                     column,
-                 call_.value_size - column, result);
       return;
     }
     const int64_t index = call_.part_index(piece_, row);
@@ -427,6 +421,27 @@ class DecodeMma {
     if (column == 0) {
       call_.states[2 * index] = maximum;
       call_.states[2 * index + 1] = sum;
+    }
+  }
+
+  // Four neighbours of the output, and what rounding takes off them.
+  __device__ __forceinline__ void store_results(int64_t row, int64_t column,
+                                                const Four& total,
+                                                float sum) const {
+    Packet<Element, 4> results;
+    Packet<Element, 4> rests;
+    PKG_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float result = sum == 0.0f ? 0.0f : total.values[i] / sum;
+      results.values[i] = convert<Element>(result);
+      rests.values[i] = convert<Element>(rounded_off<Element>(result));
+    }
+    const int64_t offset = call_.row_offset(call_.output.strides,
+                                            piece_.sequence, piece_.head, row) +
+                           column;
+    store_four(call_.output.data + offset, call_.value_size - column, results);
+    if (call_.residual != nullptr) {
+      store_four(call_.residual + offset, call_.value_size - column, rests);
     }
   }
 

@@ -157,7 +157,7 @@ class DecodePanels {
         if (thread() % kDecodeLanes == 0) {
           const int64_t count = seen[r];
           weights[r][key] = key_offsets[key] >= 0 && sees(count, begin + key)
-                                ? score_of(r, count - 1 - begin - key, product)
+                                ? score_of(r, begin + key, count, product)
                                 : -Number(INFINITY);
         }
       }
@@ -268,11 +268,12 @@ class DecodePanels {
       }
       const Number row_sum = weights[r][1];
       if (call_.splits == 1) {
-        call_.output.data[call_.row_offset(call_.output.strides,
-                                           piece_.sequence, piece_.head, row) +
-                          column * call_.output.strides[3]] =
-            convert<Element>(row_sum == Number(0) ? Number(0)
-                                                  : total / row_sum);
+        call_.store_result(piece_.sequence, piece_.head, row, column, total,
+                           row_sum);
+        if (column == 0) {
+          call_.store_log_sum_exp(piece_.sequence, piece_.head, row,
+                                  weights[r][0], row_sum);
+        }
         continue;
       }
       const int64_t part_index = call_.part_index(piece_, row);
@@ -308,11 +309,11 @@ class DecodePanels {
   __device__ __forceinline__ bool sees(int64_t seen, int64_t key) const {
     return key < seen && call_.in_window(key, seen);
   }
-  __device__ __forceinline__ Number score_of(int r, int64_t distance,
+  __device__ __forceinline__ Number score_of(int r, int64_t key, int64_t seen,
                                              Number product) const {
     return call_.modified(product * static_cast<Number>(call_.scale),
                           piece_.sequence, piece_.head, piece_.row_begin + r,
-                          distance);
+                          key, seen - 1 - key);
   }
 
   template <class Query>

@@ -24,13 +24,13 @@ class DecodeRows {
   __device__ __forceinline__ DecodeRows(const DecodeAttention<Element>& call,
                                         const DecodePiece& piece)
       : call_(call),
-        rows_(static_cast<int>(call.rows)),
+        piece_(piece),
+        rows_(call.rows_see_all ? 1 : static_cast<int>(call.rows)),
         length_(static_cast<int>(piece.length)),
         window_(call.window_left < 0 ? kFar : at_most<kFar>(call.window_left)) {
     PKG_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      const int row = static_cast<int>(piece.row_begin) + lane / 4 + 8 * i;
+      const int row = row_of(i);
       const bool is_there = row < call.shared_rows();
       own_key_[i] = is_there ? own_key(row) : -1;
       slope_[i] = is_there && call.slopes.data != nullptr
@@ -94,6 +94,9 @@ class DecodeRows {
               slope_[i] * static_cast<float>(own_key_[i] - key);
         }
       }
+      if (call_.mask.type != MaskType::none) {
+        mask_row(i, scores, first, keys);
+      }
       if (!is_whole) {
         const uint32_t own = seen(own_key_[i], first, keys);
         PKG_UNROLL
@@ -110,6 +113,37 @@ class DecodeRows {
  private:
   static constexpr int kFar = 2 * kMostDecodeLength;
 
+  __device__ __forceinline__ int row_of(int i) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    return static_cast<int>(piece_.row_begin) + lane / 4 + 8 * i;
+  }
+
+  // Masks the scores of the lane's i-th row.
+  template <class Scores>
+  __device__ __forceinline__ void mask_row(int i, Scores& scores, int first,
+                                           uint32_t keys) const {
+    const typename Scores::Thread thread;
+    const int row = row_of(i);
+    if (row >= call_.shared_rows()) {
+      return;
+    }
+    // In 32 bits, and anew for each turn: no registers are left to keep it in.
+    const int heads_row = row / static_cast<int>(call_.rows);
+    const auto& strides = call_.mask.strides;
+    const int64_t offset =
+        piece_.sequence * strides[0] +
+        (piece_.head * call_.group + heads_row) * strides[1] +
+        (row - heads_row * static_cast<int>(call_.rows)) * strides[2];
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      const int key = thread.column(j) - thread.warp_column;
+      if ((keys >> key & 1) != 0) {
+        scores.values[i][j] = call_.masked(scores.values[i][j],
+                                           offset + (first + key) * strides[3]);
+      }
+    }
+  }
+
   __device__ __forceinline__ static int at_least_0(int value) {
     return value < 0 ? 0 : value;
   }
@@ -122,7 +156,8 @@ class DecodeRows {
   }
 
   const DecodeAttention<Element>& call_;
-  int rows_;
+  const DecodePiece& piece_;
+  int rows_;  // that do not see the same keys
   int length_;
   int window_;
   int own_key_[2];

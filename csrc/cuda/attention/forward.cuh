@@ -110,15 +110,11 @@ struct OnlineSoftmax {
   }
 };
 
-// Leaves what rounding takes off each value. Where either is not finite that is
-// nothing: infinity less itself would be NaN.
+// Leaves what rounding takes off each value.
 template <class Element, class OutputTile>
 __device__ __forceinline__ void take_rounded_off(OutputTile& tile) {
-  tile.transform([](int, int, auto value) {
-    using Number = decltype(value);
-    const Number rest = value - convert<Number>(convert<Element>(value));
-    return rest - rest == Number(0) ? rest : Number(0);
-  });
+  tile.transform(
+      [](int, int, auto value) { return rounded_off<Element>(value); });
 }
 
 // Divides the sums of weighted values by the sum of the weights, and writes

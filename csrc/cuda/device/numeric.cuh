@@ -49,6 +49,14 @@ __device__ __forceinline__ To convert(From value) {
   }
 }
 
+// What rounding to an element takes off a number. Where either is not finite
+// that is nothing: infinity less itself would be NaN.
+template <class Element, class Number>
+__device__ __forceinline__ Number rounded_off(Number value) {
+  const Number rest = value - convert<Number>(convert<Element>(value));
+  return rest - rest == Number(0) ? rest : Number(0);
+}
+
 // Neighbouring elements that one instruction moves. The address must be a
 // multiple of the packet's size.
 template <class Element, int kCount>
