@@ -57,8 +57,14 @@ EXEMPTIONS: tuple[Exemption, ...] = ()
 
 EXPECTED = (
     # 8 x 8 products of a thread, and its 16 numbers, for each of two steps unrolled.
-    Expected(r"matmul_kernel<float, float, KeepSums>", {"FFMA": 128, "LDS.128": 8}),
-    Expected(r"matmul_kernel<double, double, KeepSums>", {"LDS.64": 12}),
+    Expected(
+        r"matmul_kernel<float, float, KeepSums, BlockProduct<.*>", {"FFMA": 128, "LDS.128": 8}
+    ),
+    Expected(r"matmul_kernel<double, double, KeepSums, BlockProduct<.*>", {"LDS.64": 12}),
+    # 16 x 8 products of a thread, and its 24 numbers, for each of four steps; 16 x 8 x 8 products
+    # of 64 x 32 sums of a warp, or as many of 8 x 8 x 4, and their 24 numbers.
+    Expected(r"matmul_kernel<float, .*LargeProduct<float>>", {"FFMA": 512, "LDS.128": 24}),
+    Expected(r"matmul_kernel<double, .*LargeProduct<double>>", {"LDS.64": 24}),
     # 64 x 64 sums of a warp, over 64 steps of halves: 128 products by 32 loads of four matrices.
     Expected(
         r"matmul_kernel<(bfloat16|float16), .*>",
@@ -207,6 +213,8 @@ EXPECTED = (
 # The check names a kernel that needs a line here.
 DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8|Tf32), .*>": 65536,
+    r"matmul_kernel<float, .*LargeProduct<float>>": 75264,
+    r"matmul_kernel<double, .*LargeProduct<double>>": 101376,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
     # Four stages of 48 KiB, or six of 32.

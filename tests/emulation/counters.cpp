@@ -142,7 +142,7 @@ void count_copy(const std::vector<CopiedVector>& copies,
     counted.copied_bytes += static_cast<int64_t>(copy.valid);
   }
   ++counted.copies;
-  counted.copy_cycles += shared_cycles(places, sizeof(Copy::bytes)).taken;
+  counted.copy_cycles += shared_cycles(places, copies.front().size).taken;
   counted.copied_sectors += static_cast<int64_t>(sectors.size());
 }
 

@@ -492,9 +492,9 @@ void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
                 const void* from, size_t valid) {
   Copy copy = {&storage, static_cast<size_t>(index), count, {}};
   const auto address = reinterpret_cast<uintptr_t>(from);
-  if (address % sizeof(copy.bytes) != 0) {
-    report("thread %d copies 16 bytes from %p, which is not aligned", running,
-           from);
+  if (address % copy.size() != 0) {
+    report("thread %d copies %zu bytes from %p, which is not aligned", running,
+           copy.size(), from);
   }
   check_vector(storage, index, count, Access::write);
   if (valid > 0) {
@@ -502,8 +502,8 @@ void begin_copy(const SharedStorage& storage, int64_t index, size_t count,
   }
   const size_t place = copy.index * storage.element_size;
   block->warps[warp_of(running)].copies[lane_index()].push_back(
-      {place, address, valid});
-  std::fill_n(storage.bytes + place, sizeof(copy.bytes), std::byte{0xff});
+      {place, address, copy.size(), valid});
+  std::fill_n(storage.bytes + place, copy.size(), std::byte{0xff});
   for (size_t i = 0; i < count; ++i) {
     storage.records[copy.index + i].in_flight = true;
   }
@@ -517,7 +517,7 @@ void wait_for_copies(size_t pending) {
   while (groups.size() > pending + 1) {
     for (const Copy& copy : groups.front()) {
       std::copy_n(
-          copy.bytes, sizeof(copy.bytes),
+          copy.bytes, copy.size(),
           copy.storage->bytes + copy.index * copy.storage->element_size);
       for (size_t i = 0; i < copy.count; ++i) {
         AccessRecord& record = copy.storage->records[copy.index + i];

@@ -237,7 +237,7 @@ struct Counters {
   int64_t products;            // mma
   int64_t matrix_loads;        // of four matrices each
   int64_t matrix_load_cycles;  // of the shared memory: 4 without conflicts
-  int64_t copies;              // of 16 bytes a lane
+  int64_t copies;              // of 16 bytes a lane, or an element
   int64_t copy_cycles;         // of the shared memory: 4 likewise
   int64_t copied_bytes;        // of global memory
   int64_t copied_sectors;      // of 32 bytes in it, that have to move

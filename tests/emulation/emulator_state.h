@@ -32,7 +32,9 @@ struct Copy {
   const SharedStorage* storage;
   size_t index;
   size_t count;
-  std::byte bytes[16];
+  std::byte bytes[16];  // of which an element alone has fewer
+
+  size_t size() const { return count * storage->element_size; }
 };
 
 // A function that a thread is in: the blocks of machine code on its way, none
@@ -82,6 +84,7 @@ struct Exchange {
 struct CopiedVector {
   size_t place;  // in shared memory, in bytes
   uintptr_t from;
+  size_t size;
   size_t valid;
 };
 

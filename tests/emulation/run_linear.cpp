@@ -1,4 +1,5 @@
 #include "batches.h"
+#include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/linear.cuh"
 #include "cuda/gemm/pack_weight.cuh"
 #include "elements.h"
@@ -34,6 +35,17 @@ void run(const Request& request) {
       constexpr int kDepth = cuda::WarpgroupProduct<Element, 128>::kDepth;
       launch_warpgroups(request, problem, cuda::tiles_of(problem.depth, kDepth),
                         problem.c, epilogue);
+      return;
+    }
+  }
+  if constexpr (cuda::kHasLargeProduct<Input>) {
+    if (request.integer("large_tiles") != 0) {
+      using Product = cuda::LargeProduct<Input>;
+      using Epilogue = cuda::LinearEpilogue<Element, Activation>;
+      launch_blocks(request, problem.template count_tiles<Product>(),
+                    cuda::launch_shape<Product>(),
+                    cuda::matmul_kernel<Input, Element, Epilogue, Product>,
+                    problem, epilogue);
       return;
     }
   }

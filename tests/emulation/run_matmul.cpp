@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "cuda/gemm/large_product.cuh"
 #include "matmul_request.h"
 #include "program.h"
 
@@ -9,6 +10,16 @@ namespace {
 template <class Input, class Output>
 void run(const Request& request) {
   auto problem = problem_of<Input, Output>(request);
+  if constexpr (cuda::kHasLargeProduct<Input>) {
+    if (request.integer("large_tiles") != 0) {
+      using Product = cuda::LargeProduct<Input>;
+      launch_blocks(request, problem.template count_tiles<Product>(),
+                    cuda::launch_shape<Product>(),
+                    cuda::matmul_kernel<Input, Output, cuda::KeepSums, Product>,
+                    problem, cuda::KeepSums{});
+      return;
+    }
+  }
   const int64_t tiles = problem.count_tiles();
   const auto shape = cuda::launch_shape<cuda::BlockProduct<Input>>();
   const int64_t split_depth = request.integer("split_depth");
@@ -37,9 +48,26 @@ void run_panels_of_split(const Request& request) {
       cuda::panels_of_split(sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3));
 }
 
+// Whether large tiles take less time for batch, rows, columns of so many
+// multiprocessors.
+void run_pays_large_product(const Request& request) {
+  const auto& sizes = request.integers("sizes");
+  const auto pays = [&]<class Element>() {
+    return cuda::pays_large_product<Element>(sizes.at(0), sizes.at(1),
+                                             sizes.at(2), sizes.at(3));
+  };
+  *request.buffer<int64_t>("pays") = request.text("type") == "float64"
+                                         ? pays.operator()<double>()
+                                         : pays.operator()<float>();
+}
+
 }  // namespace
 
 bool run_matmul(const Request& request) {
+  if (request.text("kernel") == "pays_large_product") {
+    run_pays_large_product(request);
+    return true;
+  }
   if (request.text("kernel") == "panels_of_split") {
     run_panels_of_split(request);
     return true;

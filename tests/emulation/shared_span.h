@@ -50,6 +50,14 @@ class SharedSpan {
                from, static_cast<size_t>(valid) * sizeof(Element));
   }
 
+  // An element from global memory, or 0 where it is not `valid`.
+  void copy_element_async(int64_t index, const Element* from,
+                          bool valid) const {
+    static_assert(sizeof(Element) == 4 || sizeof(Element) == 8);
+    begin_copy(*storage_, place<Element>(index), 1, from,
+               valid ? sizeof(Element) : 0);
+  }
+
   // Four matrices of eight rows of sixteen bytes: lane i says where row i % 8
   // of matrix i / 8 begins, and gets 32 bits of each matrix.
   // It is counted as such, and not as the loads by which it is emulated.

@@ -91,6 +91,36 @@ def test_matmul_by_panels(counting_emulator: Emulator) -> None:
     assert counted["c"].stores.bytes == size_of(c)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matmul_by_large_tiles(
+    counting_emulator: Emulator, dtype: torch.dtype, transposed: bool
+) -> None:
+    """cuda/gemm/copied_panel.cuh and large_product.cuh: rows are copied by elements."""
+    a, b = torch.randn(256, 64, dtype=dtype), torch.randn(64, 128, dtype=dtype)
+    if transposed:
+        a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+    c = emulated_matmul(counting_emulator, a, b, large_tiles=True)
+    counted, size = counting_emulator.counters, a.element_size()
+    row_tiles = 256 // (256 if dtype == torch.float32 else 128)
+    copied = (a.numel(), row_tiles * b.numel())  # b once for each tile of rows
+    elements, vectors = reversed(copied) if transposed else copied
+    instructions = elements // 32, vectors * size // VECTORS
+    assert counted.copies == sum(instructions)
+    # No two lanes in one bank: 128 bytes a cycle.
+    assert counted.copy_cycles == instructions[0] * size // 4 + instructions[1] * 4
+    assert counted.copied_bytes == sum(copied) * size == counted.copied_sectors * SECTOR
+    shared = counting_emulator.accesses["shared"].loads
+    assert_no_conflicts(shared)
+    # Of each step a thread of 16 x 8 sums loads 24 numbers by fours; of eight steps one of 64 sums
+    # loads 24 numbers of float64.
+    sums, loads = (16 * 8, 6) if dtype == torch.float32 else (64, 3)
+    assert shared.requests == c.numel() // sums * 64 * loads // 32
+    stores = counting_emulator.accesses["c"].stores
+    (assert_vectors if dtype == torch.float32 else assert_whole_sectors)(stores)
+    assert stores.bytes == size_of(c)
+
+
 @pytest.mark.parametrize(
     ("dtype", "head"), [(torch.bfloat16, 128), (torch.float32, 64), (torch.float32, 128)]
 )

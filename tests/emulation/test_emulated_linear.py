@@ -22,6 +22,7 @@ def emulated_linear(
     blocks: int = 3,
     tile_columns: int = 0,
     multiplied_as: str | None = None,
+    large_tiles: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the activation's argument where it is to be kept.
 
@@ -45,6 +46,7 @@ def emulated_linear(
         columns=weight.shape[0],
         inner=inner,
         tile_columns=tile_columns,
+        large_tiles=int(large_tiles),
         input_strides=input.stride()[-2:],
         weight_strides=weight.stride(),
         bias_stride=bias.stride(0) if bias is not None else 0,

@@ -26,12 +26,13 @@ def emulated_matmul(
     split_depth: int = 0,
     tile_columns: int = 0,
     multiplied_as: str | None = None,
+    large_tiles: bool = False,
 ) -> torch.Tensor:
     """``a @ b`` of operands of at least two dimensions, whose batches broadcast.
 
     With a ``split_depth`` the summed dimension is divided into parts of so many steps, with
     ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. float32 may be
-    ``multiplied_as`` ``"tf32"``.
+    ``multiplied_as`` ``"tf32"``; float32 and float64 may be by ``large_tiles``.
     """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a = a.expand(*batch, *a.shape[-2:])
@@ -52,6 +53,7 @@ def emulated_matmul(
         depth=depth,
         split_depth=split_depth,
         tile_columns=tile_columns,
+        large_tiles=int(large_tiles),
         batch=batch,
         a_strides=a.stride()[-2:],
         b_strides=b.stride()[-2:],

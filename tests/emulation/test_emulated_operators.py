@@ -113,6 +113,16 @@ def test_matmul(
         assert_product(result, right.mT, left.mT)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name_of)
+def test_products_of_large_tiles(emulated_operators: Operators, dtype: torch.dtype) -> None:
+    """Where these take less time on the emulated device, of 3 multiprocessors."""
+    left, right = torch.randn(250, 37, dtype=dtype), torch.randn(37, 380, dtype=dtype)
+    assert_product(emulated_operators.matmul(left, right), left, right)
+    bias = torch.randn(380, dtype=dtype)
+    output = emulated_operators.linear(left, right.mT, bias, "gelu")
+    assert_linear(output, left, right.mT, bias, "gelu")
+
+
 WARPGROUP_THREADS = 384
 
 

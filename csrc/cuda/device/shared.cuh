@@ -49,6 +49,19 @@ class SharedSpan {
         : "memory");
   }
 
+  // An element from global memory, or 0 where it is not `valid`. (By the
+  // first-level cache: a line is asked for by several copies.)
+  __device__ __forceinline__ void copy_element_async(int index,
+                                                     const Element* from,
+                                                     bool valid) const {
+    constexpr int kSize = sizeof(Element);
+    static_assert(kSize == 4 || kSize == 8);
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address(index)),
+        "l"(from), "n"(kSize), "r"(valid ? kSize : 0)
+        : "memory");
+  }
+
   // Four matrices of eight rows of sixteen bytes: lane i says where row i % 8
   // of matrix i / 8 begins, and gets 32 bits of each matrix. (PTX ISA,
   // "ldmatrix".)

@@ -18,6 +18,9 @@
 // "Benchmarking GPUs to tune dense linear algebra", SC 2008). A thread's 8 x 8
 // sums need 16 numbers of shared memory for 64 multiplications.
 //
+// matmul and linear of float32 and float64 use cuda/gemm/large_product.cuh
+// where there are enough tiles of its size.
+//
 // float32 in TF32 (`Tf32`), where the user allows it: as the halves, with the
 // same bytes for as many products, each of half of the steps, so that the
 // products take 64 cycles of the A100 too. Operands are rounded in registers,

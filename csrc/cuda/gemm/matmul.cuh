@@ -47,10 +47,12 @@ struct MatmulProblem {
   WideDivisor column_tiles{};
   int64_t tiles = 0;
 
+  // Of the tiles that Product's blocks compute.
+  template <class Product = BlockProduct<Input>>
   int64_t count_tiles() {
     split_depth = splits > 1 ? split_depth : depth;
-    row_tiles = tiles_of(rows, BlockProduct<Input>::kRows);
-    column_tiles = tiles_of(columns, BlockProduct<Input>::kColumns);
+    row_tiles = tiles_of(rows, Product::kRows);
+    column_tiles = tiles_of(columns, Product::kColumns);
     tiles = batch_count * row_tiles * column_tiles;
     return tiles;
   }
@@ -133,12 +135,11 @@ struct KeepSums {
   __device__ __forceinline__ void operator()(const Arguments&...) const {}
 };
 
-template <class Input, class Output, class Epilogue = KeepSums>
-__global__ void __launch_bounds__(BlockProduct<Input>::kThreads,
-                                  BlockProduct<Input>::kBlocks)
+template <class Input, class Output, class Epilogue = KeepSums,
+          class Product = BlockProduct<Input>>
+__global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     matmul_kernel(const __grid_constant__ MatmulProblem<Input, Output> problem,
                   const __grid_constant__ Epilogue epilogue) {
-  using Product = BlockProduct<Input>;
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
     const auto [rows, column_tile] = problem.column_tiles.divide(index);
     const auto [batch, row_tile] = problem.row_tiles.divide(rows);

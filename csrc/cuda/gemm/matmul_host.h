@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/precision.h"
 #include "cuda/gemm/warpgroup_matmul.cuh"
@@ -93,6 +94,23 @@ bool launch_by_warpgroups(const MatmulProblem<Input, Output>& problem,
   return true;
 }
 
+// By large tiles, where they take less time; returns whether.
+template <class Input, class Output, class Epilogue>
+bool launch_large(MatmulProblem<Input, Output> problem,
+                  const Epilogue& epilogue, const Tensor& output) {
+  using Product = LargeProduct<Input>;
+  const LaunchShape shape = launch_shape<Product>();
+  if (!pays_large_product<Input>(problem.batch_count, problem.rows,
+                                 problem.columns, multiprocessor_count()) ||
+      shape.shared_bytes > most_shared_bytes()) {
+    return false;
+  }
+  launch(matmul_kernel<Input, Output, Epilogue, Product>,
+         problem.template count_tiles<Product>(), shape, current_stream(output),
+         problem, epilogue);
+  return true;
+}
+
 // By warps, whose operands are multiplied as elements of the first type. The
 // problem's tiles have been counted.
 template <class Element, class Input, class Output, class Epilogue>
@@ -136,6 +154,11 @@ void launch_product(MatmulProblem<Input, Output> problem,
   if constexpr (std::is_same_v<Input, float>) {
     if (float32_products() == Float32Products::One) {
       launch_by_warps<Tf32>(problem, epilogue, output);
+      return;
+    }
+  }
+  if constexpr (kHasLargeProduct<Input>) {
+    if (launch_large(problem, epilogue, output)) {
       return;
     }
   }

@@ -69,6 +69,31 @@ struct GridThread {
 };
 using TileThread = GridThread<16>;
 
+// The same of threads whose warps are 4 down and 8 across, so that the lanes of
+// a warp need fewest numbers of both operands.
+template <int kDown, int kAcross>
+struct WarpGridThread : GridThread<kDown, kAcross> {
+  using Base = GridThread<kDown, kAcross>;
+  static constexpr int kRowLanes = 8;
+  static constexpr int kWarpsAcross = kAcross / kRowLanes;
+  static_assert(kDown % 4 == 0 && kAcross % kRowLanes == 0);
+
+  __device__ __forceinline__ WarpGridThread()
+      : WarpGridThread(computed_here(static_cast<int>(threadIdx.x))) {}
+  __device__ __forceinline__ explicit WarpGridThread(int thread)
+      : Base(place(thread)) {}
+
+ private:
+  // The thread of GridThread that is there.
+  __device__ __forceinline__ static int place(int thread) {
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+    const int down = warp / kWarpsAcross * 4 + lane / kRowLanes;
+    const int across = warp % kWarpsAcross * kRowLanes + lane % kRowLanes;
+    return down * kAcross + across;
+  }
+};
+
 // The same where each warp owns kWarpRows x kWarpColumns of the tile and adds
 // to 8 x 8 of them, or 16 x 8, by an instruction.
 template <int kTileRows, int kTileColumns, int kWarpRows, int kWarpColumns>
