@@ -56,6 +56,14 @@ def _inner_call(
     is_checked: bool,
     has_autocast: bool,
 ) -> Callable[..., Any]: ...
+def _call_below_autograd(
+    name: str,
+    device: str,
+    otherwise: Callable[..., Any],
+    record: Callable[..., Any],
+    *,
+    has_autocast: bool = ...,
+) -> Callable[..., Any]: ...
 def _saving_forward(function: Callable[..., Any]) -> Callable[..., Any]: ...
 
 # From here on made by `make generate`, from the schemas of csrc/library.cpp.

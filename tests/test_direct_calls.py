@@ -1,4 +1,8 @@
-"""The public functions enter a kernel without the dispatcher only where that changes nothing."""
+"""The public functions enter a kernel without the dispatcher only where that changes nothing.
+
+And tensors of CUDA pass the dispatcher with the kernel's key alone only there, which is tried with
+tensors of the CPU whose kernels are as though they had no short way.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,37 @@ from pkg.testing import Sample, same_bits
 OPERATORS = [name for name in public_operators() if name != "add_out"]
 
 
-def way_of(name: str, *args: Any, has_autocast: bool = False) -> str:
+def direct(name: str, way: Callable[[str], Any], has_autocast: bool) -> Callable[..., Any]:
+    """The short way into a CPU kernel."""
+    return direct_call(name, way("otherwise"), record=way("record"), has_autocast=has_autocast)
+
+
+def below_autograd(name: str, way: Callable[[str], Any], has_autocast: bool) -> Callable[..., Any]:
+    """The way of tensors of CUDA, for tensors of the CPU."""
+    call: Callable[..., Any] = pkg._C._call_below_autograd(
+        name, "CPU", way("otherwise"), way("record"), has_autocast=has_autocast
+    )
+    return call
+
+
+@pytest.fixture(params=[direct, below_autograd])
+def way_of(request: pytest.FixtureRequest) -> Callable[..., str]:
     """Which way a call takes: ``kernel``, ``record`` or ``otherwise``."""
-    taken = []
+    symbols = getattr(request.node, "callspec", None)
+    if request.param is below_autograd and symbols and symbols.params.get("symbols") == SYMBOLS[1]:
+        pytest.skip("where nothing tells of observers, all calls take the long way")
 
-    def way(label: str) -> Callable[..., None]:
-        return lambda *_: taken.append(label)
+    def function(name: str, *args: Any, has_autocast: bool = False) -> str:
+        taken: list[str] = []
 
-    function = direct_call(name, way("otherwise"), record=way("record"), has_autocast=has_autocast)
-    result = function(*args)
-    assert (result is None) == (len(taken) == 1)
-    return taken[0] if taken else "kernel"
+        def way(label: str) -> Callable[..., None]:
+            return lambda *_: taken.append(label)
+
+        result = request.param(name, way, has_autocast)(*args)
+        assert (result is None) == (len(taken) == 1)
+        return taken[0] if taken else "kernel"
+
+    return function
 
 
 def arguments_of(operator: str) -> tuple[Any, ...]:
@@ -153,7 +177,7 @@ def test_results_and_gradients_are_those_of_the_dispatched_operator(operator: st
             assert same_bits(direct, wanted), str(sample)
 
 
-def test_what_a_tensor_is_decides(symbols: None) -> None:
+def test_what_a_tensor_is_decides(way_of: Callable[..., str], symbols: None) -> None:
     a = normal(4, 4).float()
     complex_tensor = torch.complex(a, a)
     plain = {
@@ -206,7 +230,10 @@ def test_what_a_tensor_is_decides(symbols: None) -> None:
     ],
 )
 def test_what_the_thread_is_in_decides(
-    state: Callable[[], AbstractContextManager[Any]], way: str, symbols: None
+    way_of: Callable[..., str],
+    state: Callable[[], AbstractContextManager[Any]],
+    way: str,
+    symbols: None,
 ) -> None:
     a = normal(4, 4).float()
     with state():
@@ -217,6 +244,7 @@ def test_what_the_thread_is_in_decides(
 @pytest.mark.skipif(sys.platform != "linux", reason="the words are found on Linux alone")
 @pytest.mark.parametrize("state", [DispatchMode, FunctionMode, enable_python_dispatcher])
 def test_the_state_of_another_thread_does_not_decide(
+    way_of: Callable[..., str],
     state: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     a = normal(4, 4).float()
@@ -234,7 +262,7 @@ def test_the_state_of_another_thread_does_not_decide(
         assert way_of("mul", a, a) == "kernel"
 
 
-def test_transforms_and_tracing_decide(symbols: None) -> None:
+def test_transforms_and_tracing_decide(way_of: Callable[..., str], symbols: None) -> None:
     a = normal(4, 4).float()
     ways = []
 
@@ -253,7 +281,9 @@ def test_transforms_and_tracing_decide(symbols: None) -> None:
     assert ways == ["otherwise"] * 14
 
 
-def test_autocast_decides_where_the_operator_has_a_rule(symbols: None) -> None:
+def test_autocast_decides_where_the_operator_has_a_rule(
+    way_of: Callable[..., str], symbols: None
+) -> None:
     a = normal(4, 4).float()
     with torch.autocast("cpu"):
         assert way_of("mul", a, a) == "kernel"
@@ -267,7 +297,9 @@ def test_autocast_decides_where_the_operator_has_a_rule(symbols: None) -> None:
     assert way_of("matmul", a, a, None, has_autocast=True) == "kernel"
 
 
-def test_a_gradient_is_recorded_where_autograd_is_on(symbols: None) -> None:
+def test_a_gradient_is_recorded_where_autograd_is_on(
+    way_of: Callable[..., str], symbols: None
+) -> None:
     a = normal(4, 4).float().requires_grad_()
     plain = a.detach()
     assert way_of("mul", a, plain) == way_of("mul", plain, a) == "record"
@@ -290,16 +322,18 @@ def test_a_gradient_is_recorded_where_autograd_is_on(symbols: None) -> None:
         (torch.ones(2), torch.ones(2), 2**80 * 10**300),
     ],
 )
-def test_what_a_kernel_does_not_take_is_left_to_the_dispatcher(args: tuple[Any, ...]) -> None:
+def test_what_a_kernel_does_not_take_is_left_to_the_dispatcher(
+    way_of: Callable[..., str], args: tuple[Any, ...]
+) -> None:
     assert way_of("muladd", *args) == "otherwise"
 
 
-def test_a_whole_number_is_a_float() -> None:
+def test_a_whole_number_is_a_float(way_of: Callable[..., str]) -> None:
     assert way_of("muladd", torch.ones(2), torch.ones(2), 1) == "kernel"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 20])
-def test_a_call_by_position_has_all_arguments(count: int) -> None:
+def test_a_call_by_position_has_all_arguments(way_of: Callable[..., str], count: int) -> None:
     with pytest.raises(TypeError, match=f"muladd takes 3 arguments but {count} were given"):
         way_of("muladd", *(torch.ones(2),) * count)
 
@@ -307,6 +341,50 @@ def test_a_call_by_position_has_all_arguments(count: int) -> None:
 def test_what_writes_to_an_argument_has_no_short_way() -> None:
     function = pkg.ops.add_out
     assert direct_call("add_out", function) is function
+    call = below_autograd("add_out", lambda label: lambda *_: label, False)
+    assert call(torch.ones(2), torch.ones(2), torch.zeros(2)) == "otherwise"
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_results_below_autograd_are_those_of_the_dispatched_operator(operator: str) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("not the way below autograd")
+
+    call = below_autograd(operator, lambda _: refuse, False)
+    parameters = dispatched(operator)._schema.arguments  # type: ignore[attr-defined]
+    for sample in samples_of(operator):
+        with torch.no_grad():
+            expected = results_of(dispatched(operator)(*sample.args, **sample.kwargs))
+            given = dict(zip((each.name for each in parameters), sample.args, strict=False))
+            given |= sample.kwargs
+            values = [given.get(each.name, each.default_value) for each in parameters]
+            results = results_of(call(*values))
+        for result, wanted in zip(results, expected, strict=True):
+            assert same_bits(result, wanted), str(sample)
+            assert result.stride() == wanted.stride(), str(sample)
+
+
+def test_calls_take_the_long_way_where_nothing_tells_of_observers() -> None:
+    call = below_autograd("mul", lambda label: lambda *_: label, False)
+    a = torch.ones(2)
+    pkg._C._use_unstable_symbols(False)
+    try:
+        assert call(a, a) == "otherwise"
+    finally:
+        pkg._C._use_unstable_symbols(True)
+
+
+def test_observers_make_calls_take_the_long_way(tmp_path: Path) -> None:
+    """They are told of no call that begins below the dispatcher's first key."""
+    taken = []
+    call = below_autograd("mul", lambda label: lambda *_: taken.append(label), False)
+    a = torch.ones(2)
+    observer = torch.profiler.ExecutionTraceObserver()
+    observer.register_callback(str(tmp_path / "trace.json"))
+    with torch.profiler.profile(execution_trace_observer=observer):
+        call(a, a)
+    assert taken == ["otherwise"]
+    assert call(a, a) is not None
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

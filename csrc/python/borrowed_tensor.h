@@ -54,6 +54,11 @@ class BorrowedTensors {
     return words_.is_ordinary(implementation);
   }
 
+  // Whether it is known to lie so on the device.
+  bool is_ordinary(const void* implementation, const DeviceKeys& device) const {
+    return words_.is_ordinary(implementation, device);
+  }
+
   bool is_dense_on_cpu(void* implementation) const {
     const auto tensor = reinterpret_cast<AtenTensorHandle>(&implementation);
     int32_t device = -1;

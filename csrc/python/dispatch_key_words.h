@@ -17,6 +17,7 @@
 #include <iterator>
 
 #include "host/symbol_lookup.h"
+#include "python/device_keys.h"
 #include "python/pybind_headers.h"
 
 namespace pkg::python {
@@ -45,6 +46,12 @@ class DispatchKeyWords {
            (words[1] & (has_autocast ? cpu_ | autocast_ : cpu_)) == 0;
   }
 
+  // Whether keys are excluded that are in a thread that begins, and no others
+  // of them.
+  bool are_excluded_as_at_first(uint64_t keys) const {
+    return (of_this_thread()[1] & keys) == 0;
+  }
+
   bool is_autograd_on() const { return (of_this_thread()[1] & autograd_) == 0; }
 
  private:
@@ -62,18 +69,10 @@ class DispatchKeyWords {
     return words;
   }
 
-  static uint64_t bits(const py::handle& key_set) {
-    return key_set.attr("raw_repr")().cast<uint64_t>();
-  }
-
-  static uint64_t keys_named(const py::module_& c, const char* name) {
-    return bits(c.attr("DispatchKeySet")(c.attr("DispatchKey").attr(name)));
-  }
-
   // The sets of this thread.
   static Words told(const py::module_& c) {
-    return {bits(c.attr("_dispatch_tls_local_include_set")()),
-            bits(c.attr("_dispatch_tls_local_exclude_set")())};
+    return {key_bits(c.attr("_dispatch_tls_local_include_set")()),
+            key_bits(c.attr("_dispatch_tls_local_exclude_set")())};
   }
 
   // What a new thread has, by the words and what is told of this one.
@@ -93,12 +92,11 @@ class DispatchKeyWords {
     }
     const py::module_ c = py::module_::import("torch._C");
     const Words begun = initial(c);
-    autograd_ = keys_named(c, "AutogradFunctionality") |
-                keys_named(c, "AutogradOther") |
-                keys_named(c, "AutogradNestedTensor");
-    view_ = keys_named(c, "ADInplaceOrView");
-    autocast_ = keys_named(c, "AutocastCPU");
-    cpu_ = keys_named(c, "CPU");
+    autograd_ = key_named("AutogradFunctionality") |
+                key_named("AutogradOther") | key_named("AutogradNestedTensor");
+    view_ = key_named("ADInplaceOrView");
+    autocast_ = key_named("AutocastCPU");
+    cpu_ = key_named("CPU");
     return (begun[0] & view_) != 0 && (begun[1] & autocast_) != 0 &&
            (begun[1] & (autograd_ | cpu_)) == 0 && follow_guards(c, begun);
 #endif

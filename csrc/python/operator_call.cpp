@@ -194,8 +194,25 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
     }
   }
   PyObject* result = run(values, may_be_observed);
-  return result != nullptr || PyErr_Occurred() != nullptr ? result
-                                                          : long_way(values);
+  return result != nullptr || PyErr_Occurred() != nullptr
+             ? result
+             : other_way(values, may_be_observed);
+}
+
+// Where the thread is plain and the kernel does not take the values. The
+// dispatcher tells observers of no call that begins below its first key.
+PyObject* OperatorCall::other_way(PyObject* const* values,
+                                  bool may_be_observed) const {
+  if (!may_be_observed &&
+      below_autograd.takes(*signature, values, has_autocast)) {
+    PyObject* result = below_autograd.call(
+        *signature, ListedArguments(*signature, values).data());
+    if (result != nullptr) {
+      return result;
+    }
+    PyErr_Clear();  // the kernel is asked again, and refuses in words
+  }
+  return long_way(values);
 }
 
 // Of the types that the schema has, and the tensors of no subclass: one does as

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "host/kernel_library.h"
+#include "python/below_autograd.h"
 #include "python/pybind_headers.h"
 #include "python/signature.h"
 
@@ -21,6 +22,7 @@ struct OperatorCall {
   py::object record;              // computes and records a gradient, or null
   py::object otherwise;   // takes all by position; null: the operator itself
   py::object dispatched;  // torch.ops.<namespace>.<name>.default
+  BelowAutograd below_autograd{};  // where the device has no short way
 
   // One value for each parameter, in their order.
   PyObject* operator()(PyObject* const* values) const;
@@ -32,6 +34,7 @@ struct OperatorCall {
   PyObject* run(PyObject* const* values, bool may_be_observed) const;
   bool enter(const DirectArgument* arguments, DirectResults& results,
              bool may_be_observed) const;
+  PyObject* other_way(PyObject* const* values, bool may_be_observed) const;
   PyObject* long_way(PyObject* const* values) const;
   PyObject* dispatch(PyObject* const* values) const;
   bool are_refused(PyObject* const* values) const;

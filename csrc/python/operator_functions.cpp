@@ -134,6 +134,7 @@ void define_function(py::module_& module, const py::object& operators,
   call.kernel = direct_kernels.find(name);
   call.observed_as = PKG_NAMESPACE_TEXT "::" + name;
   call.dispatched = dispatched;
+  call.below_autograd = BelowAutograd(dispatched, "CUDA");
   function->documentation =
       function->signature.text() + "\n--\n\n" +
       py::str(dispatched.attr("_schema")).cast<std::string>() +
@@ -196,6 +197,24 @@ py::object inner_call(const std::string& name, py::object otherwise,
                          }));
 }
 
+// Of tensors of the device as though its kernels had no short way, and
+// otherwise by what is given.
+py::object call_below_autograd(const std::string& name, const char* device,
+                               py::object otherwise, py::object record,
+                               bool has_autocast) {
+  auto* call = new OperatorCall(function_of(name).call);
+  call->kernel = [](const DirectArgument*, size_t, DirectResults&) {
+    return false;
+  };
+  call->has_autocast = has_autocast;
+  call->record = std::move(record);
+  call->otherwise = std::move(otherwise);
+  call->below_autograd = BelowAutograd(call->dispatched, device);
+  return function_object(positional_method, py::capsule(call, [](void* owned) {
+                           delete static_cast<OperatorCall*>(owned);
+                         }));
+}
+
 py::object saving_forward(const py::object& function) {
   return function_object(saving_method, function);
 }
@@ -219,6 +238,9 @@ void define_operator_functions(py::module_& module) {
   module.def("_inner_call", &inner_call, py::arg("name"), py::arg("otherwise"),
              py::arg("record"), py::arg("is_observed"), py::arg("is_checked"),
              py::arg("has_autocast"), "See pkg/ops/_call.py.");
+  module.def("_call_below_autograd", &call_below_autograd, py::arg("name"),
+             py::arg("device"), py::arg("otherwise"), py::arg("record"),
+             py::kw_only(), py::arg("has_autocast") = false, "For tests.");
   module.def("_saving_forward", &saving_forward, py::arg("function"),
              "See pkg/ops/_registration.py.");
 }

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/device_keys.h"
 #include "python/pybind_headers.h"
 
 namespace pkg::python {
@@ -41,14 +42,13 @@ class TensorWords {
     return reinterpret_cast<void*>(word(tensor, implementation_at_));
   }
 
-  // Whether a tensor is known to be dense on the CPU and to have no key of what
-  // is lazy (negated, conjugate, zero without memory) or wrapped.
+  // Whether a tensor is known to be dense on the device and to have no key of
+  // what is lazy or wrapped.
+  bool is_ordinary(const void* implementation, const DeviceKeys& device) const {
+    return keys_at_ != 0 && device.are_ordinary(word(implementation, keys_at_));
+  }
   bool is_ordinary(const void* implementation) const {
-    if (keys_at_ == 0) {
-      return false;
-    }
-    const uint64_t keys = word(implementation, keys_at_);
-    return (keys & needed_) == needed_ && (keys & ~allowed_) == 0;
+    return is_ordinary(implementation, cpu_);
   }
 
  private:
@@ -76,11 +76,6 @@ class TensorWords {
     return 0;
   }
 
-  static uint64_t keys_named(const py::module_& c, const char* name) {
-    const py::object key = c.attr("DispatchKey").attr(name);
-    return c.attr("DispatchKeySet")(key).attr("raw_repr")().cast<uint64_t>();
-  }
-
   void find() {
     static_assert(sizeof(void*) == sizeof(uint64_t));
     const py::module_ torch = py::module_::import("torch");
@@ -98,22 +93,18 @@ class TensorWords {
       const auto address = tensor.attr("_cdata").cast<uint64_t>();
       const auto set = c.attr("_dispatch_keys")(tensor);
       implementations.emplace_back(tensor.ptr(), address);
-      keys.emplace_back(reinterpret_cast<const void*>(address),
-                        set.attr("raw_repr")().cast<uint64_t>());
+      keys.emplace_back(reinterpret_cast<const void*>(address), key_bits(set));
     }
     const auto size = c.attr("TensorBase").attr("__basicsize__").cast<size_t>();
     implementation_at_ =
         find_word(sizeof(PyObject) / 8, size / 8, implementations);
     keys_at_ = find_word(1, kImplementationWords, keys);
-    needed_ = keys_named(c, "CPU");
-    allowed_ = needed_ | keys_named(c, "AutogradCPU") |
-               keys_named(c, "ADInplaceOrView") | keys_named(c, "AutocastCPU");
+    cpu_ = DeviceKeys("CPU");
   }
 
   size_t implementation_at_ = 0;
   size_t keys_at_ = 0;
-  uint64_t needed_ = 0;   // the keys of dense tensors on the CPU
-  uint64_t allowed_ = 0;  // and those of autograd and autocast
+  DeviceKeys cpu_;
 };
 
 }  // namespace pkg::python

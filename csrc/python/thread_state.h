@@ -140,6 +140,24 @@ class ThreadState {
            !(may_be_observed && is_profiled());
   }
 
+  // Beside the CPU: whether the dispatcher takes a tensor of the device to no
+  // key but those of it and of autograd.
+  bool is_plain_on(const DeviceKeys& device, bool has_autocast) const {
+    const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
+    return words.are_found()
+               ? words.are_excluded_as_at_first(
+                     has_autocast ? device.needed() | device.autocast()
+                                  : device.needed())
+               : !has_autocast || is_excluded(device.autocast_key(), Py_True);
+  }
+
+  // Whether a tensor is known to be nothing but dense memory on the device.
+  bool is_ordinary(PyObject* tensor, const DeviceKeys& device) const {
+    const void* implementation = tensors_.implementation_of(tensor);
+    return implementation != nullptr &&
+           tensors_.is_ordinary(implementation, device);
+  }
+
   bool is_autograd_on() const {
     const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
     return words.are_found() ? words.is_autograd_on()

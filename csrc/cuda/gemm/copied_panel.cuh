@@ -60,7 +60,7 @@ class CopiedPanel {
  private:
   enum class Way { vectors, along_depth, along_outer };
   static constexpr int kVector = 16 / sizeof(Element);
-  static constexpr int kVectors = kOuter / kVector;  // of a step
+  static constexpr int kVectors = kOuter / kVector;    // of a step
   static constexpr int kSteps = 32 / sizeof(Element);  // of a row, by a warp
   static constexpr int kAcross = kOuter < kThreads ? kOuter : kThreads;
   static_assert(kThreads % kVectors == 0 && kThreads % kAcross == 0);

@@ -1,0 +1,72 @@
+// A call of an operator with the dispatch key of a kernel alone: past autograd,
+// which is written in Python and takes longer than all else of the way through
+// the dispatcher where it has nothing to record (a matmul of 8 x 8 on a Zen 4:
+// 5.2 us by torch.ops, 2.5 so). For devices whose kernels have no short way.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "python/pybind_headers.h"
+#include "python/signature.h"
+#include "python/thread_state.h"
+
+namespace pkg::python {
+
+class BelowAutograd {
+ public:
+  // Takes nothing.
+  BelowAutograd() = default;
+
+  // Of torch.ops.<namespace>.<name>.default, on the device of the key ("CUDA").
+  // It takes nothing where this PyTorch lacks what it needs, or the operator
+  // writes to an argument, which a key between the two counts.
+  BelowAutograd(const py::object& dispatched, const char* device)
+      : device_(device) {
+    const bool writes =
+        dispatched.attr("_schema").attr("is_mutable").cast<bool>();
+    if (!writes && device_.are_known()) {
+      function_ =
+          attribute(attribute(dispatched, "_handle"), "redispatch_boxed");
+      key_set_ = device_.key_set();
+    }
+  }
+
+  // Whether the dispatcher would do nothing but enter the kernel: all tensors
+  // are dense ones of the device. The thread is known to be plain on the CPU.
+  bool takes(const Signature& signature, PyObject* const* values,
+             bool has_autocast) const {
+    if (!function_ || function_.is_none()) {
+      return false;
+    }
+    const auto& state = ThreadState::instance();
+    bool has_tensor = false;
+    for (const Parameter& parameter : signature.parameters()) {
+      PyObject* value = *values++;
+      if (parameter.type == ValueType::Tensor && value != Py_None) {
+        if (!state.is_ordinary(value, device_)) {
+          return false;
+        }
+        has_tensor = true;
+      }
+    }
+    return has_tensor && state.is_plain_on(device_, has_autocast);
+  }
+
+  // Null where the kernel refuses, with its error. A list stands where the
+  // operator takes one.
+  PyObject* call(const Signature& signature, PyObject* const* values) const {
+    std::array<PyObject*, kMaxArguments + 1> arguments{key_set_.ptr()};
+    std::copy_n(values, signature.size(), arguments.begin() + 1);
+    return PyObject_Vectorcall(function_.ptr(), arguments.data(),
+                               signature.positional() + 1,
+                               signature.keywords());
+  }
+
+ private:
+  DeviceKeys device_;
+  py::object function_;
+  py::object key_set_;
+};
+
+}  // namespace pkg::python
