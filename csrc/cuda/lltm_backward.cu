@@ -3,6 +3,7 @@
 #include <optional>
 #include <tuple>
 
+#include "cuda/gemm/matrix_product.h"
 #include "cuda/lltm/lltm_host.h"
 #include "host/namespace.h"
 
@@ -47,14 +48,12 @@ class Backward {
 
   void run(const LltmNeeds& needs) {
     go_back();
-    const MatrixOf<Element> rows{sums(), plan_.gates(), 1};
     if (needs.old_h && plan_.steps > 0) {
-      multiply(rows, plan_.batch, 0, plan_.hidden,
-               static_cast<Element*>(gradients_.old_h.mutable_data_ptr()));
+      multiply_rows(plan_.batch, 0, plan_.hidden, gradients_.old_h);
     }
     if (needs.input) {
-      multiply(rows, plan_.rows(), plan_.hidden, plan_.features,
-               static_cast<Element*>(gradients_.input.mutable_data_ptr()));
+      multiply_rows(plan_.rows(), plan_.hidden, plan_.features,
+                    gradients_.input);
     }
     if (needs.weights) {
       multiply_transposed();
@@ -118,7 +117,19 @@ class Backward {
     }
   }
 
-  // The gradients of gates by columns of the weights.
+  // The gradients of gates of the first rows by columns of the weights.
+  void multiply_rows(int64_t count, int64_t column, int64_t columns,
+                     const Tensor& to) {
+    if (is_large_product(plan_.type, count, columns)) {
+      Tensor weights = saved_.weights;
+      multiply_matrices(torch::stable::narrow(grad_sums_, 0, 0, count),
+                        torch::stable::narrow(weights, 1, column, columns), to);
+      return;
+    }
+    multiply({sums(), plan_.gates(), 1}, count, column, columns,
+             static_cast<Element*>(to.mutable_data_ptr()));
+  }
+
   template <class Output>
   void multiply(const MatrixOf<Element>& rows, int64_t count, int64_t column,
                 int64_t columns, Output* to) const {
@@ -133,6 +144,13 @@ class Backward {
   }
 
   void multiply_transposed() const {
+    if (is_large_product(plan_.type, plan_.gates(), plan_.inner())) {
+      multiply_matrices(
+          torch::stable::transpose(grad_sums_, 0, 1),
+          join_rows(plan_, saved_.old_h, &saved_.hidden, saved_.input),
+          gradients_.weights);
+      return;
+    }
     auto* to = static_cast<Element*>(gradients_.weights.mutable_data_ptr());
     const Tensor input = with_uniform_rows(plan_, saved_.input);
     const Tensor hidden = with_uniform_rows(plan_, saved_.hidden);

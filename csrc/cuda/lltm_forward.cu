@@ -4,6 +4,7 @@
 #include <optional>
 #include <tuple>
 
+#include "cuda/gemm/matrix_product.h"
 #include "cuda/lltm/lltm_host.h"
 #include "cuda/lltm/step.cuh"
 #include "host/namespace.h"
@@ -69,14 +70,36 @@ std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
 }
 
 template <class Element>
+void launch_finish(const LltmStep<Element>& step, cudaStream_t stream) {
+  const int64_t states = step.operands.batch * step.operands.units;
+  launch(lltm_finish_kernel<Element>, tiles_of(states, kTileThreads),
+         kTileThreads, stream, step, FastDivisor(step.operands.units));
+}
+
+template <class Element>
 void launch_step(const LltmStep<Element>& step, cudaStream_t stream) {
   launch(lltm_step_kernel<Element>, step.pieces,
          launch_shape<GateProduct<Element>>(), stream, step);
   if (step.parts != nullptr) {
-    const int64_t states = step.operands.batch * step.operands.units;
-    launch(lltm_finish_kernel<Element>, tiles_of(states, kTileThreads),
-           kTileThreads, stream, step, FastDivisor(step.operands.units));
+    launch_finish(step, stream);
   }
+}
+
+// A single step whose product is large: by the kernels of matmul, of [h, x] as
+// one matrix, into memory. That writes and reads B 3H numbers and B (H + F)
+// elements besides: 100 MB of 2048 x 1024 to 2048 in half precision, where an
+// H100 took 366 us by a kernel of 211 TFLOP/s and has matmuls of 690.
+template <class Element>
+void run_large(LltmStep<Element>& step, const LltmPlan& plan,
+               const Tensor& input, const Tensor& weights,
+               const Tensor& old_h) {
+  using Number = Accumulator<Element>;
+  const Tensor rows = join_rows(plan, old_h, nullptr, input);
+  const Tensor sums = empty_contiguous(std::array{plan.batch, plan.gates()},
+                                       number_type<Number>(), device_of(input));
+  multiply_matrices(rows, torch::stable::transpose(weights, 0, 1), sums);
+  step.parts = static_cast<Number*>(sums.mutable_data_ptr());
+  launch_finish(step, current_stream(input));
 }
 
 template <class Element>
@@ -91,6 +114,11 @@ void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
   step.gates = gates != nullptr
                    ? static_cast<Element*>(gates->mutable_data_ptr())
                    : nullptr;
+  if (plan.steps == 1 &&
+      is_large_product(plan.type, plan.batch, plan.gates())) {
+    run_large(step, plan, input, weights, old_h);
+    return;
+  }
   std::optional<Tensor> input_sums;
   if (plan.steps > 1 && plan.features > 0) {
     input_sums =

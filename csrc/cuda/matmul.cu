@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "cuda/gemm/matmul_host.h"
+#include "cuda/gemm/matrix_product.h"
 #include "host/compiler.h"
 #include "host/namespace.h"
 #include "matmul.h"
@@ -37,15 +38,12 @@ void launch_matmul(const MatmulPlan& plan, const Tensor& a, const Tensor& b,
   launch_product(problem, KeepSums{}, output);
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b,
-              std::optional<ScalarType> out_dtype) {
-  MatmulPlan plan = plan_matmul(a, b, out_dtype);
-  const DeviceGuard guard(device_of(a).index);
-  const Tensor output = allocate_matmul_output(plan, a);
+void multiply(MatmulPlan plan, const Tensor& a, const Tensor& b,
+              const Tensor& output) {
   fold_batch_into_rows(plan);
   if (plan.input_type == ScalarType::Char) {
     launch_matmul<int8_t, int32_t>(plan, a, b, output);
-    return output;
+    return;
   }
   with_floating_type(plan.input_type, [&](auto example) {
     using Input = decltype(example);
@@ -55,6 +53,14 @@ Tensor matmul(const Tensor& a, const Tensor& b,
       launch_matmul<Input, float>(plan, a, b, output);
     }
   });
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b,
+              std::optional<ScalarType> out_dtype) {
+  const MatmulPlan plan = plan_matmul(a, b, out_dtype);
+  const DeviceGuard guard(device_of(a).index);
+  const Tensor output = allocate_matmul_output(plan, a);
+  multiply(plan, a, b, output);
   return output;
 }
 
@@ -63,6 +69,21 @@ PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
 }
 
 }  // namespace
+
+bool is_large_product(ScalarType type, int64_t rows, int64_t columns) {
+  const int64_t multiprocessors = multiprocessor_count();
+  if (is_half_precision(type)) {
+    return has_warpgroup_products() &&
+           tiles_of(rows, 128) * tiles_of(columns, 128) >= multiprocessors;
+  }
+  return type == ScalarType::Float
+             ? pays_large_product<float>(1, rows, columns, multiprocessors)
+             : pays_large_product<double>(1, rows, columns, multiprocessors);
+}
+
+void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& output) {
+  multiply(plan_matmul(a, b, dtype_of(output)), a, b, output);
+}
 
 // For pkg/_float32_matmul.py, by ctypes.
 extern "C" PKG_EXPORT void pkg_choose_cuda_float32_products(int64_t count) {

@@ -104,6 +104,16 @@ def test_linear(cuda_emulator: Emulator, dtype: torch.dtype, activation: str) ->
         assert_linear(kept, input, weight, bias, "none")
 
 
+def pays_large_product(
+    emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int, int, int]
+) -> bool:
+    """Whether for batch, rows, columns and multiprocessors."""
+    pays = torch.full((1,), 77)
+    emulator.run("pays_large_product", ["pays"], pays=pays, type=name_of(dtype), sizes=sizes)
+    assert pays in (0, 1)
+    return bool(pays)
+
+
 @pytest.mark.parametrize(
     ("dtype", "sizes", "pays"),
     [
@@ -128,8 +138,4 @@ def test_where_large_tiles_pay(
     cuda_emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, int, int], pays: bool
 ) -> None:
     """On a device of 132 multiprocessors."""
-    result = torch.full((1,), 77)
-    cuda_emulator.run(
-        "pays_large_product", ["pays"], pays=result, type=name_of(dtype), sizes=(*sizes, 132)
-    )
-    assert bool(result) == pays
+    assert pays_large_product(cuda_emulator, dtype, (*sizes, 132)) == pays

@@ -9,6 +9,7 @@ import references
 import torch
 from emulator import Emulator
 from test_emulated_counters import check_accesses
+from test_emulated_large_product import pays_large_product
 from test_emulated_matmul import FLOATS, assert_product, name_of
 from torch import Tensor
 
@@ -254,6 +255,64 @@ def test_cells(emulated_operators: Operators, dtype: torch.dtype) -> None:
         compare(emulated_operators.lltm_forward(*sample.args), references.lltm_forward, sample, "")
         compare(emulated_operators.lltm(*sample.args), references.lltm, sample, "")
         check_backward(emulated_operators, sample)
+
+
+# Batch, features, states; and rows and columns of a product among those of a cell and its gradients
+# that is large on the emulated device, of 3 multiprocessors: that of a step, or of the weights.
+LARGE = [
+    (torch.float64, (128, 5, 80), (128, 240)),
+    (torch.float64, (40, 160, 80), (240, 240)),
+    (torch.float32, (256, 5, 120), (256, 360)),
+    (torch.float32, (40, 170, 170), (510, 340)),
+    (torch.float16, (130, 16, 48), (130, 144)),
+    (torch.float16, (64, 200, 72), (216, 272)),
+]
+
+
+def assert_large(emulator: Emulator, dtype: torch.dtype, product: tuple[int, int]) -> None:
+    if dtype == torch.float16:  # a tile for each multiprocessor
+        assert -(-product[0] // 128) * -(-product[1] // 128) >= 3
+    else:
+        assert pays_large_product(emulator, dtype, (1, *product, 3))
+
+
+@pytest.mark.parametrize(("dtype", "shape", "product"), LARGE)
+def test_cells_of_large_products(
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    product: tuple[int, int],
+) -> None:
+    """By matmul's kernels, of states and input that are joined."""
+    assert_large(cuda_emulator, dtype, product)
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    sample = Sample(arguments(shape)).converted(dtype)
+    compare(emulated_operators.lltm_forward(*sample.args), references.lltm_forward, sample, "")
+    compare(emulated_operators.lltm(*sample.args), references.lltm, sample, "")
+    check_backward(emulated_operators, sample)
+    input, weights, bias, old_h, old_cell = sample.args
+    others = (apart(input), transposed(weights), bias, transposed(old_h), old_cell)
+    compare(emulated_operators.lltm(*others), references.lltm, sample, "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=name_of)
+def test_gradients_of_sequences_by_large_products(
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+) -> None:
+    assert_large(cuda_emulator, dtype, (192, 314))
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    sample = Sample(arguments((130, 250, 64), 3)).converted(dtype)
+    input, weights, _, old_h, _ = sample.args
+    hidden, cells, gates = references.lltm_forward(*sample.args)
+    given = [make(*t.shape, seed=9).to(t.dtype) for t in (hidden, cells, gates)]
+    each = Sample((*given, gates, hidden, cells, input, weights, old_h, True, True, True))
+    results = emulated_operators.lltm_backward(*each.args)
+    compare(results, references.lltm_backward, each, "the gradients")
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)

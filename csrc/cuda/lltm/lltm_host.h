@@ -50,6 +50,31 @@ PanelSource<Element> columns_as_panels(const MatrixOf<Element>& matrix,
   return {matrix.data, columns, depth, matrix.column_stride, matrix.row_stride};
 }
 
+// [h, x] of all rows, as one matrix: the states before each step and the input.
+// `hidden` are those of all steps, which is asked for where there are several.
+inline Tensor join_rows(const LltmPlan& plan, const Tensor& old_h,
+                        const Tensor* hidden, const Tensor& input) {
+  Tensor joined = empty_contiguous(std::array{plan.rows(), plan.inner()},
+                                         plan.type, device_of(input));
+  const auto copy = [&](int64_t row, int64_t rows, int64_t column,
+                        int64_t columns, const Tensor& from) {
+    if (rows > 0 && columns > 0) {
+      Tensor to = torch::stable::narrow(joined, 0, row, rows);
+      to = torch::stable::narrow(to, 1, column, columns);
+      torch::stable::copy_(to, torch::stable::reshape(from, {rows, columns}));
+    }
+  };
+  const int64_t first = std::min(plan.rows(), plan.batch);
+  copy(0, first, 0, plan.hidden, old_h);
+  if (plan.rows() > first) {
+    Tensor before = *hidden;
+    copy(first, plan.rows() - first, 0, plan.hidden,
+         torch::stable::narrow(before, 0, 0, plan.steps - 1));
+  }
+  copy(0, plan.rows(), plan.hidden, plan.features, input);
+  return joined;
+}
+
 // Panels of the summed dimension that a block has of a product as `Product`
 // computes it.
 template <class Product>

@@ -6,6 +6,9 @@
 // input's product is made for all steps at once, and a step begins from its
 // sums.
 //
+// A single step whose product is large goes by the kernels of matmul instead
+// (run_large, cuda/lltm_forward.cu).
+//
 // A step of few tiles is divided along the summed dimension, as matmul's
 // products are (cuda/gemm/matmul.cuh): the parts' sums go to memory, and a
 // second kernel, with a thread for each state, adds them up in one order and
