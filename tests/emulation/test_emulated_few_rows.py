@@ -184,6 +184,17 @@ def test_rows_at_any_address(cuda_emulator: Emulator, dtype: torch.dtype) -> Non
     assert_product(few_rows(cuda_emulator, a, b, "along_columns"), a, b)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_one_line_of_a_weight(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    """Whose step to a next one would lead to where no vector begins."""
+    vector = vector_of(dtype)
+    a, b = make(2, 3 * vector, dtype=dtype), make(3 * vector, 1, dtype=dtype)
+    assert_product(few_rows(cuda_emulator, a, b, "along_depth"), a, b)
+    for columns in (vector, vector + 1):
+        a, b = make(2, 1, dtype=dtype), make(1, columns, dtype=dtype)
+        assert_product(few_rows(cuda_emulator, a, b, "along_columns"), a, b)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_special_values_stay_in_their_row_and_column(

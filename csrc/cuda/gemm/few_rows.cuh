@@ -216,10 +216,19 @@ template <class Layout, class Input, class Output>
 FewRowsProblem<Input, Output> few_rows_problem(
     const MatmulProblem<Input, Output>& product, int share_shift) {
   using Shape = FewRowsShape<Input, Layout>;
-  const int64_t batches = product.rows == 0 ? 0 : product.batch_count;
-  return {
+  const int64_t batches = product.batch_count;
+  FewRowsProblem<Input, Output> problem = {
       product, share_shift, WideDivisor(batches),
       batches * tiles_of(product.columns, Shape::block_columns(share_shift))};
+  // To a line that does not exist there is no step: it could lead to where no
+  // vector begins.
+  if (product.columns <= 1) {
+    problem.product.b_column_stride = 0;
+  }
+  if (product.depth <= 1) {
+    problem.product.b_depth_stride = 0;
+  }
+  return problem;
 }
 
 // Sixteen bytes as words, which need fewer instructions than halves do.
