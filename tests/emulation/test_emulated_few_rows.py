@@ -321,9 +321,10 @@ def test_how_a_product_is_shared_out(cuda_emulator: Emulator) -> None:
     shift, split_depth = plan(1, 1, 1 << 20)
     assert shift == 3
     assert split_depth % (8 * 256) == 0
-    assert 2 <= (1 << 20) / split_depth <= 264
+    assert 2 <= (1 << 20) / split_depth <= 32
     assert plan_of(cuda_emulator, "along_columns", 1, 14336, 4096, 264) == (3, 0)
     assert plan_of(cuda_emulator, "along_columns", 1, 64, 8192, 264) == (3, 1024)
+    assert plan_of(cuda_emulator, "along_columns", 1, 4096, 4096, 264) == (3, 0)  # 128 blocks
     assert plan_of(cuda_emulator, "along_columns", 0, 64, 8192, 264)[1] == 0
 
 

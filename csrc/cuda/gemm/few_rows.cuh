@@ -52,6 +52,7 @@
 // products of four, and its sums are the same in any order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -142,7 +143,7 @@ template <class Input, class Output>
 struct FewRowsProblem {
   MatmulProblem<Input, Output> product;
   int share_shift;      // 1 << it warps share the steps of their columns
-  WideDivisor batches;  // the batch index is the faster one: see pieces_of()
+  WideDivisor batches;  // of which the index is the faster one
   int64_t pieces;
 };
 
@@ -167,7 +168,9 @@ enum class FewRowsLayout { none, along_depth, along_columns };
 // How the weight of a problem of few rows lies; none where the kernel does not
 // take it. Halves have to have a turn of a warp, or of the warps that share
 // columns: with fewer steps a block ends before its copies have paid, and tiles
-// are made by tensor cores.
+// are made by tensor cores. Of a batch each matrix of the weight is read once,
+// as in attention to one query; one that all share is read by each, as by
+// tiles, of which a matrix of few rows has as many as one of 128.
 template <class Input, class Output>
 FewRowsLayout few_rows_layout(const MatmulProblem<Input, Output>& problem) {
   constexpr int64_t kMostSteps = int64_t{1} << 30;
@@ -207,18 +210,24 @@ struct FewRowsPlan {
 };
 
 // The plan that takes the fewest turns one after the other on so many blocks
-// that run at a time, where the first copies and the last sums of a block take
-// as long as two; among blocks only where half of them would have none.
+// that run at a time, where the first copies and the last sums of a block are
+// taken to be as long as two. Among blocks it is divided where three quarters
+// of them would have nothing: half of the multiprocessors, or more. Parts need
+// another kernel, and one block of a multiprocessor has 48 KiB on their way.
+// They are at most 32, since that kernel reads those of a sum one after the
+// other.
 template <class Shape>
 FewRowsPlan plan_few_rows(int64_t batches, int64_t columns, int64_t depth,
                           int64_t blocks) {
   constexpr int64_t kEnds = 2;
   constexpr int64_t kLeastTurns = 4;
+  constexpr int64_t kMostParts = 32;
+  constexpr int kAll = Shape::kTurn << kFewRowsShift;
   FewRowsPlan plan = {Shape::kLeastShift, 0};
   int64_t least = 0;
+  int64_t pieces = 0;
   for (int shift = Shape::kLeastShift; shift <= kFewRowsShift; ++shift) {
-    const int64_t pieces =
-        batches * tiles_of(columns, Shape::block_columns(shift));
+    pieces = batches * tiles_of(columns, Shape::block_columns(shift));
     const int64_t turns = tiles_of(depth, Shape::kTurn << shift);
     const int64_t time = (pieces + blocks - 1) / blocks * (turns + kEnds);
     if (shift == Shape::kLeastShift || time < least) {
@@ -226,12 +235,15 @@ FewRowsPlan plan_few_rows(int64_t batches, int64_t columns, int64_t depth,
       plan.share_shift = shift;
     }
   }
-  constexpr int kAll = Shape::kTurn << kFewRowsShift;
   const int64_t turns = tiles_of(depth, kAll);
-  const int64_t each = panels_of_split(
-      batches * tiles_of(columns, Shape::block_columns(kFewRowsShift)), turns,
-      blocks, kLeastTurns);
-  return each < turns ? FewRowsPlan{kFewRowsShift, each * kAll} : plan;
+  if (4 * pieces <= blocks) {
+    const int64_t each = panels_of_split(
+        pieces, turns, std::min(blocks, kMostParts * pieces), kLeastTurns);
+    if (each < turns) {
+      return {kFewRowsShift, each * kAll};
+    }
+  }
+  return plan;
 }
 
 // The work of a product whose tiles have been counted. Blocks of the same
