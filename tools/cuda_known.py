@@ -88,6 +88,32 @@ EXPECTED = (
     Expected(r"matmul_warpgroup_kernel<int8, int, 256, .*>", {"IGMMA.64x256x32": 4, "SYNCS": 2}),
     Expected(r"matmul_warpgroup_kernel<int8, int, 128, .*>", {"IGMMA.64x128x32": 4, "SYNCS": 2}),
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
+    # Few rows: four vectors of a weight to a stage and from another; of eight rows, or as many as
+    # have 32 registers of sums, a vector each, or of a weight along columns four numbers.
+    Expected(
+        r"matmul_few_rows_kernel<(bfloat16|float16), .*AlongDepth, .*>",
+        {"FFMA": 256, "LDGSTS.128": 4, "LDS.128": 4, "LDG.128": 8},
+    ),
+    Expected(
+        r"matmul_few_rows_kernel<(bfloat16|float16), .*AlongColumns, .*>",
+        {"FFMA": 128, "LDGSTS.128": 4, "LDS.128": 4, "LDG.16": 16},
+    ),
+    Expected(
+        r"matmul_few_rows_kernel<float, .*AlongDepth, .*>",
+        {"FFMA": 128, "LDGSTS.128": 4, "LDS.128": 4, "LDG.128": 8},
+    ),
+    Expected(
+        r"matmul_few_rows_kernel<float, .*AlongColumns, .*>",
+        {"FFMA": 128, "LDGSTS.128": 4, "LDS.128": 4, "LDG.32": 32},
+    ),
+    Expected(
+        r"matmul_few_rows_kernel<double, .*AlongDepth, .*>",
+        {"DFMA": 32, "LDGSTS.128": 4, "LDS.128": 4, "LDG.128": 4},
+    ),
+    Expected(
+        r"matmul_few_rows_kernel<double, .*AlongColumns, .*>",
+        {"DFMA": 64, "LDGSTS.128": 4, "LDS.128": 4, "LDG.64": 32},
+    ),
     # A thread's 8 x 12 sums, and its 20 numbers, for each of two steps unrolled.
     Expected(r"lltm_step_kernel<float>", {"FFMA": 192, "LDS.128": 10}),
     Expected(r"lltm_step_kernel<double>", {"LDS.64": 14}),
@@ -215,6 +241,7 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8|Tf32), .*>": 65536,
     r"matmul_kernel<float, .*LargeProduct<float>>": 75264,
     r"matmul_kernel<double, .*LargeProduct<double>>": 101376,
+    r"matmul_few_rows_kernel<.*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
     # Four stages of 48 KiB, or six of 32.

@@ -117,6 +117,11 @@ def products(make: Inputs, size: int) -> Iterator[Call]:
         yield Call(f"linear, {activation}", linear)
         arguments = (a, packed, 66, bias, activation)
         yield Call(f"packed_linear, {activation}", only_forward(ops.packed_linear, *arguments))
+    few, weight = make.floats(3, 512), make.floats(72, 512)
+    yield Call("matmul of few rows", both_ways(ops.matmul, few, make.floats(512, 72)))
+    yield Call("matmul by a vector", both_ways(ops.matmul, weight, few[0]))
+    linear = both_ways(lambda *given: ops.linear(*given, "silu"), few, weight, make.floats(72))
+    yield Call("linear of few rows", linear)
 
 
 def attention(make: Inputs, size: int) -> Iterator[Call]:

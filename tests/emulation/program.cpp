@@ -31,10 +31,10 @@ int main() {
   try {
     const bool known =
         run_pointwise(request) || run_matmul(request) ||
-        run_matmul_warpgroups(request) || run_linear(request) ||
-        run_int4_linear(request) || run_rowwise_scaled_linear(request) ||
-        run_lltm(request) || run_rotary_embedding(request) ||
-        run_decode_attention(request) ||
+        run_matmul_few_rows(request) || run_matmul_warpgroups(request) ||
+        run_linear(request) || run_int4_linear(request) ||
+        run_rowwise_scaled_linear(request) || run_lltm(request) ||
+        run_rotary_embedding(request) || run_decode_attention(request) ||
         run_spatial_correlation_sample(request) ||
         run_attention_forward(request) || run_attention_backward(request) ||
         run_attention_uncovered(request) || run_attention_dropout_mask(request);

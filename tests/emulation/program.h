@@ -13,6 +13,7 @@ namespace pkg::emulation {
 // Launch the kernel that request.text("kernel") names, or return false.
 bool run_pointwise(const Request& request);
 bool run_matmul(const Request& request);
+bool run_matmul_few_rows(const Request& request);
 bool run_matmul_warpgroups(const Request& request);
 bool run_linear(const Request& request);
 bool run_int4_linear(const Request& request);

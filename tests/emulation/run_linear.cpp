@@ -3,6 +3,7 @@
 #include "cuda/gemm/linear.cuh"
 #include "cuda/gemm/pack_weight.cuh"
 #include "elements.h"
+#include "few_rows.h"
 #include "program.h"
 #include "warpgroups.h"
 
@@ -30,6 +31,13 @@ void run(const Request& request) {
   const cuda::LinearEpilogue<Element, Activation> epilogue = {
       request.buffer<Element>("bias"), request.integer("bias_stride"),
       request.buffer<Element>("pre_activation")};
+  problem.count_tiles();
+  if constexpr (std::is_same_v<Input, Element>) {
+    if (request.text("layout") != "tiles") {
+      launch_few_rows(request, problem, epilogue.of_any_kind());
+      return;
+    }
+  }
   if constexpr (cuda::kHasWarpgroupProduct<Element>) {
     if (request.integer("tile_columns") != 0) {
       constexpr int kDepth = cuda::WarpgroupProduct<Element, 128>::kDepth;
@@ -49,7 +57,7 @@ void run(const Request& request) {
       return;
     }
   }
-  launch_blocks(request, problem.count_tiles(),
+  launch_blocks(request, problem.tiles,
                 cuda::launch_shape<cuda::BlockProduct<Input>>(),
                 cuda::matmul_kernel<Input, Element,
                                     cuda::LinearEpilogue<Element, Activation>>,

@@ -16,6 +16,7 @@ from test_emulated_attention import emulated_backward, emulated_forward
 from test_emulated_attention import make as make_attention
 from test_emulated_decode_attention import emulated as emulated_decoding
 from test_emulated_decode_attention import make as make_decoding
+from test_emulated_few_rows import few_rows, weight_of
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_lltm import arguments as lltm_arguments
 from test_emulated_lltm import emulated_step
@@ -119,6 +120,28 @@ def test_matmul_by_large_tiles(
     stores = counting_emulator.accesses["c"].stores
     (assert_vectors if dtype == torch.float32 else assert_whole_sectors)(stores)
     assert stores.bytes == size_of(c)
+
+
+def check_few_rows_of_products(emulator: Emulator) -> None:
+    """cuda/gemm/few_rows.cuh: the weight once; rows as vectors; nothing meets in the banks."""
+    for layout, shifts in (("along_depth", (0, 3)), ("along_columns", (3,))):
+        for shift in shifts:
+            a = torch.randn(4, 1024).bfloat16()
+            b = weight_of(1024, 64, dtype=a.dtype, layout=layout, spare=2)
+            few_rows(emulator, a, b, layout, shift)
+            counted, counters = emulator.accesses, emulator.counters
+            assert counters.copied_bytes == size_of(b)
+            assert counters.copied_sectors * SECTOR == size_of(b)
+            assert counters.copy_cycles == 4 * counters.copies
+            assert_no_conflicts(counted["shared"].loads)
+            assert_no_conflicts(counted["shared"].stores)
+            if layout == "along_depth":
+                assert_vectors(counted["a"].loads)
+                assert counted["a"].loads.bytes == 64 // 4 * size_of(a)
+
+
+def test_few_rows_of_products(counting_emulator: Emulator) -> None:
+    check_few_rows_of_products(counting_emulator)
 
 
 @pytest.mark.parametrize(

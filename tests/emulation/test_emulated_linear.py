@@ -23,10 +23,13 @@ def emulated_linear(
     tile_columns: int = 0,
     multiplied_as: str | None = None,
     large_tiles: bool = False,
+    layout: str = "tiles",
+    share_shift: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the activation's argument where it is to be kept.
 
-    With ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many.
+    With ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. With a ``layout`` of
+    the weight it is the kernel for few rows (test_emulated_few_rows.py).
     """
     *batch, rows, inner = input.shape
     output = torch.full((*batch, rows, weight.shape[0]), 77, dtype=input.dtype)
@@ -47,6 +50,8 @@ def emulated_linear(
         inner=inner,
         tile_columns=tile_columns,
         large_tiles=int(large_tiles),
+        layout=layout,
+        share_shift=share_shift,
         input_strides=input.stride()[-2:],
         weight_strides=weight.stride(),
         bias_stride=bias.stride(0) if bias is not None else 0,

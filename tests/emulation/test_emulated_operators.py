@@ -194,7 +194,7 @@ def test_float32_in_tf32(
     emulated_operators: Operators, choose_float32_products: Callable[[int], None]
 ) -> None:
     """Whole and divided products of every operator that follows the setting, and back again."""
-    for a, b in (((70, 40), (40, 72)), ((2, 3, 33), (33, 5)), ((5, 600), (600, 7)), ((9,), (9,))):
+    for a, b in (((70, 40), (40, 72)), ((3, 3, 33), (33, 5)), ((9, 600), (600, 7)), ((9,), (9,))):
         left, right = torch.randn(a), torch.randn(b)
         packed = emulated_operators.pack_linear_weight(right.mT) if right.dim() == 2 else None
 
@@ -213,6 +213,97 @@ def test_float32_in_tf32(
         choose_float32_products(0)
         for result in results():
             assert_product(result, left, right)
+
+
+def test_few_rows_of_float32_are_never_rounded(
+    emulated_operators: Operators, choose_float32_products: Callable[[int], None]
+) -> None:
+    """By multiply-adds, which take no longer: and so it is seen which products have few rows.
+
+    Of a weight that lies along either dimension, of a batch, of divided products, and of a matrix
+    by a vector.
+    """
+    choose_float32_products(1)
+    for rows, depth, columns in (
+        (1, 40, 72),
+        (8, 40, 72),
+        (3, 4, 1),
+        (1, 8200, 3),
+        (2, 8200, 12),
+        (300, 40, 1),
+        (2, 8196, 1),
+    ):
+        for batch in ((), (3,)):
+            left = torch.randn(*batch, rows, depth)
+            for right in (
+                torch.randn(*batch, columns, depth).mT,
+                torch.randn(*batch, depth, (columns + 3) // 4 * 4)[..., :columns],
+            ):
+                if rows <= 8 or right.stride(-2) == 1:
+                    result = emulated_operators.matmul(left, right)
+                    assert_product(result, left, right)
+    left, vector = torch.randn(40, 72).mT, torch.randn(40)
+    for given in (left, left[:67], left.contiguous()):
+        assert_product(emulated_operators.matmul(given, vector), given, vector)
+    nine = torch.randn(9, 40)
+    with pytest.raises(AssertionError):
+        assert_product(emulated_operators.matmul(nine, left.mT), nine, left.mT)
+
+
+FEW_ROWS_THREADS = 256
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
+def test_matmul_of_few_rows_in_half_precision(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    capability: str,
+) -> None:
+    """Before warpgroups and tiles are asked; up to four rows where the weight lies by columns."""
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", capability)
+    for rows, is_few in (
+        (1, (True, True)),
+        (4, (True, True)),
+        (8, (True, False)),
+        (9, (False,) * 2),
+    ):
+        left = torch.randn(rows, 264).to(dtype)
+        for right, expected in zip(
+            (torch.randn(40, 264).to(dtype).mT, torch.randn(264, 40).to(dtype)), is_few, strict=True
+        ):
+            for out_dtype in (None, torch.float32):
+                result = emulated_operators.matmul(left, right, out_dtype=out_dtype)
+                assert_product(result, left, right)
+                assert (launched_threads() == FEW_ROWS_THREADS) == expected
+    matrix, vector = torch.randn(2, 70, 264).to(dtype), torch.randn(264).to(dtype)
+    assert_product(emulated_operators.matmul(matrix, vector), matrix, vector)
+    assert launched_threads() == FEW_ROWS_THREADS
+    matrix = torch.randn(264, 72).to(dtype).mT
+    assert_product(emulated_operators.matmul(matrix, vector), matrix, vector)
+    assert launched_threads() == FEW_ROWS_THREADS
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_linear_of_few_rows(
+    emulated_operators: Operators, activation: str | None, dtype: torch.dtype
+) -> None:
+    """Whole and divided, packed, and of one column, which all rows share the bias of."""
+    divided = 8 * 8 * 32 * 16 // dtype.itemsize
+    for shape, columns in (((1, 264), 40), ((2, 2, 264), 37), ((2, divided), 3), ((70, 264), 1)):
+        input = torch.randn(shape, dtype=torch.float64).to(dtype)
+        weight = torch.randn(columns, shape[-1], dtype=torch.float64).to(dtype)
+        packed = emulated_operators.pack_linear_weight(weight)
+        for bias in (None, torch.randn(columns, dtype=torch.float64).to(dtype)):
+            result, kept = emulated_operators.linear_forward(input, weight, bias, activation)
+            assert_linear(result, input, weight, bias, activation or "none")
+            if activation not in (None, "relu"):
+                assert_linear(kept, input, weight, bias, "none")
+            multiplied = emulated_operators.packed_linear(input, packed, columns, bias, activation)
+            assert_linear(multiplied, input, weight, bias, activation or "none")
 
 
 def test_float64_is_not_made_in_tf32(
@@ -303,7 +394,7 @@ def test_linear(
                 multiplied = emulated_operators.packed_linear(
                     given, packed, len(matrix), added, activation
                 )
-                assert torch.equal(multiplied, result)
+                assert_linear(multiplied, given, matrix, added, name)
 
 
 def forward(operators: Operators, call: Call) -> attention.Outputs:

@@ -21,6 +21,7 @@ from rowwise_scaled_samples import call as rowwise_call
 from test_emulated_attention import emulated_backward, emulated_forward, make
 from test_emulated_decode_attention import emulated as emulated_decoding
 from test_emulated_decode_attention import make as make_decoding
+from test_emulated_few_rows import LAYOUTS, few_rows, turn_of, weight_of
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_matmul import emulated_matmul
 from test_emulated_rotary_embedding import emulated as emulated_rotary
@@ -76,6 +77,17 @@ def run_matmul(emulator: Emulator) -> None:
         emulated_matmul(emulator, grad.mT, input, split_depth=depth)
     grad, input = torch.randn(200, 12), torch.randn(200, 8)
     emulated_matmul(emulator, grad.mT, input, split_depth=32, multiplied_as="tf32")
+
+
+def run_matmul_of_few_rows(emulator: Emulator) -> None:
+    """Divided among blocks; the sums of eight warps, and those of lanes."""
+    for dtype in TYPES:
+        for layout in LAYOUTS:
+            part = turn_of(dtype, layout) * 2
+            b = weight_of(6 * part, 21, dtype=dtype, layout=layout)
+            a = torch.randn(4, 6 * part).to(dtype)
+            for split_depth in (0, part):
+                few_rows(emulator, a, b, layout, split_depth=split_depth)
 
 
 def run_matmul_by_warpgroups(emulator: Emulator) -> None:

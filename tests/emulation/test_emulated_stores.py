@@ -26,6 +26,7 @@ from test_emulated_attention_warpgroups import check as check_attention_warpgrou
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import emulated as emulated_decoding
 from test_emulated_decode_attention import make as make_decoding
+from test_emulated_few_rows import LAYOUTS, few_rows, turn_of, weight_of
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_linear import ACTIVATIONS, emulated_linear
 from test_emulated_lltm import arguments as lltm_arguments
@@ -95,6 +96,19 @@ def run_rotary(emulator: Emulator) -> None:
             for interleaved in (False, True):
                 options = {"interleaved": interleaved, "back": interleaved}
                 emulated_rotary(emulator, way, input, *tables(70, half, dtype), **options)
+
+
+def run_few_rows(emulator: Emulator) -> None:
+    """Of matmul and linear, whole and divided."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for layout in LAYOUTS:
+            depth = 3 * turn_of(dtype, layout)
+            b = weight_of(2, depth, 37, dtype=dtype, layout=layout)
+            a = torch.randn(2, 3, depth).to(dtype)
+            for split_depth in (0, depth // 3):
+                few_rows(emulator, a, b, layout, split_depth=split_depth)
+            options = {"layout": layout, "share_shift": 3}
+            emulated_linear(emulator, a, b[0].mT, None, "gelu", True, **options)
 
 
 def run_warpgroup_matmul(emulator: Emulator) -> None:
@@ -304,6 +318,14 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
         "cuda/gemm/tile.cuh",
         "(matrix + first) = packet;",
         "(matrix + first) = packet;\n        matrix[first / kPacket * kPacket] = packet.values[0];",
+    ),
+    "columns of few rows that are made twice": (
+        "run_matmul_few_rows.cpp",
+        f"float,double,{BFLOAT16}",
+        run_few_rows,
+        "cuda/gemm/few_rows.cuh",
+        "problem.batches.divide(index);",
+        "problem.batches.divide(index / 2);",
     ),
     "sums of a row by two warps": (
         "run_rowwise_scaled_linear.cpp",

@@ -26,6 +26,7 @@ from test_emulated_attention_warpgroups import check as check_attention_warpgrou
 from test_emulated_counters import check_accesses
 from test_emulated_decode_attention import check as check_decoding
 from test_emulated_decode_attention import make as make_decoding
+from test_emulated_few_rows import few_rows, weight_of
 from test_emulated_int4_linear import assert_right as assert_int4_linear
 from test_emulated_int4_linear import emulated as emulated_int4_linear
 from test_emulated_lltm import arguments as lltm_arguments
@@ -265,6 +266,17 @@ def run_matmul(planted: Emulator) -> None:
     assert_product(emulated_matmul(planted, a, b), a, b)
 
 
+def run_few_rows(planted: Emulator) -> None:
+    """Of weights that end where their memory ends, more turns than stages; several columns each."""
+    for layout, shift, depth in (
+        ("along_depth", 1, 9 * 128 + 4),
+        ("along_columns", 3, 9 * 256 + 1),
+    ):
+        a = torch.randn(3, depth)
+        b = weight_of(depth, 37, dtype=torch.float32, layout=layout)
+        assert_product(few_rows(planted, a, b, layout, shift, blocks=1), a, b)
+
+
 def run_warpgroup_matmul(planted: Emulator) -> None:
     """More panels than stages, by one block that takes two tiles; lines of both kinds."""
     for by_columns in (False, True):
@@ -445,6 +457,7 @@ JOINT_GRADIENTS_BY_PANELS = (
 )
 HALF_DECODING = ("run_decode_attention.cpp", BFLOAT16, run_half_decoding)
 ROWWISE = ("run_rowwise_scaled_linear.cpp", "float", run_rowwise)
+FEW_ROWS = ("run_matmul_few_rows.cpp", "float", run_few_rows, "cuda/gemm/few_rows.cuh")
 LLTM = ("run_lltm.cpp", f"float,{BFLOAT16}", run_lltm)
 CORRELATION = ("run_spatial_correlation_sample.cpp", f"float,{BFLOAT16}", run_correlation)
 INT4_LINEAR = ("run_int4_linear.cpp", BFLOAT16, run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
@@ -495,6 +508,48 @@ PLANTED = {
         "j < valid",
         "j <= valid",
         "heap-buffer-overflow.*READ",
+    ),
+    "missing barrier before warps' sums of few rows are added": (
+        *FEW_ROWS,
+        "    __syncthreads();\n    const FewRowsThread thread;",
+        "    const FewRowsThread thread;",
+        "race on shared|nobody has written",
+    ),
+    "missing barrier before the next sums of few rows": (
+        *FEW_ROWS,
+        "    __syncthreads();  // all are done with the sums\n",
+        "",
+        "race on shared|nobody has written",
+    ),
+    "wait for a turn of few rows too few": (
+        *FEW_ROWS,
+        "wait_for_copies<kFewRowsStages - 2>()",
+        "wait_for_copies<kFewRowsStages - 1>()",
+        "has not arrived",
+    ),
+    "turn of few rows in the stage that comes next": (
+        *FEW_ROWS,
+        "weight.copy(stage == 0 ? kFewRowsStages - 1 : stage - 1);",
+        "weight.copy(stage);",
+        "has not arrived|assert",
+    ),
+    "steps beyond the depth of few rows": (
+        *FEW_ROWS,
+        "exists ? most : 0",
+        "exists || left_ < 1 ? most : 0",
+        "heap-buffer-overflow.*READ",
+    ),
+    "row beyond the last of few rows": (
+        *FEW_ROWS,
+        "row += r + 1 < rows ? row_stride : 0;",
+        "row += row_stride;",
+        "heap-buffer-overflow.*READ",
+    ),
+    "sums of few rows by a lane too many": (
+        *FEW_ROWS,
+        "(threadIdx.x & kDistance) != 0",
+        "(threadIdx.x & kDistance) == 0",
+        "assert",
     ),
     "missing barrier between a stage's copies and its products": (
         *HALF_MATMUL,

@@ -13,6 +13,7 @@ from test_emulated_accesses import (
     check_decoding_by_panels,
     check_dense,
     check_few_rows,
+    check_few_rows_of_products,
     check_gradient_of_correlation,
     check_matmul,
     check_panels,
@@ -38,6 +39,14 @@ PLANTED: dict[str, Planted] = {
         "cuda/gemm/panel.cuh",
         "kPanelPadding = 4;",
         "kPanelPadding = 0;",
+    ),
+    "warps' sums of a product of few rows in the same banks": (
+        "run_matmul_few_rows.cpp",
+        BFLOAT16,
+        check_few_rows_of_products,
+        "cuda/gemm/few_rows.cuh",
+        "kPadding = 4;",
+        "kPadding = 0;",
     ),
     "sums of rows in the same banks": (
         "run_rowwise_scaled_linear.cpp",

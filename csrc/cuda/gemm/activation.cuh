@@ -10,6 +10,8 @@
 // and less.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 
@@ -38,8 +40,11 @@ struct Gate {
   }
 };
 
+enum class ActivationKind : int32_t { none, relu, gelu, gelu_tanh, silu };
+
 struct NoActivation {
   using Quick = NoActivation;
+  static constexpr ActivationKind kKind = ActivationKind::none;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x;
@@ -48,6 +53,7 @@ struct NoActivation {
 
 struct Relu {
   using Quick = Relu;
+  static constexpr ActivationKind kKind = ActivationKind::relu;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x < Number(0) ? Number(0) : x;
@@ -61,6 +67,7 @@ struct Relu {
 
 struct Gelu {
   using Quick = Gelu;
+  static constexpr ActivationKind kKind = ActivationKind::gelu;
   // Phi(x) = erfc(-x / sqrt(2)) / 2, accurate in both tails.
   template <class Number>
   static __device__ __forceinline__ Number cumulative(Number x) {
@@ -81,6 +88,7 @@ struct Gelu {
 template <bool kQuick>
 struct GeluTanhBy {
   using Quick = GeluTanhBy<true>;
+  static constexpr ActivationKind kKind = ActivationKind::gelu_tanh;
   static constexpr double kScale = 1.59576912160573071;  // sqrt(8 / pi)
   static constexpr double kCubic = 0.044715;
 
@@ -105,6 +113,7 @@ using GeluTanh = GeluTanhBy<false>;
 template <bool kQuick>
 struct SiluBy {
   using Quick = SiluBy<true>;
+  static constexpr ActivationKind kKind = ActivationKind::silu;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x * Gate<Number, kQuick>(x).open;
@@ -116,6 +125,24 @@ struct SiluBy {
   }
 };
 using Silu = SiluBy<false>;
+
+// The one of these that is named when the kernel runs.
+template <bool kQuick, class Number>
+__device__ __forceinline__ Number activated(ActivationKind kind, Number x) {
+  switch (kind) {
+    case ActivationKind::none:
+      return x;
+    case ActivationKind::relu:
+      return Relu()(x);
+    case ActivationKind::gelu:
+      return Gelu()(x);
+    case ActivationKind::gelu_tanh:
+      return GeluTanhBy<kQuick>()(x);
+    case ActivationKind::silu:
+      return SiluBy<kQuick>()(x);
+  }
+  return x;
+}
 
 // The gradient as a function of the pointwise kernels.
 template <class Activation>

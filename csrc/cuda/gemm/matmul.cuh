@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
@@ -108,6 +109,20 @@ MatmulProblem<Element, Number> multiplied_as(
   };
 }
 
+// The same product with its operands exchanged, whose result is that of one
+// column as a row.
+template <class Input, class Output>
+MatmulProblem<Input, Output> exchanged(
+    const MatmulProblem<Input, Output>& problem) {
+  auto result = problem;
+  std::swap(result.a, result.b);
+  std::swap(result.rows, result.columns);
+  std::swap(result.a_row_stride, result.b_column_stride);
+  std::swap(result.a_depth_stride, result.b_depth_stride);
+  std::swap(result.a_batch_strides, result.b_batch_strides);
+  return result;
+}
+
 // The same product with its summed dimension divided, into `parts`, which are
 // contiguous: batch, splits, rows, columns.
 template <class Input, class Output, class Number>
@@ -133,6 +148,12 @@ MatmulProblem<Input, Number> divided(
 struct KeepSums {
   template <class... Arguments>
   __device__ __forceinline__ void operator()(const Arguments&...) const {}
+
+  // As every epilogue has: the same where the kind of it is known only when the
+  // kernel runs, and the same for a product of one column that is made as a
+  // row.
+  KeepSums of_any_kind() const { return {}; }
+  KeepSums of_one_column() const { return {}; }
 };
 
 template <class Input, class Output, class Epilogue = KeepSums,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "cuda/gemm/few_rows.cuh"
 #include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/precision.h"
@@ -141,11 +142,68 @@ void launch_by_warps(const MatmulProblem<Input, Output>& problem,
   launch_sum(problem, parts, splits, epilogue, stream);
 }
 
+template <class Layout, class Input, class Output, class Epilogue>
+void launch_few_rows(const MatmulProblem<Input, Output>& problem,
+                     const Epilogue& epilogue, const Tensor& output) {
+  using Sum = StoredSum<Input>;
+  const LaunchShape shape = {kFewRowsThreads, kFewRowsSharedBytes};
+  const cudaStream_t stream = current_stream(output);
+  const auto plan = plan_few_rows<FewRowsShape<Input, Layout>>(
+      problem.batch_count, problem.columns, problem.depth,
+      int64_t{multiprocessor_count()} * kFewRowsBlocks);
+  if (plan.split_depth == 0 || problem.batch.count == kMaxBatchDims) {
+    const auto whole = few_rows_problem<Layout>(problem, plan.share_shift);
+    const auto chosen = epilogue.of_any_kind();
+    using Chosen = std::remove_const_t<decltype(chosen)>;
+    launch(matmul_few_rows_kernel<Input, Output, Layout, Chosen>, whole.pieces,
+           shape, stream, whole, chosen);
+    return;
+  }
+  const int64_t splits =
+      (problem.depth + plan.split_depth - 1) / plan.split_depth;
+  const Tensor parts = allocate_parts(problem, splits, output);
+  const auto pieces = few_rows_problem<Layout>(
+      divided(problem, plan.split_depth,
+              static_cast<Sum*>(parts.mutable_data_ptr())),
+      plan.share_shift);
+  launch(matmul_few_rows_kernel<Input, Sum, Layout>, pieces.pieces, shape,
+         stream, pieces, KeepSums{});
+  launch_sum(problem, parts, splits, epilogue, stream);
+}
+
+// By lanes that read the weight once, where the rows are few; returns whether.
+template <class Input, class Output, class Epilogue>
+bool launch_by_few_rows(const MatmulProblem<Input, Output>& problem,
+                        const Epilogue& epilogue, const Tensor& output) {
+  switch (few_rows_layout(problem)) {
+    case FewRowsLayout::none:
+      return false;
+    case FewRowsLayout::along_depth:
+      launch_few_rows<AlongDepth>(problem, epilogue, output);
+      return true;
+    case FewRowsLayout::along_columns:
+      launch_few_rows<AlongColumns>(problem, epilogue, output);
+      return true;
+  }
+  return false;
+}
+
 // The caller holds a DeviceGuard. The output is written whole.
 template <class Input, class Output, class Epilogue>
 void launch_product(MatmulProblem<Input, Output> problem,
                     const Epilogue& epilogue, const Tensor& output) {
   problem.count_tiles();
+  if constexpr (!std::is_same_v<Input, int8_t>) {
+    if (launch_by_few_rows(problem, epilogue, output)) {
+      return;
+    }
+    // A matrix by a vector: its result is the same memory as a row.
+    if (problem.columns == 1 &&
+        launch_by_few_rows(exchanged(problem), epilogue.of_one_column(),
+                           output)) {
+      return;
+    }
+  }
   if constexpr (kHasWarpgroupProduct<Input>) {
     if (launch_by_warpgroups(problem, epilogue, output)) {
       return;
