@@ -154,6 +154,24 @@ def test_ways_that_multiply_are_compared(
     assert all("differ where PKG_CUDA_WARPGROUPS is not 0" in fault for fault in faults)
 
 
+def test_products_of_some_rows_are_compared(
+    sample: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here those of one row are wrong."""
+    _, gpu_ways = sample
+    assert list(gpu_ways.ways_that_multiply_rows(CPU, [(150, 16, 8)])) == []
+    right = gpu_ways.ops.matmul
+
+    def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = right(a, b)
+        return result + 1 if len(a) == 1 else result
+
+    monkeypatch.setattr(gpu_ways.ops, "matmul", wrong)
+    faults = list(gpu_ways.ways_that_multiply_rows(CPU, [(150, 16, 8)]))
+    assert len(faults) == 4 * 2  # dtypes, layouts
+    assert all("by 1 rows differs" in fault for fault in faults)
+
+
 def test_products_in_tf32_are_compared(
     sample: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

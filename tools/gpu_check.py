@@ -102,6 +102,7 @@ def sample(options: argparse.Namespace) -> int:
         wrong += faults
         wrong += gpu_ways.ways_that_multiply(device)
         wrong += gpu_ways.ways_that_multiply_float32(device)
+        wrong += gpu_ways.ways_that_multiply_rows(device)
     print(f"{len(calls)} calls in {1 + len(ways)} ways, {len(wrong)} faults")
     for fault in wrong:
         print(f"WRONG {fault}", file=sys.stderr)

@@ -271,3 +271,28 @@ def ways_that_multiply(
                     require_same(call.run(), expected, f"where {WARPGROUPS} is not 0")
                 except (FaultError, RuntimeError) as fault:
                     yield f"{call.name}: {fault}"
+
+
+# Of how many rows a product is made at a time, to compare it with that of all rows.
+ROWS = (1, 7, 128)
+
+
+def ways_that_multiply_rows(
+    device: torch.device, products: Sequence[Sequence[int]] = PRODUCTS
+) -> Iterator[str]:
+    """Where a product and those of some of its rows differ: by tiles of all sizes, and few rows.
+
+    Of integers, so that no order of summation rounds.
+    """
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        for rows, depth, columns in products:
+            a = torch.randint(-8, 9, (rows, depth), device=device).to(dtype)
+            b = torch.randint(-8, 9, (depth, columns), device=device).to(dtype)
+            for right in (b, b.mT.contiguous().mT):
+                whole = ops.matmul(a, right)
+                for count in ROWS:
+                    some = a[: 16 * count].split(count)
+                    parts = torch.cat([ops.matmul(part, right) for part in some])
+                    if not torch.equal(parts, whole[: len(parts)]):
+                        what = f"matmul of {dtype}, {rows} x {depth} x {columns}"
+                        yield f"{what}, by {count} rows differs from that of all"
