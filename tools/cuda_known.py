@@ -191,6 +191,20 @@ EXPECTED = (
         r"int4_linear_half_kernel<.*, 4, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
+    # 64 columns by 128 rows of a warpgroup, over 128 steps; the loads of the way of 8 inner tiles.
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 128>",
+        {"HGMMA.64x128x16": 8, "FFMA": 128, "LDG.128": 10, "SYNCS": 3},
+        {"HGMMA.64x128x16": 8, "FFMA": 128},
+    ),
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 64>",
+        {"HGMMA.64x128x16": 8, "FFMA": 256, "LDG.128": 18},
+    ),
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 32>",
+        {"HGMMA.64x128x16": 8, "FFMA": 512, "LDG.128": 34},
+    ),
     # Two rows of 4 positions at 9 shifts for each of two channels, and their 20 pixels.
     Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 10}),
     Expected(r"spatial_correlation_kernel<double>", {"DFMA": 72, "LDS.128": 14}),
@@ -223,6 +237,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"int4_linear_half_kernel<.*, 4, 32>.*": 79872,
     r"int4_linear_half_kernel<.*, 4, 64>.*": 76800,
     r"int4_linear_half_kernel<.*, 4, 128>.*": 75264,
+    # Eight stages of 16 KiB.
+    r"int4_linear_warpgroups_kernel<.*>": 131072,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
@@ -262,6 +278,8 @@ DYNAMIC_SHARED: dict[str, int] = {
 COPIED: dict[str, Copied] = {
     r"matmul_warpgroup_kernel<\w+, \w+, 256, .*>": Copied(boxes=6, box_bytes=8192, warps=8),
     r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
+    # Of the activations of 128 rows a stage of 64 steps, for half a pass of eight warps.
+    r"int4_linear_warpgroups_kernel<.*>": Copied(boxes=2, box_bytes=8192, warps=4),
     # Of keys and of values, 64 or 128 of them.
     r"attention_forward_warpgroups_kernel<.*, 64, true>": Copied(boxes=4, box_bytes=8192, warps=8),
     r"attention_forward_warpgroups_kernel<.*, 64, false>": Copied(boxes=2, box_bytes=8192, warps=8),

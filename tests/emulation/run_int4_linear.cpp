@@ -3,6 +3,7 @@
 #include "batches.h"
 #include "cuda/int4/int4_linear.cuh"
 #include "cuda/int4/int4_linear_mma.cuh"
+#include "cuda/int4/int4_linear_warpgroups.cuh"
 #include "cuda/int4/int4_linear_wide.cuh"
 #include "cuda/int4/tiled_layout.cuh"
 #include "elements.h"
@@ -41,6 +42,43 @@ void run_half(const Request& request,
   }
 }
 
+// Refuses an input that the copy engine does not take.
+template <class Element>
+void run_warpgroups(const Request& request,
+                    cuda::Int4LinearProblem<Element>& problem) {
+  const int64_t slices = request.integer("split_turns");
+  std::vector<float> parts;
+  if (slices > 0) {
+    problem.split_depth = slices * cuda::kInt4Slice;
+    problem.splits =
+        (problem.depth + problem.split_depth - 1) / problem.split_depth;
+    parts.resize(static_cast<size_t>(problem.batch_count * problem.splits *
+                                     problem.rows * problem.columns));
+    problem.parts = parts.data();
+  }
+  const auto input = cuda::int4_bulk_input(problem);
+  auto whole =
+      input ? cuda::int4_warpgroup_problem(problem, *input) : std::nullopt;
+  if (!whole) {
+    fail("warpgroups do not take these operands");
+  }
+  whole->input = cuda::encode_tensor_map(input->tensor);
+  cuda::with_int4_group(problem, [&]<int kGroup>() {
+    std::vector<float> sums(cuda::Int4RowSums::count(*whole, kGroup));
+    whole->row_sums = sums.data();
+    launch_blocks(request, cuda::Int4RowSums::pieces(*whole),
+                  cuda::Int4RowSums::kThreads,
+                  cuda::int4_row_sums_kernel<Element, kGroup>, *whole);
+    launch_blocks(request, whole->pieces,
+                  cuda::launch_shape<cuda::Int4Warpgroups<Element, kGroup>>(),
+                  cuda::int4_linear_warpgroups_kernel<Element, kGroup>, *whole);
+  });
+  if (problem.splits > 1) {
+    launch_blocks(request, problem.sum_pieces(), cuda::kInt4SumThreads,
+                  cuda::int4_linear_sum_kernel<Element>, problem);
+  }
+}
+
 template <class Element>
 void run(const Request& request) {
   cuda::Int4LinearProblem<Element> problem = {};
@@ -62,6 +100,8 @@ void run(const Request& request) {
   problem.batch_strides = batch_strides(request.integers("batch_strides"));
   if constexpr (sizeof(Element) > 2) {
     run_wide(request, problem);
+  } else if (request.integer("by_warpgroups") != 0) {
+    run_warpgroups(request, problem);
   } else {
     cuda::with_int4_block(
         problem, [&]<class Block>() { run_half<Block>(request, problem); });
