@@ -66,7 +66,7 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
 
 template <int kGroup, class Element>
 void launch_group(Int4WarpgroupProblem<Element> problem, const Tensor& output) {
-  using Block = Int4Warpgroups<Element, kGroup>;
+  using Product = typename Int4Warpgroups<Element, kGroup>::Product;
   const cudaStream_t stream = current_stream(output);
   Tensor sums = empty_contiguous(
       std::array{static_cast<int64_t>(Int4RowSums::count(problem, kGroup))},
@@ -75,8 +75,8 @@ void launch_group(Int4WarpgroupProblem<Element> problem, const Tensor& output) {
   launch(int4_row_sums_kernel<Element, kGroup>, Int4RowSums::pieces(problem),
          Int4RowSums::kThreads, stream, problem);
   launch(int4_linear_warpgroups_kernel<Element, kGroup>,
-         std::min<int64_t>(problem.pieces, multiprocessor_count()),
-         launch_shape<Block>(), stream, problem);
+         std::min<int64_t>(problem.tiles.pieces, multiprocessor_count()),
+         launch_shape<Product>(), stream, problem);
 }
 
 // By warpgroups, where there are many rows, the device has their products, and
@@ -84,34 +84,27 @@ void launch_group(Int4WarpgroupProblem<Element> problem, const Tensor& output) {
 template <class Element>
 bool launch_by_warpgroups(Int4LinearProblem<Element>& problem,
                           const Tensor& output) {
-  if (problem.rows <= kInt4ManyRows || !has_warpgroup_products()) {
+  if (problem.rows <= kTurnedManyRows || !has_warpgroup_products()) {
     return false;
   }
   const std::optional<BulkOperand<Element>> input = int4_bulk_input(problem);
   if (!input) {
     return false;
   }
-  Int4LinearProblem<Element> call = problem;
-  const int64_t slices = tiles_of(call.depth, kInt4Slice);
-  const int64_t each =
-      plan_int4_slices(call.batch_count * tiles_of(call.rows, kInt4Tile) *
-                           tiles_of(call.columns, kInt4Tile),
-                       slices, multiprocessor_count(),
-                       call.batch_count * call.rows * call.columns);
-  call.splits = (slices + each - 1) / each;
-  call.split_depth = each * kInt4Slice;
-  auto whole = int4_warpgroup_problem(call, *input);
-  if (!whole) {
+  const TurnedTiles tiles =
+      plan_int4_warpgroups(problem, multiprocessor_count());
+  if (tiles.pieces == 0) {
     return false;
   }
+  auto whole = int4_warpgroup_problem(problem, *input, tiles);
+  whole.input = encode_tensor_map(input->tensor);
   std::optional<Tensor> parts;
-  if (call.splits > 1) {
-    parts = allocate_parts(whole->call, output);
+  if (tiles.splits > 1) {
+    parts = allocate_parts(whole.call, output);
   }
-  whole->input = encode_tensor_map(input->tensor);
-  with_int4_group(call,
-                  [&]<int kGroup>() { launch_group<kGroup>(*whole, output); });
-  launch_sum(whole->call, output);
+  with_int4_group(problem,
+                  [&]<int kGroup>() { launch_group<kGroup>(whole, output); });
+  launch_sum(whole.call, output);
   return true;
 }
 

@@ -46,36 +46,35 @@ void run_half(const Request& request,
 template <class Element>
 void run_warpgroups(const Request& request,
                     cuda::Int4LinearProblem<Element>& problem) {
-  const int64_t slices = request.integer("split_turns");
-  std::vector<float> parts;
-  if (slices > 0) {
-    problem.split_depth = slices * cuda::kInt4Slice;
-    problem.splits =
-        (problem.depth + problem.split_depth - 1) / problem.split_depth;
-    parts.resize(static_cast<size_t>(problem.batch_count * problem.splits *
-                                     problem.rows * problem.columns));
-    problem.parts = parts.data();
-  }
   const auto input = cuda::int4_bulk_input(problem);
-  auto whole =
-      input ? cuda::int4_warpgroup_problem(problem, *input) : std::nullopt;
-  if (!whole) {
+  if (!input) {
     fail("warpgroups do not take these operands");
   }
-  whole->input = cuda::encode_tensor_map(input->tensor);
+  const cuda::TurnedTiles tiles = cuda::turned_tiles(
+      problem.batch_count, problem.rows, problem.columns, problem.depth,
+      cuda::kInt4Rows, request.integer("split_turns"));
+  auto whole = cuda::int4_warpgroup_problem(problem, *input, tiles);
+  whole.input = cuda::encode_tensor_map(input->tensor);
+  std::vector<float> parts;
+  if (tiles.splits > 1) {
+    parts.resize(static_cast<size_t>(problem.batch_count * tiles.splits *
+                                     problem.rows * problem.columns));
+    whole.call.parts = parts.data();
+  }
   cuda::with_int4_group(problem, [&]<int kGroup>() {
-    std::vector<float> sums(cuda::Int4RowSums::count(*whole, kGroup));
-    whole->row_sums = sums.data();
-    launch_blocks(request, cuda::Int4RowSums::pieces(*whole),
+    using Block = cuda::Int4Warpgroups<Element, kGroup>;
+    std::vector<float> sums(cuda::Int4RowSums::count(whole, kGroup));
+    whole.row_sums = sums.data();
+    launch_blocks(request, cuda::Int4RowSums::pieces(whole),
                   cuda::Int4RowSums::kThreads,
-                  cuda::int4_row_sums_kernel<Element, kGroup>, *whole);
-    launch_blocks(request, whole->pieces,
-                  cuda::launch_shape<cuda::Int4Warpgroups<Element, kGroup>>(),
-                  cuda::int4_linear_warpgroups_kernel<Element, kGroup>, *whole);
+                  cuda::int4_row_sums_kernel<Element, kGroup>, whole);
+    launch_blocks(request, tiles.pieces,
+                  cuda::launch_shape<typename Block::Product>(),
+                  cuda::int4_linear_warpgroups_kernel<Element, kGroup>, whole);
   });
-  if (problem.splits > 1) {
-    launch_blocks(request, problem.sum_pieces(), cuda::kInt4SumThreads,
-                  cuda::int4_linear_sum_kernel<Element>, problem);
+  if (tiles.splits > 1) {
+    launch_blocks(request, whole.call.sum_pieces(), cuda::kInt4SumThreads,
+                  cuda::int4_linear_sum_kernel<Element>, whole.call);
   }
 }
 
