@@ -178,6 +178,17 @@ EXPECTED = (
     # Two turns of 32 columns by 16 rows, over 128 values each.
     Expected(r"rowwise_few_rows_kernel<false>", {"IMMA.16832": 32, "LDG.128": 16}),
     Expected(r"rowwise_few_rows_kernel<true>", {"IMMA.16832": 32, "LDG.128": 12}),
+    # 64 columns by 128 or 256 rows of a warpgroup, over 128 values: a lane's bytes of two columns,
+    # and the words that lanes exchange.
+    Expected(
+        r"rowwise_warpgroups_kernel<128>",
+        {"IGMMA.64x128x32": 4, "LDG.128": 2, "SHFL": 8, "SYNCS": 2},
+    ),
+    Expected(
+        r"rowwise_warpgroups_kernel<256>",
+        {"IGMMA.64x256x32": 4, "LDG.128": 2, "SHFL": 8, "SYNCS": 2},
+    ),
+    Expected(r"rowwise_widen_kernel<.*>", {"LDG.64": 1, "STG.128": 1}),
     # 16, 32 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word
     # makes two operands.
     Expected(
@@ -228,6 +239,9 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
+    # Eight stages of 16 KiB, or six of 32.
+    r"rowwise_warpgroups_kernel<128>": 131072,
+    r"rowwise_warpgroups_kernel<256>": 196608,
     r"int4_linear_half_kernel<.*, 1, 32>.*": 86016,
     r"int4_linear_half_kernel<.*, 1, 64>.*": 79872,
     r"int4_linear_half_kernel<.*, 1, 128>.*": 76800,
@@ -280,6 +294,9 @@ COPIED: dict[str, Copied] = {
     r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
     # Of the activations of 128 rows a stage of 64 steps, for half a pass of eight warps.
     r"int4_linear_warpgroups_kernel<.*>": Copied(boxes=2, box_bytes=8192, warps=4),
+    # Of the rows a stage of 128 values.
+    r"rowwise_warpgroups_kernel<128>": Copied(boxes=2, box_bytes=8192, warps=8),
+    r"rowwise_warpgroups_kernel<256>": Copied(boxes=4, box_bytes=8192, warps=8),
     # Of keys and of values, 64 or 128 of them.
     r"attention_forward_warpgroups_kernel<.*, 64, true>": Copied(boxes=4, box_bytes=8192, warps=8),
     r"attention_forward_warpgroups_kernel<.*, 64, false>": Copied(boxes=2, box_bytes=8192, warps=8),
