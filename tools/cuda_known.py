@@ -202,20 +202,22 @@ EXPECTED = (
         r"int4_linear_half_kernel<.*, 4, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
-    # 64 columns by 128 rows of a warpgroup, over 128 steps; the loads of the way of 8 inner tiles.
+    # 64 columns by 128 rows of a warpgroup, over 128 steps: a lane's words of two tiles of eight
+    # columns, and a multiply-add of each sum of a group.
     Expected(
         r"int4_linear_warpgroups_kernel<.*, 128>",
-        {"HGMMA.64x128x16": 8, "FFMA": 128, "LDG.128": 10, "SYNCS": 3},
-        {"HGMMA.64x128x16": 8, "FFMA": 128},
+        {"HGMMA.64x128x16": 8, "FFMA": 64, "LDG.128": 2, "SYNCS": 3},
+        {"HGMMA.64x128x16": 8, "FFMA": 64},
     ),
     Expected(
         r"int4_linear_warpgroups_kernel<.*, 64>",
-        {"HGMMA.64x128x16": 8, "FFMA": 256, "LDG.128": 18},
+        {"HGMMA.64x128x16": 8, "FFMA": 128, "LDG.128": 2},
     ),
     Expected(
         r"int4_linear_warpgroups_kernel<.*, 32>",
-        {"HGMMA.64x128x16": 8, "FFMA": 512, "LDG.128": 34},
+        {"HGMMA.64x128x16": 8, "FFMA": 256, "LDG.128": 2},
     ),
+    Expected(r"int4_row_sums_kernel<.*>", {"LDG.128": 1, "SHFL": 5}),
     # Two rows of 4 positions at 9 shifts for each of two channels, and their 20 pixels.
     Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 10}),
     Expected(r"spatial_correlation_kernel<double>", {"DFMA": 72, "LDS.128": 14}),

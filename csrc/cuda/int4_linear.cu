@@ -64,19 +64,17 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
   launch_sum(problem, output);
 }
 
-template <int kGroup, class Element>
-void launch_group(Int4WarpgroupProblem<Element> problem, const Tensor& output) {
-  using Product = typename Int4Warpgroups<Element, kGroup>::Product;
-  const cudaStream_t stream = current_stream(output);
-  Tensor sums = empty_contiguous(
-      std::array{static_cast<int64_t>(Int4RowSums::count(problem, kGroup))},
-      number_type<float>(), device_of(output));
-  problem.row_sums = static_cast<float*>(sums.mutable_data_ptr());
-  launch(int4_row_sums_kernel<Element, kGroup>, Int4RowSums::pieces(problem),
-         Int4RowSums::kThreads, stream, problem);
-  launch(int4_linear_warpgroups_kernel<Element, kGroup>,
-         std::min<int64_t>(problem.tiles.pieces, multiprocessor_count()),
-         launch_shape<Product>(), stream, problem);
+// Makes the sums of the activations, in memory that is returned.
+template <class Element>
+Tensor launch_row_sums(Int4WarpgroupProblem<Element>& problem,
+                       const Tensor& output) {
+  Tensor sums = empty_contiguous(std::array{problem.sum_elements()},
+                                 ScalarType::BFloat16, device_of(output));
+  problem.row_sums = static_cast<bfloat16*>(sums.mutable_data_ptr());
+  problem.sums = encode_tensor_map(problem.mapped_sums());
+  launch(int4_row_sums_kernel<Element>, problem.sum_rows(), kInt4RowThreads,
+         current_stream(output), problem);
+  return sums;
 }
 
 // By warpgroups, where there are many rows, the device has their products, and
@@ -102,8 +100,13 @@ bool launch_by_warpgroups(Int4LinearProblem<Element>& problem,
   if (tiles.splits > 1) {
     parts = allocate_parts(whole.call, output);
   }
-  with_int4_group(problem,
-                  [&]<int kGroup>() { launch_group<kGroup>(whole, output); });
+  const Tensor sums = launch_row_sums(whole, output);
+  with_int4_group(problem, [&]<int kGroup>() {
+    using Product = typename Int4Warpgroups<Element, kGroup>::Product;
+    launch(int4_linear_warpgroups_kernel<Element, kGroup>,
+           std::min<int64_t>(tiles.pieces, multiprocessor_count()),
+           launch_shape<Product>(), current_stream(output), whole);
+  });
   launch_sum(whole.call, output);
   return true;
 }

@@ -61,13 +61,14 @@ void run_warpgroups(const Request& request,
                                      problem.rows * problem.columns));
     whole.call.parts = parts.data();
   }
+  std::vector<cuda::Packet<cuda::bfloat16, 8>> sums(
+      static_cast<size_t>(whole.sum_elements() / 8));
+  whole.row_sums = sums.data()->values;
+  whole.sums = cuda::encode_tensor_map(whole.mapped_sums());
+  launch_blocks(request, whole.sum_rows(), cuda::kInt4RowThreads,
+                cuda::int4_row_sums_kernel<Element>, whole);
   cuda::with_int4_group(problem, [&]<int kGroup>() {
     using Block = cuda::Int4Warpgroups<Element, kGroup>;
-    std::vector<float> sums(cuda::Int4RowSums::count(whole, kGroup));
-    whole.row_sums = sums.data();
-    launch_blocks(request, cuda::Int4RowSums::pieces(whole),
-                  cuda::Int4RowSums::kThreads,
-                  cuda::int4_row_sums_kernel<Element, kGroup>, whole);
     launch_blocks(request, tiles.pieces,
                   cuda::launch_shape<typename Block::Product>(),
                   cuda::int4_linear_warpgroups_kernel<Element, kGroup>, whole);

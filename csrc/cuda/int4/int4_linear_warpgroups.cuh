@@ -13,23 +13,28 @@
 // ahead, and makes operands of them by shifts.
 // While products run, the words of the next 32 steps are made, and while a
 // warpgroup scales the sums of a group, tensor cores work for the other one.
-// The zeros are multiplied by sums of the activations, which a kernel of its
-// own makes once for all columns.
+//
+// The zeros times the sums of the activations of each group are a product too,
+// which the totals begin with. A kernel of its own makes these sums once for
+// all columns, in float32, and writes them as three numbers of bfloat16 whose
+// sum is exactly that: 24 bits are three times eight. So for 16 groups there
+// are three products of 16 steps.
 //
 // Tiles: 128 columns of the weight by 128 rows of the input: a thread of the
 // two warpgroups has 64 sums of the group and 64 totals, and 128 more of either
 // it could not have. Eight stages of 64 steps of the activations, 16 KiB each.
 //
 // Operations: 2 M N K. For a tile and a slice a multiprocessor of an H100 takes
-// - tensor cores: 2 x 128^3 operations at 4096 a cycle: 1024 cycles;
-// - shared memory, at 128 bytes a cycle: 32 KiB that are copied, and read once
-//   by either warpgroup: 768;
-// - instructions of eight warps, four a cycle: 96 that make words, and for each
-//   group 128 multiply-adds: 224 x 8 / 4 = 448 with groups of 128 columns, 704
-//   with 64, 1216 with 32, which are then the bound.
+// - tensor cores: 2 x 128^3 operations at 4096 a cycle: 1024 cycles; and for
+//   the zeros 24 for each group;
+// - shared memory and L1, at 128 bytes a cycle: 32 KiB that are copied and read
+//   once by either warpgroup, 8 KiB of the weight: 832;
+// - instructions of eight warps, four a cycle: 96 that make words, 64
+//   multiply-adds for each group, and some 100: 520 cycles with groups of 128
+//   columns, 650 with 64 and 910 with 32.
 // Bytes: from the L2 cache 32 KiB of activations and 8 of the weight for a tile
 // and a slice, 40 a cycle, where a product of halves (128 x 256) takes 48. The
-// sums of the activations are 4 bytes for 256 that are read once more.
+// activations are read once more for their sums, which are 8 bytes a group.
 #pragma once
 
 #include <cstdint>
@@ -52,29 +57,30 @@ namespace pkg::cuda {
 
 constexpr int kInt4Rows = 128;  // of a tile
 
-// Where the sum of a row of a tile is stored: so that those of the columns that
-// a thread has of the turned tile lie side by side.
-__device__ __forceinline__ int place_of_row_sum(int row) {
-  return row % 8 / 2 * (kInt4Rows / 4) + row / 8 * 2 + row % 2;
-}
+// The sums of the activations as operand B: a panel is 16 groups, the three
+// numbers of each 16 places apart, and 16 places that are not multiplied.
+constexpr int kInt4SumGroups = 16;
+constexpr int kInt4SumParts = 3;
+constexpr int kInt4SumPanel = 64;
 
 template <class Element>
 struct Int4WarpgroupProblem {
   TensorMap input;
+  TensorMap sums;
   Int4LinearProblem<Element> call;
-  // Of the activations of each group, or of each 128 steps of a longer one:
-  // matrices, groups, row tiles, 128; see place_of_row_sum().
-  float* row_sums;
+  bfloat16* row_sums;     // of the activations: matrices, rows, panels, 64
   int64_t matrix_stride;  // of the input
   int matrices;           // one may be that of every index of the batch
+  int sum_panels;
   TurnedTiles tiles;
 
-  // The sums of a group of a tile's rows.
-  __device__ __forceinline__ float* sums_of(int matrix, int group, int groups,
-                                            int row_tile) const {
-    return row_sums +
-           ((int64_t{matrix} * groups + group) * tiles.row_tiles + row_tile) *
-               kInt4Rows;
+  int64_t sum_rows() const { return matrices * call.rows; }
+  int64_t sum_elements() const {
+    return sum_rows() * sum_panels * kInt4SumPanel;
+  }
+  MappedTensor<bfloat16> mapped_sums() const {
+    const int64_t line = int64_t{sum_panels} * kInt4SumPanel;
+    return {row_sums, line, call.rows, matrices, line, call.rows * line, 64};
   }
 };
 
@@ -87,7 +93,7 @@ TurnedTiles plan_int4_warpgroups(const Int4LinearProblem<Element>& call,
       .tiles;
 }
 
-// The problem for warpgroups, but for its map and the memory of its sums.
+// The problem for warpgroups, but for its maps and the memory of its sums.
 template <class Element>
 Int4WarpgroupProblem<Element> int4_warpgroup_problem(
     const Int4LinearProblem<Element>& call, const BulkOperand<Element>& input,
@@ -97,6 +103,8 @@ Int4WarpgroupProblem<Element> int4_warpgroup_problem(
   result.call.splits = tiles.splits;
   result.matrix_stride = input.tensor.matrix_stride;
   result.matrices = static_cast<int>(input.tensor.matrices);
+  result.sum_panels = static_cast<int>(
+      tiles_of(call.depth >> call.group_shift, kInt4SumGroups));
   result.tiles = tiles;
   return result;
 }
@@ -116,43 +124,35 @@ std::optional<BulkOperand<Element>> int4_bulk_input(
   return is_taken ? input : std::nullopt;
 }
 
+// The first eight significant bits of a number.
+__device__ __forceinline__ float first_bits(float value) {
+  return float_of_bits(bits_of_float(value) & 0xFFFF0000U);
+}
+
 // The sums of the activations: a block has a row, a thread 16 bytes at a time.
-// Rows beyond the last have sums of 0.
-struct Int4RowSums {
-  static constexpr int kThreads = 128;
+// Groups beyond the last have sums of 0.
+constexpr int kInt4RowThreads = 128;
 
-  template <class Element>
-  static int64_t pieces(const Int4WarpgroupProblem<Element>& problem) {
-    return int64_t{problem.matrices} * problem.tiles.row_tiles * kInt4Rows;
-  }
-  template <class Element>
-  static size_t count(const Int4WarpgroupProblem<Element>& problem, int group) {
-    return static_cast<size_t>(pieces(problem) * (problem.call.depth / group));
-  }
-};
-
-template <class Element, int kGroup>
-__global__ void __launch_bounds__(Int4RowSums::kThreads) int4_row_sums_kernel(
+template <class Element>
+__global__ void __launch_bounds__(kInt4RowThreads) int4_row_sums_kernel(
     const __grid_constant__ Int4WarpgroupProblem<Element> problem) {
   constexpr int kVector = 8;
   using Vector = Packet<Element, kVector>;
-  const int rows = problem.tiles.row_tiles * kInt4Rows;
+  const int shift = problem.call.group_shift - 3;  // of vectors
   const int vectors = static_cast<int>(problem.call.depth / kVector);
-  const int groups = static_cast<int>(problem.call.depth / kGroup);
-  for (int64_t index = blockIdx.x; index < int64_t{problem.matrices} * rows;
+  const int end = problem.sum_panels * kInt4SumGroups << shift;
+  const int64_t line = int64_t{problem.sum_panels} * kInt4SumPanel;
+  for (int64_t index = blockIdx.x; index < problem.matrices * problem.call.rows;
        index += gridDim.x) {
-    const int matrix = static_cast<int>(index / rows);
-    const int row = static_cast<int>(index % rows);
-    const bool has_row = row < problem.call.rows;
-    const Element* from = problem.call.input + matrix * problem.matrix_stride +
-                          row * problem.call.row_stride;
-    float* const to = problem.sums_of(matrix, 0, groups, row / kInt4Rows) +
-                      place_of_row_sum(row % kInt4Rows);
+    const int64_t matrix = index / problem.call.rows;
+    const Element* from =
+        problem.call.input + matrix * problem.matrix_stride +
+        (index - matrix * problem.call.rows) * problem.call.row_stride;
     PKG_UNROLL_BY(1)
-    for (int first = 0; first < vectors; first += Int4RowSums::kThreads) {
+    for (int first = 0; first < end; first += kInt4RowThreads) {
       const int vector = first + static_cast<int>(threadIdx.x);
       float sum = 0;
-      if (has_row && vector < vectors) {
+      if (vector < vectors) {
         const Vector values =
             *reinterpret_cast<const Vector*>(from + int64_t{vector} * kVector);
         PKG_UNROLL
@@ -160,9 +160,22 @@ __global__ void __launch_bounds__(Int4RowSums::kThreads) int4_row_sums_kernel(
           sum += convert<float>(values.values[i]);
         }
       }
-      sum = lanes_sum<kGroup / kVector>(sum);
-      if (vector < vectors && vector % (kGroup / kVector) == 0) {
-        to[int64_t{vector / (kGroup / kVector)} * rows] = sum;
+      PKG_UNROLL
+      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, sum, lanes);
+        sum += lanes < 1 << shift ? other : 0.0f;
+      }
+      if (vector < end && vector % (1 << shift) == 0) {
+        const int group = vector >> shift;
+        bfloat16* to = problem.row_sums + index * line +
+                       group / kInt4SumGroups * kInt4SumPanel +
+                       group % kInt4SumGroups;
+        PKG_UNROLL
+        for (int part = 0; part < kInt4SumParts; ++part) {
+          const float bits = first_bits(sum);
+          to[part * kInt4SumGroups] = convert<bfloat16>(bits);
+          sum -= bits;
+        }
       }
     }
   }
@@ -183,10 +196,16 @@ class Int4Warpgroups {
       const Int4WarpgroupProblem<Element>& problem, const Product& product)
       : problem_(problem), call_(problem.call), product_(product) {}
 
-  // By one thread: the panels of the part, the last ones as far as there are
-  // any.
+  // By one thread: the sums, for the first part, and the panels of the part,
+  // the last ones as far as there are any.
   __device__ __forceinline__ void copy(const TurnedPlace& at,
                                        Turn& turn) const {
+    const int panels = sum_panels(at);
+    PKG_UNROLL_BY(1)
+    for (int panel = 0; panel < panels; ++panel) {
+      product_.copy_panel(problem_.sums, panel * kInt4SumPanel, at.row_begin,
+                          matrix_of(at), turn);
+    }
     const int depth = static_cast<int>(call_.depth);
     const int end =
         at.end * kTurnedSlice < depth ? at.end * kTurnedSlice : depth;
@@ -201,7 +220,11 @@ class Int4Warpgroups {
   __device__ __forceinline__ void compute(const TurnedPlace& at,
                                           Turn& turn) const {
     Sums totals(0);
-    multiply(totals, at, turn);
+    Sources from = sources(at);
+    Packed packed;
+    load(from, packed);
+    multiply_zeros(totals, from, sum_panels(at), turn);
+    multiply(totals, at, from, packed, turn);
     store(totals, at);
   }
 
@@ -221,11 +244,14 @@ class Int4Warpgroups {
     return problem_.matrices > 1 ? at.batch : 0;
   }
 
-  // What a thread reads of a tile's weight, scales, zeros and sums.
+  __device__ __forceinline__ int sum_panels(const TurnedPlace& at) const {
+    return at.split == 0 ? problem_.sum_panels : 0;
+  }
+
+  // What a thread reads of a tile's weight, scales and zeros.
   struct Sources {
     const uint32_t* words;  // the lane's of the warp's first eight columns
     const uint32_t* pairs;  // of the first of its two columns
-    const float* sums;      // of its rows
     int tiles;              // of eight columns that there are: 0, 1 or 2
     int left;               // words of the summed dimension
     int group;              // that comes next
@@ -235,17 +261,13 @@ class Int4Warpgroups {
     const int column =
         at.column_begin + static_cast<int>(threadIdx.x) / kWarp * 16;
     const int tiles = (static_cast<int>(call_.columns) - column) / 8;
-    const int groups = static_cast<int>(call_.depth / kGroup);
     const int64_t depth = int64_t{at.begin} * kTurnedSlice;
-    return {
-        call_.words + column / 8 * call_.depth + depth,
-        reinterpret_cast<const uint32_t*>(call_.scales_and_zeros) + column +
-            lane() / 4,
-        problem_.sums_of(matrix_of(at), 0, groups, at.row_begin / kInt4Rows) +
-            lane() % 4 * (kInt4Rows / 4),
-        tiles < 0 ? 0 : (tiles < 2 ? tiles : 2),
-        static_cast<int>(call_.depth / kWordSteps) - at.begin * kUnits,
-        at.begin * (kTurnedSlice / kGroup)};
+    return {call_.words + column / 8 * call_.depth + depth,
+            reinterpret_cast<const uint32_t*>(call_.scales_and_zeros) + column +
+                lane() / 4,
+            tiles < 0 ? 0 : (tiles < 2 ? tiles : 2),
+            static_cast<int>(call_.depth / kWordSteps) - at.begin * kUnits,
+            at.begin * (kTurnedSlice / kGroup)};
   }
 
   // The lane's words of the next slice; zeros beyond the weight.
@@ -296,13 +318,58 @@ class Int4Warpgroups {
     }
   }
 
-  // totals += the part of the summed dimension.
+  // The scale and the zero of a group, of the thread's i-th column.
+  __device__ __forceinline__ uint32_t pair(const Sources& from, int64_t group,
+                                           int i) const {
+    return i < from.tiles ? from.pairs[group * call_.columns + 8 * i] : 0;
+  }
+
+  // Of two groups beside each other, as a word of operand A.
+  __device__ __forceinline__ uint32_t zeros(const Sources& from, int group,
+                                            int i) const {
+    const int groups = static_cast<int>(call_.depth >> call_.group_shift);
+    const uint32_t first = group < groups ? pair(from, group, i) : 0;
+    const uint32_t second = group + 1 < groups ? pair(from, group + 1, i) : 0;
+    return first >> 16 | (second & 0xFFFF0000U);
+  }
+
+  // totals += the zeros times the sums of the activations.
+  __device__ __forceinline__ void multiply_zeros(Sums& totals,
+                                                 const Sources& from,
+                                                 int panels, Turn& turn) const {
+    PKG_UNROLL_BY(1)
+    for (int panel = 0; panel < panels; ++panel) {
+      uint32_t words[1][4];
+      PKG_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        words[0][word] =
+            zeros(from, panel * kInt4SumGroups + word / 2 * 8 + lane() % 4 * 2,
+                  word % 2);
+      }
+      product_.wait(turn);
+      const WarpgroupOperand sums = product_.rows(turn.stage);
+      hold_sums(totals.values);
+      hold_words(words);
+      order_registers();
+      PKG_UNROLL
+      for (int part = 0; part < kInt4SumParts; ++part) {
+        begin_product<bfloat16, Major::depth>(totals.values, words[0],
+                                              sums.at(part * 32));
+      }
+      commit_products();
+      wait_for_products<0>();
+      hold_sums(totals.values);
+      product_.release(turn.stage);
+      turn.advance();
+    }
+  }
+
+  // totals += the part of the summed dimension, of whose first slice the words
+  // are loaded.
   __device__ __forceinline__ void multiply(Sums& totals, const TurnedPlace& at,
+                                           Sources& from, Packed& packed,
                                            Turn& turn) const {
-    Sources from = sources(at);
-    Packed packed;
     Words words[2];
-    load(from, packed);
     make_words(packed, 0, words[0]);
     Sums sums(0);
     PKG_UNROLL_BY(1)
@@ -360,37 +427,23 @@ class Int4Warpgroups {
     }
   }
 
-  // Waits for the sums of a group and adds them, scaled, and the zeros.
+  // Waits for the sums of a group and adds them, scaled.
   __device__ __forceinline__ void add_group(Sums& totals, Sums& sums,
                                             Sources& from) const {
-    constexpr int kFours = Sums::kThreadColumns / 4;
     const int64_t group = (int64_t{from.group} * kGroup) >> call_.group_shift;
-    uint32_t pairs[2] = {};
+    float scales[2];
     PKG_UNROLL
     for (int i = 0; i < 2; ++i) {
-      if (i < from.tiles) {
-        pairs[i] = from.pairs[group * call_.columns + 8 * i];
-      }
-    }
-    Packet<float, 4> rows[kFours];
-    const float* of_rows =
-        from.sums + int64_t{from.group} * problem_.tiles.row_tiles * kInt4Rows;
-    PKG_UNROLL
-    for (int i = 0; i < kFours; ++i) {
-      rows[i] = *reinterpret_cast<const Packet<float, 4>*>(of_rows + 4 * i);
+      scales[i] = element_of_pair<bfloat16>(pair(from, group, i), 0);
     }
     ++from.group;
     wait_for_products<0>();
     hold_sums(sums.values);
     PKG_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const float scale = element_of_pair<bfloat16>(pairs[i], 0);
-      const float zero = element_of_pair<bfloat16>(pairs[i], 1);
       PKG_UNROLL
       for (int j = 0; j < Sums::kThreadColumns; ++j) {
-        float& total = totals.values[i][j];
-        total += rows[j / 4].values[j % 4] * zero;
-        total += sums.values[i][j] * scale;
+        totals.values[i][j] += sums.values[i][j] * scales[i];
       }
     }
     hold_sums(totals.values);

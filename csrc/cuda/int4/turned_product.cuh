@@ -206,18 +206,22 @@ class TurnedProduct {
     return turn.stage == 0 ? kStages - 1 : turn.stage - 1;
   }
 
+  // A stage as operand B.
+  __device__ __forceinline__ WarpgroupOperand rows(int stage) const {
+    return WarpgroupOperand(memory_, stage * kStageElements);
+  }
+
   // Begins sums = A B, or +=, over half of a stage.
   __device__ __forceinline__ void begin(Sums& sums, Words& words, int stage,
                                         int half, bool add) const {
-    const WarpgroupOperand rows(memory_, stage * kStageElements);
     hold_sums(sums.values);
     hold_words(words);
     order_registers();
     PKG_UNROLL
     for (int step = 0; step < 2; ++step) {
-      begin_product<Element, Major::depth>(sums.values, words[step],
-                                           rows.at((half * 2 + step) * 32),
-                                           add || step > 0);
+      begin_product<Element, Major::depth>(
+          sums.values, words[step], rows(stage).at((half * 2 + step) * 32),
+          add || step > 0);
     }
     commit_products();
   }
