@@ -247,8 +247,9 @@ class TurnedProduct {
 // it lies in a contiguous matrix of a multiple of eight columns. Halves that
 // lie at a multiple of 16 bytes: lanes exchange what they have until each has
 // eight neighbours of a row, first with the next of the eight that share rows,
-// of which one keeps even rows and the other odd ones, then four of these with
-// each other. Of four bytes eight lanes write a sector.
+// of which one keeps the first eight columns and the other the second, then
+// four of these with each other; a store writes 32 bytes of each row. Of four
+// bytes so many are those of eight lanes.
 template <class Sums, class Element, class Value>
 __device__ __forceinline__ void store_turned(Element* matrix, int64_t rows,
                                              int64_t columns,
@@ -257,25 +258,24 @@ __device__ __forceinline__ void store_turned(Element* matrix, int64_t rows,
   const typename Sums::Thread thread;
   if constexpr (sizeof(Element) == 2) {
     const bool is_odd = thread.lane / 4 % 2 != 0;
-    const int64_t first = at.row_begin + thread.lane / 8 * 8 +
-                          thread.column(0) + (is_odd ? 1 : 0);
+    const int64_t column = at.column_begin + thread.warp_row + (is_odd ? 8 : 0);
+    const int64_t first = at.row_begin + thread.lane / 8 * 8 + thread.column(0);
     PKG_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int64_t column = at.column_begin + thread.warp_row + 8 * i;
+    for (int j = 0; j < Sums::kThreadColumns; j += 8) {
       PKG_UNROLL
-      for (int j = 0; j < Sums::kThreadColumns; j += 8) {
+      for (int next = 0; next < 2; ++next) {
         uint32_t words[4];
         PKG_UNROLL
         for (int word = 0; word < 4; ++word) {
-          const float even = value(i, j + 2 * word);
-          const float odd = value(i, j + 2 * word + 1);
+          const float low = value(0, j + 2 * word + next);
+          const float high = value(1, j + 2 * word + next);
           const float other =
-              __shfl_xor_sync(0xffffffffu, is_odd ? even : odd, 4);
+              __shfl_xor_sync(0xffffffffu, is_odd ? low : high, 4);
           words[word] =
-              pair_of<Element>(is_odd ? other : even, is_odd ? odd : other);
+              pair_of<Element>(is_odd ? other : low, is_odd ? high : other);
         }
         transpose_quads<8>(words);
-        const int64_t row = first + 4 * j;
+        const int64_t row = first + 4 * j + next;
         if (row < rows && column < columns) {
           store_words(matrix + row * columns + column, words);
         }
