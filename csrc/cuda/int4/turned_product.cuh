@@ -31,11 +31,12 @@ constexpr int kTurnedColumns = 128;
 constexpr int kTurnedSlice = 128;
 
 // More rows than these are worth a tile of 128, which takes as long for one
-// row. An H100's single warps reached 247 TFLOP/s with 128 rows of int4_linear,
-// 36 % of the 690 of warpgroups' products of halves, and CUTLASS's 336 TOP/s
-// with 128 rows of int8, 17 % of the 1979 that there are at the most: if these
-// products come near such rates, 46 rows and 22 are as many as a whole tile.
-// Up to 64 the others compute no row too many.
+// row. On an H100 single warps reached 247 TFLOP/s with 128 rows of
+// int4_linear, 36 % of the 690 of warpgroups' products of halves, and 336 TOP/s
+// with 128 rows of rowwise_scaled_linear_s8s4, 17 % of the 1979 that there are
+// at the most: if these products come near such rates, a whole tile takes as
+// long as single warps take for 46 rows, and for 22. Up to 64 rows int4_linear
+// by single warps has a tile for them, and no sums to make before.
 constexpr int64_t kTurnedManyRows = 64;
 
 struct TurnedPlace {
