@@ -10,9 +10,9 @@
 // Algorithm: that of cuda/int4/turned_product.cuh. The words of operand A are
 // those of mma.m16n8k16's operand B twice, in which order the weight is packed:
 // a lane loads its words from global memory as they are, a slice of 128 steps
-// ahead, and makes operands of them by shifts.
-// While products run, the words of the next 32 steps are made, and while a
-// warpgroup scales the sums of a group, tensor cores work for the other one.
+// ahead, and makes operands of them by shifts. While products run, the words of
+// the next 32 steps are made, and while a warpgroup scales the sums of a group,
+// tensor cores work for the other one.
 //
 // The zeros times the sums of the activations of each group are a product too,
 // which the totals begin with. A kernel of its own makes these sums once for
@@ -29,9 +29,9 @@
 //   the zeros 24 for each group;
 // - shared memory and L1, at 128 bytes a cycle: 32 KiB that are copied and read
 //   once by either warpgroup, 8 KiB of the weight: 832;
-// - instructions of eight warps, four a cycle: 96 that make words, 64
-//   multiply-adds for each group, and some 100: 520 cycles with groups of 128
-//   columns, 650 with 64 and 910 with 32.
+// - instructions of eight warps, four a cycle: 290 with groups of 128 columns,
+//   of which 96 make words and 64 are multiply-adds of the group, 397 with
+//   groups of 64 and 552 with 32: 580, 794 and 1104 cycles.
 // Bytes: from the L2 cache 32 KiB of activations and 8 of the weight for a tile
 // and a slice, 40 a cycle, where a product of halves (128 x 256) takes 48. The
 // activations are read once more for their sums, which are 8 bytes a group.
@@ -251,10 +251,10 @@ class Int4Warpgroups {
   // What a thread reads of a tile's weight, scales and zeros.
   struct Sources {
     const uint32_t* words;  // the lane's of the warp's first eight columns
-    const uint32_t* pairs;  // of the first of its two columns
+    const uint32_t* pairs;  // of the group, and the first of its two columns
     int tiles;              // of eight columns that there are: 0, 1 or 2
     int left;               // words of the summed dimension
-    int group;              // that comes next
+    int step;               // of the summed dimension
   };
 
   __device__ __forceinline__ Sources sources(const TurnedPlace& at) const {
@@ -262,12 +262,13 @@ class Int4Warpgroups {
         at.column_begin + static_cast<int>(threadIdx.x) / kWarp * 16;
     const int tiles = (static_cast<int>(call_.columns) - column) / 8;
     const int64_t depth = int64_t{at.begin} * kTurnedSlice;
+    const int64_t group = depth >> call_.group_shift;
     return {call_.words + column / 8 * call_.depth + depth,
-            reinterpret_cast<const uint32_t*>(call_.scales_and_zeros) + column +
-                lane() / 4,
+            reinterpret_cast<const uint32_t*>(call_.scales_and_zeros) +
+                group * call_.columns + column + lane() / 4,
             tiles < 0 ? 0 : (tiles < 2 ? tiles : 2),
             static_cast<int>(call_.depth / kWordSteps) - at.begin * kUnits,
-            at.begin * (kTurnedSlice / kGroup)};
+            at.begin * kTurnedSlice};
   }
 
   // The lane's words of the next slice; zeros beyond the weight.
@@ -318,7 +319,8 @@ class Int4Warpgroups {
     }
   }
 
-  // The scale and the zero of a group, of the thread's i-th column.
+  // The scale and the zero of a group from there on, of the thread's i-th
+  // column.
   __device__ __forceinline__ uint32_t pair(const Sources& from, int64_t group,
                                            int i) const {
     return i < from.tiles ? from.pairs[group * call_.columns + 8 * i] : 0;
@@ -430,13 +432,16 @@ class Int4Warpgroups {
   // Waits for the sums of a group and adds them, scaled.
   __device__ __forceinline__ void add_group(Sums& totals, Sums& sums,
                                             Sources& from) const {
-    const int64_t group = (int64_t{from.group} * kGroup) >> call_.group_shift;
     float scales[2];
     PKG_UNROLL
     for (int i = 0; i < 2; ++i) {
-      scales[i] = element_of_pair<bfloat16>(pair(from, group, i), 0);
+      scales[i] = element_of_pair<bfloat16>(pair(from, 0, i), 0);
     }
-    ++from.group;
+    from.step += kGroup;
+    if (kGroup < kTurnedSlice ||
+        (from.step & ((1 << call_.group_shift) - 1)) == 0) {
+      from.pairs += call_.columns;
+    }
     wait_for_products<0>();
     hold_sums(sums.values);
     PKG_UNROLL
