@@ -30,8 +30,8 @@
 // - shared memory and L1, at 128 bytes a cycle: 32 KiB that are copied and read
 //   once by either warpgroup, 8 KiB of the weight: 832;
 // - instructions of eight warps, four a cycle: 290 with groups of 128 columns,
-//   of which 96 make words and 64 are multiply-adds of the group, 397 with
-//   groups of 64 and 552 with 32: 580, 794 and 1104 cycles.
+//   of which 96 make words and 64 are multiply-adds of the group, 360 with
+//   groups of 64 and 552 with 32: 580, 720 and 1104 cycles.
 // Bytes: from the L2 cache 32 KiB of activations and 8 of the weight for a tile
 // and a slice, 40 a cycle, where a product of halves (128 x 256) takes 48. The
 // activations are read once more for their sums, which are 8 bytes a group.
@@ -413,8 +413,10 @@ class Int4Warpgroups {
       } else {
         make_words(next, 0, words[0]);
       }
-      const bool ends_slice = kGroup < kTurnedSlice && unit + 1 >= left;
-      if ((unit + 1) % kGroupUnits == 0) {
+      const bool ends_group = (unit + 1) % kGroupUnits == 0;
+      const bool ends_slice =
+          kGroup < kTurnedSlice && ends_group && unit + 1 >= left;
+      if (ends_group) {
         add_group(totals, sums, from);
         if (in_panel + 1 == kPanelUnits || ends_slice) {
           product_.release(turn.stage);
