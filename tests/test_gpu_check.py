@@ -140,7 +140,8 @@ def test_ways_that_multiply_are_compared(
 ) -> None:
     """On the CPU there is one way; here it is wrong where the variable is not 0."""
     _, gpu_ways = sample
-    assert list(gpu_ways.ways_that_multiply(CPU, [(5, 16, 8)])) == []
+    products = [(5, 16, 8)], [(33, 256, 8)]
+    assert list(gpu_ways.ways_that_multiply(CPU, *products)) == []
     right = gpu_ways.ops.matmul
 
     def wrong(*operands: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
@@ -148,7 +149,7 @@ def test_ways_that_multiply_are_compared(
         return result if os.environ.get(gpu_ways.WARPGROUPS) == "0" else result + 1
 
     monkeypatch.setattr(gpu_ways.ops, "matmul", wrong)
-    faults = list(gpu_ways.ways_that_multiply(CPU, [(5, 16, 8)]))
+    faults = list(gpu_ways.ways_that_multiply(CPU, *products))
     # Four ways to lie in two types, into two types each; three batches; one of int8.
     assert len(faults) == 2 * (4 * 2 + 1) + 2
     assert all("differ where PKG_CUDA_WARPGROUPS is not 0" in fault for fault in faults)

@@ -210,6 +210,17 @@ EXPECTED = (
     # Two turns of 32 columns by 16 rows, over 128 values each.
     Expected(r"rowwise_few_rows_kernel<false>", {"IMMA.16832": 32, "LDG.128": 16}),
     Expected(r"rowwise_few_rows_kernel<true>", {"IMMA.16832": 32, "LDG.128": 12}),
+    # 64 columns by 128 or 256 rows of a warpgroup, over 128 values: a lane's bytes of two columns,
+    # and the words that lanes exchange.
+    Expected(
+        r"rowwise_warpgroups_kernel<128>",
+        {"IGMMA.64x128x32": 4, "LDG.128": 2, "SHFL": 8, "SYNCS": 2},
+    ),
+    Expected(
+        r"rowwise_warpgroups_kernel<256>",
+        {"IGMMA.64x256x32": 4, "LDG.128": 2, "SHFL": 8, "SYNCS": 2},
+    ),
+    Expected(r"rowwise_widen_kernel<.*>", {"LDG.64": 1, "STG.128": 1}),
     # 16, 32 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word
     # makes two operands.
     Expected(
@@ -223,6 +234,22 @@ EXPECTED = (
         r"int4_linear_half_kernel<.*, 4, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
+    # 64 columns by 128 rows of a warpgroup, over 128 steps: a lane's words of two tiles of eight
+    # columns, and a multiply-add of each sum of a group.
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 128>",
+        {"HGMMA.64x128x16": 8, "FFMA": 64, "LDG.128": 2, "SYNCS": 3},
+        {"HGMMA.64x128x16": 8, "FFMA": 64},
+    ),
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 64>",
+        {"HGMMA.64x128x16": 8, "FFMA": 128, "LDG.128": 2},
+    ),
+    Expected(
+        r"int4_linear_warpgroups_kernel<.*, 32>",
+        {"HGMMA.64x128x16": 8, "FFMA": 256, "LDG.128": 2},
+    ),
+    Expected(r"int4_row_sums_kernel<.*>", {"LDG.128": 1, "SHFL": 5}),
     # Two rows of 4 positions at 9 shifts for each of two channels, and their 20 pixels.
     Expected(r"spatial_correlation_kernel<float>", {"FFMA": 144, "LDS.128": 10}),
     Expected(r"spatial_correlation_kernel<double>", {"DFMA": 72, "LDS.128": 14}),
@@ -249,6 +276,9 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
+    # Eight stages of 16 KiB, or six of 32.
+    r"rowwise_warpgroups_kernel<128>": 131072,
+    r"rowwise_warpgroups_kernel<256>": 196608,
     r"int4_linear_half_kernel<.*, 1, 32>.*": 86016,
     r"int4_linear_half_kernel<.*, 1, 64>.*": 79872,
     r"int4_linear_half_kernel<.*, 1, 128>.*": 76800,
@@ -258,6 +288,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"int4_linear_half_kernel<.*, 4, 32>.*": 79872,
     r"int4_linear_half_kernel<.*, 4, 64>.*": 76800,
     r"int4_linear_half_kernel<.*, 4, 128>.*": 75264,
+    # Eight stages of 16 KiB.
+    r"int4_linear_warpgroups_kernel<.*>": 131072,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
@@ -297,6 +329,11 @@ DYNAMIC_SHARED: dict[str, int] = {
 COPIED: dict[str, Copied] = {
     r"matmul_warpgroup_kernel<\w+, \w+, 256, .*>": Copied(boxes=6, box_bytes=8192, warps=8),
     r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
+    # Of the activations of 128 rows a stage of 64 steps, for half a pass of eight warps.
+    r"int4_linear_warpgroups_kernel<.*>": Copied(boxes=2, box_bytes=8192, warps=4),
+    # Of the rows a stage of 128 values.
+    r"rowwise_warpgroups_kernel<128>": Copied(boxes=2, box_bytes=8192, warps=8),
+    r"rowwise_warpgroups_kernel<256>": Copied(boxes=4, box_bytes=8192, warps=8),
     # Of keys and of values, 64 or 128 of them.
     r"attention_forward_warpgroups_kernel<.*, 64, true>": Copied(boxes=4, box_bytes=8192, warps=8),
     r"attention_forward_warpgroups_kernel<.*, 64, false>": Copied(boxes=2, box_bytes=8192, warps=8),

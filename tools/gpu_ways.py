@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -171,6 +172,11 @@ WARPGROUPS = "PKG_CUDA_WARPGROUPS"
 PRODUCTS = ((128, 64, 256), (200, 72, 136), (72, 4096, 136), (4232, 1032, 4360), (40, 8, 70000))
 
 
+# The same of weights of four bits, whose summed dimension is of whole groups and their columns of
+# eight: of the last of which no tile is whole.
+PACKED_PRODUCTS = ((128, 256, 256), (200, 1280, 136), (72, 4096, 136), (4232, 1024, 4360))
+
+
 @contextmanager
 def without_warpgroups() -> Iterator[None]:
     """Products are those of single warps here."""
@@ -218,6 +224,39 @@ def products_of_integers(
         yield Call(f"batched matmul of {dtype}, {sizes}", multiplied(a, b, out_dtype))
 
 
+def products_of_packed_integers(sizes: Sequence[int], device: torch.device) -> Iterator[Call]:
+    """int4_linear in every layout, and rows of int8 and int4; likewise no sum rounds."""
+    rows, depth, columns = sizes
+
+    def integers(least: int, most: int, *shape: int) -> Tensor:
+        return torch.randint(least, most + 1, shape, device=device)
+
+    values = integers(0, 15, columns, depth).int()
+    bias = integers(-8, 8, columns)
+    for dtype in (torch.bfloat16, torch.float16):
+        input = integers(-2, 2, rows, depth).to(dtype)
+        for group in (32, 64, 128, 256):
+            tiles = 2 if group == 32 else 4 if group == 64 else 8
+            pairs = integers(-3, 3, depth // group, columns, 2).bfloat16()
+            packed = ops.pack_tensor_core_tiled_layout(values, tiles)
+            given = (input, packed, pairs, group, tiles, bias.to(dtype))
+            name = f"int4_linear of {dtype}, {rows} x {depth} x {columns} by groups of {group}"
+            yield Call(name, lambda given=given: [ops.int4_linear(*given)])
+    weight = integers(-128, 127, columns, depth // 2).to(torch.int8)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        scales = [torch.randn(size, device=device).to(dtype) for size in (rows, columns, columns)]
+        for operator, width in (
+            (ops.rowwise_scaled_linear_s8s4, depth),
+            (ops.rowwise_scaled_linear_s4s4, depth // 2),
+        ):
+            input = integers(-128, 127, rows, width).to(torch.int8)
+            given = (input, scales[0], weight, *scales[1:])
+            yield Call(
+                f"{operator.__name__} of {dtype}, {rows} x {depth} x {columns}",
+                lambda operator=operator, given=given: [operator(*given)],
+            )
+
+
 @contextmanager
 def float32_made(way: str) -> Iterator[None]:
     """Products of float32 are made in this way here."""
@@ -259,18 +298,23 @@ def ways_that_multiply_float32(
 
 
 def ways_that_multiply(
-    device: torch.device, products: Sequence[Sequence[int]] = PRODUCTS
+    device: torch.device,
+    products: Sequence[Sequence[int]] = PRODUCTS,
+    packed: Sequence[Sequence[int]] = PACKED_PRODUCTS,
 ) -> Iterator[str]:
     """Where products of warpgroups and those of single warps differ, or a call fails."""
-    for dtype in (torch.bfloat16, torch.float16, torch.int8):
-        for sizes in products:
-            for call in products_of_integers(dtype, sizes, device):
-                try:
-                    with without_warpgroups():
-                        expected = call.run()
-                    require_same(call.run(), expected, f"where {WARPGROUPS} is not 0")
-                except (FaultError, RuntimeError) as fault:
-                    yield f"{call.name}: {fault}"
+    types = (torch.bfloat16, torch.float16, torch.int8)
+    calls = chain(
+        *(products_of_integers(dtype, sizes, device) for dtype in types for sizes in products),
+        *(products_of_packed_integers(sizes, device) for sizes in packed),
+    )
+    for call in calls:
+        try:
+            with without_warpgroups():
+                expected = call.run()
+            require_same(call.run(), expected, f"where {WARPGROUPS} is not 0")
+        except (FaultError, RuntimeError) as fault:
+            yield f"{call.name}: {fault}"
 
 
 # Of how many rows a product is made at a time, to compare it with that of all rows.

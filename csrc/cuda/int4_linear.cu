@@ -1,12 +1,15 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/host/launch.h"
+#include "cuda/host/tensor_map.h"
 #include "cuda/int4/int4_linear.cuh"
 #include "cuda/int4/int4_linear_mma.cuh"
+#include "cuda/int4/int4_linear_warpgroups.cuh"
 #include "cuda/int4/int4_linear_wide.cuh"
 #include "host/namespace.h"
 #include "int4_linear.h"
@@ -21,9 +24,30 @@ void launch_wide(Int4LinearProblem<Element>& problem, const Tensor& output) {
          current_stream(output), problem);
 }
 
+// Memory for the sums of a divided product's parts, whose number is known.
+template <class Element>
+Tensor allocate_parts(Int4LinearProblem<Element>& problem,
+                      const Tensor& output) {
+  Tensor parts =
+      empty_contiguous(std::array{problem.batch_count, problem.splits,
+                                  problem.rows, problem.columns},
+                       number_type<float>(), device_of(output));
+  problem.parts = static_cast<float*>(parts.mutable_data_ptr());
+  return parts;
+}
+
+// Adds the parts up, if the product is divided.
+template <class Element>
+void launch_sum(const Int4LinearProblem<Element>& problem,
+                const Tensor& output) {
+  if (problem.splits > 1) {
+    launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
+           kInt4SumThreads, current_stream(output), problem);
+  }
+}
+
 template <class Block, class Element>
 void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
-  const cudaStream_t stream = current_stream(output);
   const int64_t turns = tiles_of(problem.depth, Block::kTurn);
   const int64_t each = panels_of_split(
       problem.template count_pieces<Block>(), turns,
@@ -32,25 +56,66 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
   if (each < turns) {
     problem.splits = (turns + each - 1) / each;
     problem.split_depth = each * Block::kTurn;
-    parts = empty_contiguous(std::array{problem.batch_count, problem.splits,
-                                        problem.rows, problem.columns},
-                             number_type<float>(), device_of(output));
-    problem.parts = static_cast<float*>(parts->mutable_data_ptr());
+    parts = allocate_parts(problem, output);
   }
   const LaunchShape shape = Block::prepare(problem);
-  launch(int4_linear_half_kernel<Block, Element>, problem.pieces, shape, stream,
-         problem);
-  if (problem.splits > 1) {
-    launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
-           kInt4SumThreads, stream, problem);
+  launch(int4_linear_half_kernel<Block, Element>, problem.pieces, shape,
+         current_stream(output), problem);
+  launch_sum(problem, output);
+}
+
+// Makes the sums of the activations, in memory that is returned.
+template <class Element>
+Tensor launch_row_sums(Int4WarpgroupProblem<Element>& problem,
+                       const Tensor& output) {
+  Tensor sums = empty_contiguous(std::array{problem.sum_elements()},
+                                 ScalarType::BFloat16, device_of(output));
+  problem.row_sums = static_cast<bfloat16*>(sums.mutable_data_ptr());
+  problem.sums = encode_tensor_map(problem.mapped_sums());
+  launch(int4_row_sums_kernel<Element>, problem.sum_rows(), kInt4RowThreads,
+         current_stream(output), problem);
+  return sums;
+}
+
+// By warpgroups, where there are many rows, the device has their products, and
+// the input can be copied in bulk; returns whether.
+template <class Element>
+bool launch_by_warpgroups(Int4LinearProblem<Element>& problem,
+                          const Tensor& output) {
+  if (problem.rows <= kTurnedManyRows || !has_warpgroup_products()) {
+    return false;
   }
+  const std::optional<BulkOperand<Element>> input = int4_bulk_input(problem);
+  if (!input) {
+    return false;
+  }
+  const TurnedTiles tiles =
+      plan_int4_warpgroups(problem, multiprocessor_count());
+  if (tiles.pieces == 0) {
+    return false;
+  }
+  auto whole = int4_warpgroup_problem(problem, *input, tiles);
+  whole.input = encode_tensor_map(input->tensor);
+  std::optional<Tensor> parts;
+  if (tiles.splits > 1) {
+    parts = allocate_parts(whole.call, output);
+  }
+  const Tensor sums = launch_row_sums(whole, output);
+  with_int4_group(problem, [&]<int kGroup>() {
+    using Product = typename Int4Warpgroups<Element, kGroup>::Product;
+    launch(int4_linear_warpgroups_kernel<Element, kGroup>,
+           std::min<int64_t>(tiles.pieces, multiprocessor_count()),
+           launch_shape<Product>(), current_stream(output), whole);
+  });
+  launch_sum(whole.call, output);
+  return true;
 }
 
 template <class Element>
 void launch_int4(Int4LinearProblem<Element>& problem, const Tensor& output) {
   if constexpr (sizeof(Element) > 2) {
     launch_wide(problem, output);
-  } else {
+  } else if (!launch_by_warpgroups(problem, output)) {
     with_int4_block(
         problem, [&]<class Block>() { launch_half<Block>(problem, output); });
   }

@@ -163,7 +163,8 @@ std::vector<std::byte> operand_lines(const WarpgroupOperand& operand,
   return lines;
 }
 
-// The same of an operand A that is in registers now.
+// The same of an operand A that is in registers now: a word has the same bytes
+// of a line whatever their elements.
 std::vector<std::byte> lines_of_words(
     const std::array<Given, kGroupThreads>& given) {
   using Places = cuda::MmaPlaces<2>;

@@ -112,9 +112,9 @@ template <class Element, cuda::Major kMajorB, class Sum, int kOwn>
 void begin_product(Sum (&sums)[2][kOwn], const uint32_t (&a_words)[4],
                    const WarpgroupOperand& b, bool add = true,
                    Site site = Site::current()) {
-  static_assert(sizeof(Element) == 2);
-  static_assert(kOwn == 16 || kOwn == 32 || kOwn == 64);
   constexpr bool kBSteps = static_cast<int>(kMajorB) != 0;
+  static_assert(sizeof(Element) == 2 || !kBSteps);
+  static_assert(kOwn == 16 || kOwn == 32 || kOwn == 64);
   begin_group_product({4 * kOwn, sizeof(Element), false, kBSteps, add,
                        &multiply_group<Element, Sum>},
                       sums, a_words, nullptr, b, site);

@@ -3,6 +3,7 @@
 #include "batches.h"
 #include "cuda/int4/int4_linear.cuh"
 #include "cuda/int4/int4_linear_mma.cuh"
+#include "cuda/int4/int4_linear_warpgroups.cuh"
 #include "cuda/int4/int4_linear_wide.cuh"
 #include "cuda/int4/tiled_layout.cuh"
 #include "elements.h"
@@ -41,6 +42,43 @@ void run_half(const Request& request,
   }
 }
 
+// Refuses an input that the copy engine does not take.
+template <class Element>
+void run_warpgroups(const Request& request,
+                    cuda::Int4LinearProblem<Element>& problem) {
+  const auto input = cuda::int4_bulk_input(problem);
+  if (!input) {
+    fail("warpgroups do not take these operands");
+  }
+  const cuda::TurnedTiles tiles = cuda::turned_tiles(
+      problem.batch_count, problem.rows, problem.columns, problem.depth,
+      cuda::kInt4Rows, request.integer("split_turns"));
+  auto whole = cuda::int4_warpgroup_problem(problem, *input, tiles);
+  whole.input = cuda::encode_tensor_map(input->tensor);
+  std::vector<float> parts;
+  if (tiles.splits > 1) {
+    parts.resize(static_cast<size_t>(problem.batch_count * tiles.splits *
+                                     problem.rows * problem.columns));
+    whole.call.parts = parts.data();
+  }
+  std::vector<cuda::Packet<cuda::bfloat16, 8>> sums(
+      static_cast<size_t>(whole.sum_elements() / 8));
+  whole.row_sums = sums.data()->values;
+  whole.sums = cuda::encode_tensor_map(whole.mapped_sums());
+  launch_blocks(request, whole.sum_rows(), cuda::kInt4RowThreads,
+                cuda::int4_row_sums_kernel<Element>, whole);
+  cuda::with_int4_group(problem, [&]<int kGroup>() {
+    using Block = cuda::Int4Warpgroups<Element, kGroup>;
+    launch_blocks(request, tiles.pieces,
+                  cuda::launch_shape<typename Block::Product>(),
+                  cuda::int4_linear_warpgroups_kernel<Element, kGroup>, whole);
+  });
+  if (tiles.splits > 1) {
+    launch_blocks(request, whole.call.sum_pieces(), cuda::kInt4SumThreads,
+                  cuda::int4_linear_sum_kernel<Element>, whole.call);
+  }
+}
+
 template <class Element>
 void run(const Request& request) {
   cuda::Int4LinearProblem<Element> problem = {};
@@ -62,6 +100,8 @@ void run(const Request& request) {
   problem.batch_strides = batch_strides(request.integers("batch_strides"));
   if constexpr (sizeof(Element) > 2) {
     run_wide(request, problem);
+  } else if (request.integer("by_warpgroups") != 0) {
+    run_warpgroups(request, problem);
   } else {
     cuda::with_int4_block(
         problem, [&]<class Block>() { run_half<Block>(request, problem); });

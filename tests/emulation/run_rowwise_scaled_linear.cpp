@@ -1,9 +1,11 @@
+#include <optional>
 #include <vector>
 
 #include "batches.h"
 #include "cuda/int4/quantize_rowwise.cuh"
 #include "cuda/int4/rowwise.cuh"
 #include "cuda/int4/rowwise_few_rows.cuh"
+#include "cuda/int4/rowwise_warpgroups.cuh"
 #include "program.h"
 
 namespace pkg::emulation {
@@ -14,6 +16,64 @@ cuda::ElementType type_of(const std::string& name) {
          : name == "float16"  ? cuda::ElementType::float16
          : name == "bfloat16" ? cuda::ElementType::bfloat16
                               : cuda::ElementType::float32;
+}
+
+void launch_scale(const Request& request, const cuda::RowwiseScaling& scaling) {
+  launch_blocks(request, scaling.pieces(), cuda::kScaleThreads,
+                scaling.in_double ? cuda::rowwise_scale_kernel<double>
+                                  : cuda::rowwise_scale_kernel<float>,
+                scaling);
+}
+
+template <int kTileRows>
+void launch_tiles(const Request& request,
+                  const cuda::RowwiseWarpgroupProblem& problem) {
+  launch_blocks(request, problem.tiles.pieces,
+                cuda::launch_shape<cuda::TurnedProduct<int8_t, kTileRows>>(),
+                cuda::rowwise_warpgroups_kernel<kTileRows>, problem);
+}
+
+// By tiles of so many rows; refuses operands that they do not take.
+template <bool kPacked>
+void launch_warpgroups(const Request& request,
+                       const cuda::RowwiseScaledProblem<kPacked>& problem,
+                       int tile_rows, int64_t split_slices) {
+  const int64_t inner = 2 * problem.bytes;
+  std::vector<cuda::Packet<int8_t, 16>> widened;
+  std::optional<cuda::BulkOperand<int8_t>> input;
+  if constexpr (kPacked) {
+    widened.resize(static_cast<size_t>(problem.rows * inner / 16));
+    int8_t* const values = widened.data()->values;
+    launch_blocks(
+        request, problem.rows, cuda::kWidenThreads,
+        cuda::rowwise_widen_kernel<cuda::RowwiseScaledProblem<kPacked>>,
+        problem, values);
+    input = cuda::rowwise_bulk_rows(values, problem.rows, inner, inner, 1);
+  } else {
+    input = cuda::rowwise_bulk_input(problem);
+  }
+  if (!input || !suits_warpgroups(problem)) {
+    fail("warpgroups do not take these operands");
+  }
+  auto whole = cuda::rowwise_warpgroup_problem(
+      problem, cuda::turned_tiles(1, problem.rows, problem.columns, inner,
+                                  tile_rows, split_slices));
+  whole.input = cuda::encode_tensor_map(input->tensor);
+  std::vector<int32_t> parts;
+  const bool has_parts = problem.in_double || whole.splits > 1;
+  if (has_parts) {
+    parts.resize(
+        static_cast<size_t>(whole.splits * whole.rows * whole.columns));
+    whole.parts = parts.data();
+  }
+  if (tile_rows == 256) {
+    launch_tiles<256>(request, whole);
+  } else {
+    launch_tiles<128>(request, whole);
+  }
+  if (has_parts) {
+    launch_scale(request, whole);
+  }
 }
 
 // By the kernel that the test names, which is the one that the host would take
@@ -42,11 +102,7 @@ void launch_linear(const Request& request,
                   cuda::rowwise_scaled_linear_kernel<kPacked>, problem);
   }
   if (problem.has_parts()) {
-    const cuda::RowwiseScaling& scaling = problem;
-    launch_blocks(request, problem.pieces(), cuda::kScaleThreads,
-                  problem.in_double ? cuda::rowwise_scale_kernel<double>
-                                    : cuda::rowwise_scale_kernel<float>,
-                  scaling);
+    launch_scale(request, problem);
   }
 }
 
@@ -76,7 +132,13 @@ void run_linear(const Request& request) {
   problem.bytes = request.integer("bytes");
   const int64_t split_slices = request.integer("split_slices");
   problem.divide(split_slices == 0 ? problem.slices() : split_slices);
-  launch_linear(request, problem);
+  const int64_t tile_rows = request.integer("tile_rows");
+  if (tile_rows > 0) {
+    launch_warpgroups(request, problem, static_cast<int>(tile_rows),
+                      split_slices);
+  } else {
+    launch_linear(request, problem);
+  }
 }
 
 template <class Element>

@@ -253,6 +253,38 @@ def test_tiles_of_four_bits(counting_emulator: Emulator) -> None:
     assert counted["output"].stores.bytes == size_of(output)
 
 
+@pytest.mark.parametrize("tile_rows", [128, 256])
+@pytest.mark.parametrize("kind", ["s8s4", "s4s4"])
+def test_tiles_of_four_bits_by_warpgroups(
+    counting_emulator: Emulator, kind: str, tile_rows: int
+) -> None:
+    """cuda/int4/rowwise_warpgroups.cuh: the weight once for a tile, and whole sectors stored."""
+    for out_dtype in (torch.bfloat16, torch.float32):
+        sample = call((256,), 512, 128, kind == "s4s4", out_dtype=out_dtype)
+        sample = sample.converted(torch.bfloat16)
+        output = emulated_rowwise(counting_emulator, kind, *sample.args, tile_rows=tile_rows)
+        counted = counting_emulator.accesses
+        assert_vectors(counted["weight"].loads)
+        assert counted["weight"].loads.bytes == 256 // tile_rows * size_of(sample.args[2])
+        assert_whole_sectors(counted["output"].stores)
+        assert counted["output"].stores.bytes == size_of(output)
+        if out_dtype == torch.bfloat16:
+            assert_vectors(counted["output"].stores)
+
+
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_int4_linear_by_warpgroups(counting_emulator: Emulator, group_size: int) -> None:
+    """cuda/int4/int4_linear_warpgroups.cuh: the weight once for a tile, as it lies."""
+    weight = (words(256, 512, 8), scales_and_zeros(256, 512, group_size), group_size, 8)
+    input = torch.randn(256, 512).bfloat16()
+    output = emulated_int4_linear(counting_emulator, input, *weight, by_warpgroups=True)
+    counted = counting_emulator.accesses
+    assert_vectors(counted["words"].loads)
+    assert counted["words"].loads.bytes == 2 * size_of(weight[0])
+    assert_vectors(counted["output"].stores)
+    assert counted["output"].stores.bytes == size_of(output)
+
+
 def test_int4_linear(counting_emulator: Emulator) -> None:
     """cuda/int4/int4_linear_mma.cuh: teams write and read neighbouring vectors; the weight once."""
     for group_size in (32, 128):

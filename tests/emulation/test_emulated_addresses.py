@@ -23,6 +23,9 @@ import pytest
 import torch
 from emulator import SANITIZE_ADDRESSES, SANITIZE_UNDEFINED
 from operator_collection import operator_classes
+from quantised_samples import scales_and_zeros, words
+from rowwise_scaled_samples import call as rowwise_call
+from samples import normal
 from test_emulated_operators import WARPGROUP_THREADS
 from test_emulated_places import emulated
 from test_emulator import copy_with_change
@@ -89,6 +92,21 @@ def some_samples(name: str) -> Iterator[Sample]:
         yield sample.converted(dtype).map_tensors(lambda each, to=layout: laid_out(each, to))
 
 
+def of_many_rows(name: str) -> Iterator[Sample]:
+    """What warpgroups make of packed weights, whose samples have fewer rows."""
+    sizes, sample = (65, 96, 24), None
+    if name == "int4_linear":
+        rows, depth, columns = sizes
+        weight = (words(columns, depth, 2), scales_and_zeros(columns, depth, 32), 32, 2)
+        sample = Sample((normal(rows, depth), *weight, normal(columns)))
+    elif name.startswith("rowwise_scaled_linear"):
+        sample = rowwise_call(sizes[:1], *sizes[1:], name.endswith("s4s4"))
+    if sample is not None:
+        for dtype in (torch.bfloat16, torch.float16):
+            each = sample.converted(dtype)
+            yield each.map_tensors(lambda tensor: laid_out(tensor, CONTIGUOUS))
+
+
 def call_samples(library: str, *names: str) -> None:
     """Of the operators named, or of all; what is to be refused too, and not whether it is."""
     torch.ops.load_library(library)
@@ -98,7 +116,7 @@ def call_samples(library: str, *names: str) -> None:
     for name in names:
         tested = operator_classes()[name]
         function = tested.function or tested.op
-        samples = list(some_samples(name))  # made with the help of operators
+        samples = [*some_samples(name), *of_many_rows(name)]  # made with the help of operators
         with torch.no_grad(), mode:
             for sample in samples:
                 print(f"{name}: {sample}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import references
 import torch
@@ -24,8 +26,12 @@ def emulated(
     bias: Tensor | None = None,
     blocks: int = 3,
     split_turns: int = 0,
+    by_warpgroups: bool = False,
 ) -> Tensor:
-    """With ``split_turns``, halves only, the summed dimension is divided into parts of so many."""
+    """With ``split_turns``, halves only, the summed dimension is divided into parts of so many.
+
+    A turn of warpgroups is a slice of 128.
+    """
     *batch, rows, depth = input.shape
     columns = packed.shape[0] * 8
     output = torch.full((*batch, rows, columns), 77, dtype=input.dtype)
@@ -45,6 +51,7 @@ def emulated(
         group_size=group_size,
         inner_k_tiles=inner_k_tiles,
         split_turns=split_turns,
+        by_warpgroups=by_warpgroups,
         input_strides=input.stride()[-2:],
         bias_stride=bias.stride(0) if bias is not None else 0,
         batch=batch,
@@ -199,6 +206,146 @@ def test_a_long_product_of_few_tiles_is_divided(
     expected = torch.zeros(rows, 40, dtype=torch.bfloat16)
     expected[1] = 3e38
     assert torch.equal(result, expected)
+
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_warpgroups_on_every_layout(
+    cuda_emulator: Emulator, dtype: torch.dtype, inner_k_tiles: int, group_size: int
+) -> None:
+    """Slices of 128 steps that are whole, and a last one as short as the layout allows."""
+    least = max(group_size, 16 * inner_k_tiles)
+    for depth in (768, 512 + least):
+        input, bias = make(2, 70, depth, dtype=dtype), make(40, dtype=dtype)
+        packed, pairs = words(40, depth, inner_k_tiles), scales_and_zeros(40, depth, group_size)
+        arguments = (packed, pairs, group_size, inner_k_tiles, bias)
+        result = emulated(cuda_emulator, input, *arguments, by_warpgroups=True)
+        assert_right(result, input, *arguments)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_sizes_around_every_tile_of_warpgroups(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    """Of rows and columns, of eight columns and 16, and of stages; more than 16 row tiles."""
+    sizes = [(rows, 32, 16) for rows in (1, 8, 63, 64, 65, 127, 128, 129, 257)]
+    sizes += [(9, 32, columns) for columns in (8, 24, 64, 72, 120, 128, 136, 264)]
+    sizes += [(3, depth, 8) for depth in (64, 96, 128, 160, 192, 224, 480, 512, 544, 1056)]
+    sizes += [(17 * 128 + 1, 32, 136)]
+    for rows, depth, columns in sizes:
+        input = make(rows, depth, dtype=dtype)
+        arguments = (words(columns, depth, 2), scales_and_zeros(columns, depth, 32), 32, 2)
+        result = emulated(cuda_emulator, input, *arguments, blocks=2, by_warpgroups=True)
+        assert_right(result, input, *arguments)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize(("depth", "group_size"), [(1280, 256), (1184, 32), (1088, 64)])
+def test_warpgroups_and_a_divided_product(
+    cuda_emulator: Emulator, dtype: torch.dtype, depth: int, group_size: int
+) -> None:
+    """Parts of three slices, the last shorter; the blocks change no bit."""
+    input, bias = make(2, 67, depth, dtype=dtype), make(80, dtype=dtype)[::2]
+    packed, pairs = words(40, depth, 2), scales_and_zeros(40, depth, group_size)
+    arguments = (packed, pairs, group_size, 2, bias)
+    for split_turns in (0, 3):
+        first, second = (
+            emulated(
+                cuda_emulator,
+                input,
+                *arguments,
+                blocks,
+                split_turns=split_turns,
+                by_warpgroups=True,
+            )
+            for blocks in (1, 100)
+        )
+        assert_right(first, input, *arguments)
+        assert same_bits(first, second)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_batches_and_strides_of_warpgroups(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    """One matrix for all, one step from each to the next, and rows that lie apart."""
+    arguments = (words(24, 96, 2), scales_and_zeros(24, 96, 32), 32, 2)
+    for input in (
+        make(70, 96, dtype=dtype).expand(3, 70, 96),
+        make(3, 2, 66, 96, dtype=dtype)[:, 1],
+        make(66, 5, 96, dtype=dtype).transpose(0, 1),
+        make(66, 104, dtype=dtype)[:, 8:],
+    ):
+        result = emulated(cuda_emulator, input, *arguments, by_warpgroups=True)
+        assert_right(result, input, *arguments)
+
+
+def test_nan_stays_in_its_row_of_warpgroups(cuda_emulator: Emulator) -> None:
+    input = make(70, 96, dtype=torch.bfloat16)
+    input[3, 95] = torch.nan
+    arguments = (words(16, 96, 2), scales_and_zeros(16, 96, 32), 32, 2)
+    result = emulated(cuda_emulator, input, *arguments, by_warpgroups=True)
+    expected = torch.zeros(70, 16, dtype=torch.bool)
+    expected[3] = True
+    assert torch.equal(result.isnan(), expected)
+
+
+WARPGROUP_THREADS = 384
+
+
+def threads_of(
+    operators: torch._ops._OpNamespace,
+    launched_threads: Callable[[], int],
+    input: Tensor,
+    depth: int = 96,
+) -> int:
+    """Of the last launch of a product, which is checked."""
+    arguments = (
+        words(24, depth, 2),
+        scales_and_zeros(24, depth, 32),
+        32,
+        2,
+        make(24, dtype=input.dtype),
+    )
+    assert_right(operators.int4_linear(input, *arguments), input, *arguments)
+    return launched_threads()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_which_products_warpgroups_make(
+    emulated_operators: torch._ops._OpNamespace,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+) -> None:
+    """Those of more than 64 rows that can be copied in bulk, where the device has warpgroups'."""
+
+    def threads(input: Tensor) -> int:
+        return threads_of(emulated_operators, launched_threads, input)
+
+    many = make(65, 96, dtype=dtype)
+    assert threads(many) != WARPGROUP_THREADS
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    assert threads(many) == WARPGROUP_THREADS
+    assert threads(make(2, 65, 96, dtype=dtype)) == WARPGROUP_THREADS
+    assert threads(make(3, 96, 65, dtype=dtype)[1].mT.contiguous()) == WARPGROUP_THREADS
+    assert threads(many[:64]) != WARPGROUP_THREADS
+    assert threads(make(96, 65, dtype=dtype).mT) != WARPGROUP_THREADS
+    assert threads(make(65, 97, dtype=dtype)[:, 1:]) != WARPGROUP_THREADS
+    assert threads(many.float()) != WARPGROUP_THREADS
+    monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
+    assert threads(many) != WARPGROUP_THREADS
+
+
+def test_a_product_divided_among_warpgroups(
+    emulated_operators: torch._ops._OpNamespace,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The emulated device has 3 multiprocessors; the last kernel adds the parts up."""
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    input = make(65, 2080, dtype=torch.bfloat16)
+    assert threads_of(emulated_operators, launched_threads, input, 2080) == 128
 
 
 def emulated_packing(emulator: Emulator, w: Tensor, inner_k_tiles: int) -> Tensor:

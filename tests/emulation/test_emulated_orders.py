@@ -107,12 +107,15 @@ def run_lltm_gradients(emulator: Emulator) -> None:
 
 def run_int4_linear(emulator: Emulator) -> None:
     weight = (words(16, 1056, 2), scales_and_zeros(16, 1056, 32), 32, 2)
-    emulated_int4_linear(emulator, torch.randn(3, 1056).bfloat16(), *weight, split_turns=1)
+    for options in ({"split_turns": 1}, {"split_turns": 3, "by_warpgroups": True}):
+        emulated_int4_linear(emulator, torch.randn(3, 1056).bfloat16(), *weight, **options)
 
 
 def run_rowwise(emulator: Emulator) -> None:
     sample = rowwise_call((3,), 5 * 128, 9, False).converted(torch.float32)
     emulated_rowwise(emulator, "s8s4", *sample.args, split_slices=1)
+    sample = rowwise_call((3,), 5 * 128, 16, True).converted(torch.float32)
+    emulated_rowwise(emulator, "s4s4", *sample.args, split_slices=2, tile_rows=128)
 
 
 def run_decoding(emulator: Emulator) -> None:

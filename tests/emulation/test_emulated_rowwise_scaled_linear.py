@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import rowwise_scaled_samples as shared
 import torch
@@ -21,6 +23,7 @@ MOST = 1023 * SLICE
 MOST_OF_FEW = 2 * 511 * TURN
 KINDS = ["s8s4", "s4s4"]
 WAYS = ["tiles", "few_rows"]
+TILES_OF_WARPGROUPS = [128, 256]  # rows
 Operators = torch._ops._OpNamespace
 
 
@@ -40,7 +43,9 @@ def emulated(
     blocks: int = 3,
     way: str = "tiles",
     split_slices: int = 0,
+    tile_rows: int = 0,
 ) -> Tensor:
+    """By warpgroups where their tiles have so many rows."""
     out_dtype = out_dtype or input_scale.dtype
     output = torch.full((*input.shape[:-1], len(weight)), 77, dtype=out_dtype)
     emulator.run(
@@ -49,6 +54,7 @@ def emulated(
         blocks,
         way=way,
         split_slices=split_slices,
+        tile_rows=tile_rows,
         type=name_of(input_scale.dtype),
         out_type=name_of(out_dtype),
         input=input,
@@ -198,12 +204,16 @@ def test_parts_of_the_summed_dimension(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_pair_of_values(cuda_emulator: Emulator, kind: str, way: str) -> None:
+    assert_exact(cuda_emulator, kind, every_pair(kind), way=way)
+
+
+def every_pair(kind: str) -> Sample:
     """Each value of a row meets each of the weight, in every place of a vector of 16 bytes."""
     least, most = (-8, 7) if kind == "s4s4" else (-128, 127)
     values = torch.arange(4096) // 16 % (most - least + 1) + least
     weight = torch.stack([torch.arange(4096).add(shift) % 16 - 8 for shift in range(16)])
     rows = values[None].to(torch.int8)
-    sample = Sample(
+    return Sample(
         (
             pkg.ops.pack_int4(rows) if kind == "s4s4" else rows,
             torch.ones(1),
@@ -211,14 +221,15 @@ def test_every_pair_of_values(cuda_emulator: Emulator, kind: str, way: str) -> N
             torch.ones(16),
         )
     )
-    assert_exact(cuda_emulator, kind, sample, way=way)
 
 
-def of_one_value(kind: str, inner: int, left: int, right: int, rows: int = 1) -> Sample:
+def of_one_value(
+    kind: str, inner: int, left: int, right: int, rows: int = 1, columns: int = 2
+) -> Sample:
     values = torch.full((rows, inner), left, dtype=torch.int8)
-    weight = pkg.ops.pack_int4(torch.full((2, inner), right, dtype=torch.int8))
+    weight = pkg.ops.pack_int4(torch.full((columns, inner), right, dtype=torch.int8))
     packed = pkg.ops.pack_int4(values) if kind == "s4s4" else values
-    return Sample((packed, torch.ones(rows), weight, torch.ones(2)))
+    return Sample((packed, torch.ones(rows), weight, torch.ones(columns)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -242,6 +253,117 @@ def test_sums_of_few_rows_are_exact_in_longer_stretches(cuda_emulator: Emulator,
     left = -8 if kind == "s4s4" else -128
     sample = of_one_value(kind, MOST_OF_FEW + 3 * TURN, left, -8)
     assert_exact(cuda_emulator, kind, sample, way="few_rows")
+
+
+def assert_as_tiles(
+    emulator: Emulator, kind: str, sample: Sample, tile_rows: int, **options: int
+) -> None:
+    """Warpgroups make the same sums, and of them the same bits."""
+    result = emulated(emulator, kind, *sample.args, tile_rows=tile_rows, **options)
+    assert torch.equal(result, emulated(emulator, kind, *sample.args))
+    assert_right(kind, result, sample)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile_rows", TILES_OF_WARPGROUPS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_warpgroups_of_every_dtype(
+    cuda_emulator: Emulator, kind: str, tile_rows: int, dtype: torch.dtype
+) -> None:
+    for with_bias, out_dtype in zip((True, False, True, False), FLOATS, strict=True):
+        sample = shared.call((70,), 96, 24, kind == "s4s4", with_bias, out_dtype=out_dtype)
+        assert_as_tiles(cuda_emulator, kind, sample.converted(dtype), tile_rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile_rows", TILES_OF_WARPGROUPS)
+def test_warpgroups_of_sizes_around_every_boundary(
+    cuda_emulator: Emulator, kind: str, tile_rows: int
+) -> None:
+    """Of boxes and tiles, of eight columns and 16, of vectors, slices and stages; few blocks."""
+    sizes = [(rows, 32, 8) for rows in (1, *around(64), *around(tile_rows), 2 * tile_rows + 9)]
+    sizes += [(9, 32, columns) for columns in (16, 24, 64, 72, TILE - 8, TILE, TILE + 8, 264)]
+    sizes += [(3, 32 * steps, 16) for steps in (2, 3, 4, 5, 8, 9, 23, 24, 25, 32, 33, 37)]
+    sizes += [(17 * tile_rows + 1, 32, TILE + 8)] if tile_rows == TILE else []
+    for rows, inner, columns in sizes:
+        sample = shared.call((rows,), inner, columns, kind == "s4s4").converted(torch.bfloat16)
+        assert_as_tiles(cuda_emulator, kind, sample, tile_rows, blocks=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile_rows", TILES_OF_WARPGROUPS)
+def test_parts_of_warpgroups(cuda_emulator: Emulator, kind: str, tile_rows: int) -> None:
+    """The last of which is shorter."""
+    for dtype in (torch.float64, torch.float16):
+        sample = shared.call((67,), 4 * SLICE + 32, 136, kind == "s4s4").converted(dtype)
+        for split_slices in (1, 2, 3):
+            assert_as_tiles(cuda_emulator, kind, sample, tile_rows, split_slices=split_slices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_warpgroups_of_lines_that_lie_apart(cuda_emulator: Emulator, kind: str) -> None:
+    sample = shared.call((66,), 416, 40, kind == "s4s4").converted(torch.float32)
+    input, row, weight, *rest = sample.args
+    other = Sample((widened(input, 480), row[:, None].expand(66, 2)[:, 1], widened(weight, 256)))
+    other = Sample((*other.args, *rest))
+    assert_as_tiles(cuda_emulator, kind, other, 128)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile_rows", TILES_OF_WARPGROUPS)
+def test_every_pair_of_values_of_warpgroups(
+    cuda_emulator: Emulator, kind: str, tile_rows: int
+) -> None:
+    assert_exact(cuda_emulator, kind, every_pair(kind), tile_rows=tile_rows)
+
+
+def test_sums_of_warpgroups_are_exact_in_rows_as_long_as_they_can_be(
+    cuda_emulator: Emulator,
+) -> None:
+    sample = of_one_value("s8s4", MOST, -128, -8, columns=8)
+    assert_exact(cuda_emulator, "s8s4", sample, tile_rows=128)
+
+
+WARPGROUP_THREADS = 384
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_products_warpgroups_make(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Those of more than 64 rows, whose operands can be copied, where the device has them."""
+    operator = getattr(emulated_operators, f"rowwise_scaled_linear_{kind}")
+    is_packed = kind == "s4s4"
+
+    def is_by_warpgroups(sample: Sample) -> bool:
+        assert_right(kind, operator(*sample.args), sample)
+        return launched_threads() == WARPGROUP_THREADS
+
+    many = shared.call((65,), 96, 24, is_packed).converted(torch.bfloat16)
+    input, row, weight, *rest = many.args
+    assert not is_by_warpgroups(many)
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    assert is_by_warpgroups(many)
+    assert is_by_warpgroups(shared.call((5, 14), 96, 24, is_packed).converted(torch.float32))
+    # Tiles of 256 rows: 3 multiprocessors take 4 tiles of 128 in two rounds.
+    assert is_by_warpgroups(shared.call((257,), 96, 256, is_packed).converted(torch.float32))
+    assert not is_by_warpgroups(shared.call((64,), 96, 24, is_packed).converted(torch.float32))
+    assert not is_by_warpgroups(shared.call((65,), 96, 20, is_packed).converted(torch.float32))
+    assert not is_by_warpgroups(shared.call((65,), 80, 24, is_packed).converted(torch.float32))
+    assert not is_by_warpgroups(Sample((input.mT.contiguous().mT, row, weight, *rest)))
+    assert not is_by_warpgroups(Sample((input, row, weight.mT.contiguous().mT, *rest)))
+    apart = shared.call((13, 5), 96, 24, is_packed).converted(torch.bfloat16)
+    turned, scales = (each.transpose(0, 1) for each in apart.args[:2])
+    assert is_by_warpgroups(Sample((turned, scales, *apart.args[2:]))) == is_packed
+    # The last kernel scales the sums.
+    assert not is_by_warpgroups(shared.call((65,), 96, 24, is_packed).converted(torch.float64))
+    long = shared.call((65,), 4096, 24, is_packed).converted(torch.bfloat16)
+    assert not is_by_warpgroups(long)
+    monkeypatch.setenv("PKG_CUDA_WARPGROUPS", "0")
+    assert not is_by_warpgroups(many)
 
 
 def emulated_quantized(emulator: Emulator, input: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -169,6 +169,10 @@ def run_rowwise(emulator: Emulator) -> None:
         for columns in (140, 135):
             sample = call((9,), 160, columns, False).converted(torch.float32)
             emulated_rowwise(emulator, "s8s4", *sample.args, way=way)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        sample = call((140,), 160, 136, True, out_dtype=out_dtype).converted(torch.float32)
+        for tile_rows in (128, 256):
+            emulated_rowwise(emulator, "s4s4", *sample.args, tile_rows=tile_rows)
 
 
 def run_quantising(emulator: Emulator) -> None:
@@ -181,6 +185,10 @@ def run_int4_linear(emulator: Emulator) -> None:
     weight = (words(136, 1056, 2), scales_and_zeros(136, 1056, 32), 32, 2)
     for rows in (3, 33):
         emulated_int4_linear(emulator, torch.randn(rows, 1056).bfloat16(), *weight, None, 1)
+    for split_turns in (0, 3):
+        input = torch.randn(130, 1056).bfloat16()
+        options = {"split_turns": split_turns, "by_warpgroups": True}
+        emulated_int4_linear(emulator, input, *weight, None, 1, **options)
 
 
 def run_lltm(emulator: Emulator) -> None:

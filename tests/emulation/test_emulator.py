@@ -410,6 +410,21 @@ def run_correlation(planted: Emulator) -> None:
         check_correlation(planted, *images, 1, 3, 1, 0, 1, 1, dtype=dtype)
 
 
+def run_int4_by_warpgroups(planted: Emulator) -> None:
+    """More panels of activations than stages."""
+    arguments = (words(16, 1280, 8), scales_and_zeros(16, 1280, 128), 128, 8)
+    input = torch.randn(9, 1280).bfloat16()
+    assert_int4_linear(
+        emulated_int4_linear(planted, input, *arguments, by_warpgroups=True), input, *arguments
+    )
+
+
+def run_rowwise_by_warpgroups(planted: Emulator) -> None:
+    """More slices than stages."""
+    sample = call((9,), 1280, 16, False).converted(torch.float32)
+    assert_rowwise("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, tile_rows=128), sample)
+
+
 # What runs a kernel: the file of the program, the types that it is compiled for, and the calls.
 # Those types alone: all of them would take three times as long.
 HALF, BFLOAT16 = "cuda::float16", "cuda::bfloat16"
@@ -461,6 +476,18 @@ FEW_ROWS = ("run_matmul_few_rows.cpp", "float", run_few_rows, "cuda/gemm/few_row
 LLTM = ("run_lltm.cpp", f"float,{BFLOAT16}", run_lltm)
 CORRELATION = ("run_spatial_correlation_sample.cpp", f"float,{BFLOAT16}", run_correlation)
 INT4_LINEAR = ("run_int4_linear.cpp", BFLOAT16, run_int4_linear, "cuda/int4/int4_linear_mma.cuh")
+INT4_LINEAR_WARPGROUPS = (
+    "run_int4_linear.cpp",
+    BFLOAT16,
+    run_int4_by_warpgroups,
+    "cuda/int4/int4_linear_warpgroups.cuh",
+)
+ROWWISE_WARPGROUPS = (
+    "run_rowwise_scaled_linear.cpp",
+    "float",
+    run_rowwise_by_warpgroups,
+    "cuda/int4/rowwise_warpgroups.cuh",
+)
 MISALIGNED = "misaligned address"
 BARRIER_OF_LOOP = """    __syncthreads();
     current = 1 - current;"""
@@ -841,6 +868,32 @@ PLANTED = {
         "      release(barriers_, empty(stage));\n      wait_for_products<0>();\n"
         "      hold_sums(value_sums.values);\n      hold_sums(key_sums.values);",
         "does not know of each of its warps that it has waited|has read, and does|on its way",
+    ),
+    "a stage of activations released before it is multiplied": (
+        *INT4_LINEAR_WARPGROUPS,
+        "      wait_for_products<1>();\n",
+        "      wait_for_products<2>();\n",
+        "reads that nobody has waited for|has read, and does|does not know of each of its warps",
+    ),
+    "sums of a group that nobody has waited for": (
+        *INT4_LINEAR_WARPGROUPS,
+        "    wait_for_products<0>();\n    hold_sums(sums.values);\n    PKG_UNROLL",
+        "    wait_for_products<1>();\n    hold_sums(sums.values);\n    PKG_UNROLL",
+        "assert|reads that nobody has waited for|does not know of each of its warps",
+    ),
+    "rows released before they are multiplied": (
+        *ROWWISE_WARPGROUPS,
+        "      wait_for_products<1>();\n      if (slice > at.begin) {\n"
+        "        product_.release(Product::before(turn));",
+        "      wait_for_products<2>();\n      if (slice > at.begin) {\n"
+        "        product_.release(Product::before(turn));",
+        "reads that nobody has waited for|has read, and does|does not know of each of its warps",
+    ),
+    "bytes of another lane": (
+        *ROWWISE_WARPGROUPS,
+        "      transpose_quads(words);",
+        "      transpose_quads<2>(words);",
+        "assert",
     ),
     "sums and words of gradients that are not ordered": (
         *ATTENTION_GRADIENT_WARPGROUPS,

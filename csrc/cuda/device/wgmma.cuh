@@ -130,6 +130,13 @@ class WarpgroupOperand : public MatrixDescriptor {
                : PKG_WGMMA_##columns##_SUMS("+r", 0)                      \
                : "l"(a_words), "l"(b_words), "r"(static_cast<int>(add)))
 
+#define PKG_WGMMA_INT8_REGISTERS(columns, registers, a, b, added)         \
+  asm volatile(PKG_WGMMA_TEXT("m64n" #columns "k32.s32.s8.s8", registers, \
+                              added, a ", " b ", added")                  \
+               : PKG_WGMMA_##columns##_SUMS("+r", 0)                      \
+               : "r"(a_words[0]), "r"(a_words[1]), "r"(a_words[2]),       \
+                 "r"(a_words[3]), "l"(b_words), "r"(static_cast<int>(add)))
+
 // The instruction that is for the type and for the columns.
 #define PKG_WGMMA_SHARED_OF(types)                                         \
   if constexpr (kColumns == 64) {                                          \
@@ -196,13 +203,23 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
                                               bool add = true) {
   constexpr int kColumns = 4 * kOwn;
   static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
+  static_assert(sizeof(Element) == 2 || kMajorB == Major::depth);
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const uint64_t b_words = b.words();
   if constexpr (std::is_same_v<Element, bfloat16>) {
     PKG_WGMMA_REGISTERS_OF("f32.bf16.bf16")
-  } else {
-    static_assert(std::is_same_v<Element, float16>);
+  } else if constexpr (std::is_same_v<Element, float16>) {
     PKG_WGMMA_REGISTERS_OF("f32.f16.f16")
+  } else {
+    static_assert(std::is_same_v<Element, int8_t>);
+    static_assert(kColumns > 64);
+    if constexpr (kColumns == 128) {
+      PKG_WGMMA_INT8_REGISTERS(128, PKG_WGMMA_64, "{%64, %65, %66, %67}", "%68",
+                               "%69");
+    } else {
+      PKG_WGMMA_INT8_REGISTERS(256, PKG_WGMMA_128, "{%128, %129, %130, %131}",
+                               "%132", "%133");
+    }
   }
 #else
   __trap();
@@ -211,6 +228,7 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
 
 #undef PKG_WGMMA_REGISTERS_OF
 #undef PKG_WGMMA_SHARED_OF
+#undef PKG_WGMMA_INT8_REGISTERS
 #undef PKG_WGMMA_INT8
 #undef PKG_WGMMA_REGISTERS
 #undef PKG_WGMMA_SHARED

@@ -1,6 +1,7 @@
 // int4_linear: what its kernels compute, and how that is shared out to blocks;
-// in half precision by tensor cores, int4_linear_mma.cuh; in float32 and
-// float64 by multiply-adds, int4_linear_wide.cuh.
+// in half precision by tensor cores, int4_linear_mma.cuh, of many rows by
+// warpgroups, int4_linear_warpgroups.cuh; in float32 and float64 by
+// multiply-adds, int4_linear_wide.cuh.
 //
 // Few rows leave few tiles of the result: then the summed dimension is divided
 // too, and a second kernel adds the parts up in one order.

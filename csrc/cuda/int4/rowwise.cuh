@@ -2,6 +2,8 @@
 // packed int4, in int32, scaled by row and by column while the sums are in
 // registers. Tensor cores, mma.m16n8k32 of int8, and any strides.
 //
+// Many rows take another way on some devices: rowwise_warpgroups.cuh.
+//
 // Algorithm: the product of cuda/gemm/mma_product.cuh, on operands that pass
 // through shared memory as they are and become int8 in registers
 // (cuda/int4/rowwise_slice.cuh). Values of four bits count 16 times, so that

@@ -8,8 +8,9 @@
 // cp.async: 64 (48 for s8 by s4) KiB of shared memory.
 //
 // They are a peer of the package's own kernels (cuda/int4/rowwise.cuh), which
-// need no CUTLASS, and the first choice where they are built in: which are
-// faster was not measured. The others have a kernel for up to 16 rows, of
+// need no CUTLASS, and the first choice where they are built in, but for many
+// rows that warpgroups take (rowwise_warpgroups.cuh): which are faster was not
+// measured. The others have a kernel for up to 16 rows, of
 // which a tile of 128 wastes most, and divide the summed dimension.
 #pragma once
 

@@ -11,6 +11,8 @@
 #include "cuda/int4/rowwise_cutlass.h"
 #include "cuda/int4/rowwise_few_rows.cuh"
 #include "cuda/int4/rowwise_scale.cuh"
+#include "cuda/int4/rowwise_scale_host.h"
+#include "cuda/int4/rowwise_warpgroups_host.h"
 #include "cuda/pointwise/pointwise_host.h"
 #include "rowwise_scaled_linear.h"
 
@@ -36,10 +38,7 @@ void launch_rowwise(RowwiseScaledProblem<kPacked> problem,
   }
   Tensor parts;
   if (problem.has_parts()) {
-    parts = empty_contiguous(
-        std::array{problem.splits, problem.rows, problem.columns},
-        ScalarType::Int, device_of(output));
-    problem.parts = static_cast<int32_t*>(parts.mutable_data_ptr());
+    parts = allocate_parts(problem, output);
   }
   if (few_rows) {
     launch(rowwise_few_rows_kernel<kPacked>,
@@ -51,10 +50,7 @@ void launch_rowwise(RowwiseScaledProblem<kPacked> problem,
            problem);
   }
   if (problem.has_parts()) {
-    const RowwiseScaling& scaling = problem;
-    launch(problem.in_double ? rowwise_scale_kernel<double>
-                             : rowwise_scale_kernel<float>,
-           problem.pieces(), kScaleThreads, stream, scaling);
+    launch_scale(problem, stream);
   }
 }
 
@@ -99,7 +95,8 @@ Tensor rowwise_scaled_linear(const char* op, const Tensor& input_tensor,
   problem.rows = plan.rows;
   problem.columns = plan.columns;
   problem.bytes = plan.inner / 2;
-  if (!launch_cutlass(problem, current_stream(output))) {
+  if (!launch_by_warpgroups(problem, output) &&
+      !launch_cutlass(problem, current_stream(output))) {
     launch_rowwise(problem, output);
   }
   return output;

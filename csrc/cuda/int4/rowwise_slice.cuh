@@ -60,6 +60,43 @@ __device__ __forceinline__ uint32_t odd_bytes(uint32_t first, uint32_t second) {
 #endif
 }
 
+// Bytes 0 and 1 of both words, those of one word and the other in turns.
+__device__ __forceinline__ uint32_t first_pairs(uint32_t even, uint32_t odd) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(even, odd, 0x5140);
+#else
+  return (even & 0xFFu) | (odd & 0xFFu) << 8 | (even & 0xFF00u) << 8 |
+         (odd & 0xFF00u) << 16;
+#endif
+}
+
+// Bytes 2 and 3.
+__device__ __forceinline__ uint32_t last_pairs(uint32_t even, uint32_t odd) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(even, odd, 0x7362);
+#else
+  return first_pairs(even >> 16, odd >> 16);
+#endif
+}
+
+// The low halves of both words, and the high ones.
+__device__ __forceinline__ uint32_t low_halves(uint32_t first,
+                                               uint32_t second) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(first, second, 0x5410);
+#else
+  return (first & 0xFFFFu) | second << 16;
+#endif
+}
+__device__ __forceinline__ uint32_t high_halves(uint32_t first,
+                                                uint32_t second) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(first, second, 0x7632);
+#else
+  return low_halves(first >> 16, second >> 16);
+#endif
+}
+
 // A slice of an operand of bytes in global memory.
 struct RowwiseLines {
   int64_t stride;  // along a line
