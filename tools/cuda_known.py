@@ -162,6 +162,16 @@ EXPECTED = (
         {"HGMMA.64x64x16": 16, "HGMMA.64x128x16": 4},
     ),
     Expected(
+        r"attention_grad_query_warpgroups_kernel<.*, 256, true>",
+        {"HGMMA.64x64x16": 32, "HGMMA.64x256x16": 4},
+        {"MUFU": 32},
+    ),
+    Expected(
+        r"attention_grad_key_value_warpgroups_kernel<.*, 256, true>",
+        {"HGMMA.64x64x16": 32, "HGMMA.64x128x16": 8},
+        {"MUFU": 32},
+    ),
+    Expected(
         r"attention_grad_key_value_warpgroups_kernel<.*, 64, true>",
         {"HGMMA.64x64x16": 16},
         {"MUFU": 32},
@@ -302,8 +312,10 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_query_warpgroups_kernel<.*, 64, false>": 98304,
     r"attention_grad_query_warpgroups_kernel<.*, 128, true>": 196608,
     r"attention_grad_query_warpgroups_kernel<.*, 128, false>": 196608,
+    r"attention_grad_query_warpgroups_kernel<.*, 256, true>": 196608,
     r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": 100352,
     r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": 198656,
+    r"attention_grad_key_value_warpgroups_kernel<.*, 256, true>": 197120,
     r"attention_(grad_key_value|joint_gradients)_panels_kernel<\w*float\w*, 64>": 69632,
     r"attention_(grad_key_value|joint_gradients)_panels_kernel<.*, 128>": 86016,
     r"attention_grad_key_value_panels_kernel<double, 64>": 87040,
@@ -355,11 +367,17 @@ COPIED: dict[str, Copied] = {
     r"attention_grad_query_warpgroups_kernel<.*, 128, false>": Copied(
         boxes=4, box_bytes=8192, warps=8
     ),
+    r"attention_grad_query_warpgroups_kernel<.*, 256, true>": Copied(
+        boxes=8, box_bytes=8192, warps=8
+    ),
     r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": Copied(
         boxes=4, box_bytes=4096, warps=8
     ),
     r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": Copied(
         boxes=8, box_bytes=4096, warps=8
+    ),
+    r"attention_grad_key_value_warpgroups_kernel<.*, 256, true>": Copied(
+        boxes=16, box_bytes=4096, warps=8
     ),
 }
 

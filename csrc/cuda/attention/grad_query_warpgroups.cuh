@@ -13,6 +13,10 @@
 // The keys of a tile's second 64 that no query of the block sees are zeros, so
 // that tiles of both widths give the same.
 //
+// Heads of up to 256, of plain attention alone, have tiles of 64 keys and one
+// stage of each operand: keys of the next tile are copied while nothing is
+// multiplied, values while keys are.
+//
 // For 128 queries, 128 keys and heads of 128 (64) a multiprocessor takes
 // - tensor cores: three products of 2 x 128^3 operations at 4096 a cycle: 3072
 //   (1536) cycles;
@@ -55,8 +59,10 @@ template <class Element, int kWidth, bool kPlain>
 class GradQueryWarpgroups : public GradientWarpgroups<232> {
  public:
   static constexpr int kRows = 128;
-  static constexpr int kKeys = kPlain ? 128 : 64;
-  static constexpr int kStages = kPlain && kWidth > 64 ? 2 : 4;
+  static constexpr int kKeys = kPlain && kWidth <= 128 ? 128 : 64;
+  static constexpr int kStages = kWidth > 128            ? 1
+                                 : kPlain && kWidth > 64 ? 2
+                                                         : 4;
   static constexpr int kBarriers = 4 * kStages + 2;
 
   using Query = WarpgroupLines<Element, kRows, kWidth>;

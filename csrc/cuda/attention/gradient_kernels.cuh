@@ -19,9 +19,9 @@ namespace pkg::cuda {
 template <class Element>
 bool suits_gradient_warpgroups(const AttentionProblem<Element>& problem,
                                const AttentionDevice& device) {
-  constexpr int64_t kMostHead = 128;
+  const int64_t most_head = problem.is_plain() ? 256 : 128;
   return sizeof(Element) == 2 && device.has_warpgroup_products &&
-         !problem.is_packed() && suits_warpgroups(problem, kMostHead);
+         !problem.is_packed() && suits_warpgroups(problem, most_head);
 }
 
 // Calls launch(shape) with that of a kernel by tensor cores, after saying in
@@ -104,13 +104,24 @@ void with_gradient_width(const AttentionProblem<Element>& problem,
   }
 }
 
+// The same for kernels of warpgroups, which have wider heads too.
+template <class Element, class Function>
+void with_warpgroup_gradient_width(const AttentionProblem<Element>& problem,
+                                   Function&& function) {
+  if (std::max(problem.head_size, problem.value_size) > 128) {
+    function.template operator()<256, true>();
+  } else {
+    with_gradient_width(problem, function);
+  }
+}
+
 template <class Element, class Launch>
 bool launch_grad_query_warpgroups(const AttentionGradQuery<Element>& call,
                                   const AttentionDevice& device,
                                   Launch&& launch) {
   const auto run = [&](const MappedGradQuery<Element>& mapped) {
     const auto& problem = call.backward.problem;
-    with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
+    with_warpgroup_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
       using Block = GradQueryWarpgroups<Element, kWidth, kPlain>;
       launch(attention_grad_query_warpgroups_kernel<Element, kWidth, kPlain>,
              gradient_blocks(problem, Block::tile_count(call), device),
@@ -131,7 +142,7 @@ bool launch_grad_key_value_warpgroups(
   }
   const auto run = [&](const MappedGradKeyValue<Element>& mapped) {
     const auto& problem = call.backward.problem;
-    with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
+    with_warpgroup_gradient_width(problem, [&]<int kWidth, bool kPlain>() {
       using Block = GradKeyValueWarpgroups<Element, kWidth, kPlain>;
       launch(
           attention_grad_key_value_warpgroups_kernel<Element, kWidth, kPlain>,

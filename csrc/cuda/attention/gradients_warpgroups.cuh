@@ -3,8 +3,8 @@
 //
 // Two warpgroups have 64 rows each of the block's tile of a gradient and of all
 // that is added to it, a warp of a third has the copies made, by the copy
-// engine and in stages. Heads are padded with zeros to 64 or 128 columns by
-// the copies.
+// engine and in stages. Heads are padded with zeros to 64, 128 or 256
+// columns by the copies.
 #pragma once
 
 #include <cstdint>
