@@ -6,13 +6,20 @@ import pytest
 import torch
 from emulator import Emulator
 from test_emulated_linear import assert_linear, emulated_linear
-from test_emulated_matmul import around, assert_product, emulated_matmul, make, name_of
+from test_emulated_matmul import (
+    LAYOUTS,
+    arrange,
+    around,
+    assert_product,
+    emulated_matmul,
+    make,
+    name_of,
+)
 from torch import Tensor
 
 TILES = {torch.float64: (128, 128), torch.float32: (256, 128)}  # rows, columns
 DEPTH = 16  # of a panel, of which three are stages
 DTYPES = pytest.mark.parametrize("dtype", TILES, ids=name_of)
-LAYOUTS = ["rows", "columns", "step", "misaligned", "expanded", "padded"]
 
 
 def check(emulator: Emulator, a: Tensor, b: Tensor, blocks: int = 3) -> Tensor:
@@ -37,23 +44,10 @@ def test_sizes_around_every_tile_boundary(cuda_emulator: Emulator, dtype: torch.
 def test_layouts_of_whole_and_of_partial_panels(
     cuda_emulator: Emulator, dtype: torch.dtype, layout: str
 ) -> None:
-    def arrange(matrix: Tensor) -> Tensor:
-        rows, columns = matrix.shape
-        if layout == "columns":
-            return matrix.t().contiguous().t()
-        if layout == "step":
-            return make(2 * rows, 3 * columns, dtype=dtype)[::2, ::3]
-        if layout == "misaligned":
-            return make(rows * columns + 1, dtype=dtype)[1:].view(rows, columns)
-        if layout == "expanded":
-            return make(rows, 1, dtype=dtype).expand(rows, columns)
-        if layout == "padded":
-            return make(rows, columns + 8, dtype=dtype)[:, 4:-4]
-        return matrix
-
     tile_rows, tile_columns = TILES[dtype]
     for rows, columns, depth in ((tile_rows, tile_columns, 36), (24, 40, 20)):
-        a, b = arrange(make(rows, depth, dtype=dtype)), arrange(make(depth, columns, dtype=dtype))
+        a = arrange(make(rows, depth, dtype=dtype), layout)
+        b = arrange(make(depth, columns, dtype=dtype), layout)
         check(cuda_emulator, a, b)
         check(cuda_emulator, a, b.contiguous())
         check(cuda_emulator, a.contiguous(), b)

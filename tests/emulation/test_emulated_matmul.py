@@ -116,25 +116,30 @@ def test_empty_and_single(cuda_emulator: Emulator, sizes: tuple[int, int, int]) 
     assert_product(emulated_matmul(cuda_emulator, a, b), a, b)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=name_of)
-@pytest.mark.parametrize("layout", ["rows", "columns", "step", "misaligned", "expanded", "padded"])
-def test_layouts(cuda_emulator: Emulator, dtype: torch.dtype, layout: str) -> None:
-    def arrange(matrix: torch.Tensor) -> torch.Tensor:
-        rows, columns = matrix.shape
-        if layout == "columns":
-            return matrix.t().contiguous().t()
-        if layout == "step":
-            return make(2 * rows, 3 * columns, dtype=dtype)[::2, ::3]
-        if layout == "misaligned":
-            return make(rows * columns + 1, dtype=dtype)[1:].view(rows, columns)
-        if layout == "expanded":
-            return make(rows, 1, dtype=dtype).expand(rows, columns)
-        if layout == "padded":
-            return make(rows, columns + 8, dtype=dtype)[:, 4:-4]
-        return matrix
+LAYOUTS = ("rows", "columns", "step", "misaligned", "expanded", "padded")
 
-    a = arrange(make(24, 32, dtype=dtype))
-    b = arrange(make(32, 40, dtype=dtype))
+
+def arrange(matrix: torch.Tensor, layout: str) -> torch.Tensor:
+    """A matrix of that size which lies otherwise."""
+    (rows, columns), dtype = matrix.shape, matrix.dtype
+    if layout == "columns":
+        return matrix.t().contiguous().t()
+    if layout == "step":
+        return make(2 * rows, 3 * columns, dtype=dtype)[::2, ::3]
+    if layout == "misaligned":
+        return make(rows * columns + 1, dtype=dtype)[1:].view(rows, columns)
+    if layout == "expanded":
+        return make(rows, 1, dtype=dtype).expand(rows, columns)
+    if layout == "padded":
+        return make(rows, columns + 8, dtype=dtype)[:, 4:-4]
+    return matrix
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8], ids=name_of)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(cuda_emulator: Emulator, dtype: torch.dtype, layout: str) -> None:
+    a = arrange(make(24, 32, dtype=dtype), layout)
+    b = arrange(make(32, 40, dtype=dtype), layout)
     out_dtype = torch.int32 if dtype == torch.int8 else None
     assert_product(emulated_matmul(cuda_emulator, a, b, out_dtype), a, b)
     for first, second in [(a, b.contiguous()), (a.contiguous(), b)]:

@@ -55,7 +55,7 @@ PanelSource<Element> columns_as_panels(const MatrixOf<Element>& matrix,
 inline Tensor join_rows(const LltmPlan& plan, const Tensor& old_h,
                         const Tensor* hidden, const Tensor& input) {
   Tensor joined = empty_contiguous(std::array{plan.rows(), plan.inner()},
-                                         plan.type, device_of(input));
+                                   plan.type, device_of(input));
   const auto copy = [&](int64_t row, int64_t rows, int64_t column,
                         int64_t columns, const Tensor& from) {
     if (rows > 0 && columns > 0) {
