@@ -8,8 +8,8 @@ from emulator import Emulator
 from test_emulated_linear import assert_linear, emulated_linear
 from test_emulated_matmul import (
     LAYOUTS,
-    arrange,
     around,
+    arrange,
     assert_product,
     emulated_matmul,
     make,
