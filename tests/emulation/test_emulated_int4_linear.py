@@ -290,6 +290,21 @@ def test_nan_stays_in_its_row_of_warpgroups(cuda_emulator: Emulator) -> None:
     assert torch.equal(result.isnan(), expected)
 
 
+def test_infinity_reaches_what_it_reaches_without_warpgroups(cuda_emulator: Emulator) -> None:
+    input = make(70, 96, dtype=torch.float16)
+    input[3, 95], input[5, 2] = torch.inf, -torch.inf
+    # No weight is 0, and the zeros have the sign of the others, or not.
+    pairs = scales_and_zeros(16, 96, 32).abs()
+    pairs[..., ::2, 1] *= -1
+    arguments = (torch.zeros_like(words(16, 96, 2)), pairs, 32, 2)
+    result = emulated(cuda_emulator, input, *arguments, by_warpgroups=True)
+    expected = emulated(cuda_emulator, input, *arguments)
+    assert result.isinf().any()
+    assert result.isnan().any()
+    assert torch.equal(result.isnan(), expected.isnan())
+    assert torch.equal(result.isinf(), expected.isinf())
+
+
 WARPGROUP_THREADS = 384
 
 

@@ -172,9 +172,11 @@ __global__ void __launch_bounds__(kInt4RowThreads) int4_row_sums_kernel(
                        group % kInt4SumGroups;
         PKG_UNROLL
         for (int part = 0; part < kInt4SumParts; ++part) {
-          const float bits = first_bits(sum);
+          // Infinity less itself would be NaN.
+          const bool is_finite = sum - sum == 0.0f;
+          const float bits = is_finite ? first_bits(sum) : sum;
           to[part * kInt4SumGroups] = convert<bfloat16>(bits);
-          sum -= bits;
+          sum = is_finite ? sum - bits : 0.0f;
         }
       }
     }
