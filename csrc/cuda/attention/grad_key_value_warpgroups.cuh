@@ -16,12 +16,13 @@
 // cores to the other warpgroup, and a block has 64 columns of the gradients, so
 // that two compute the scores of a head of 128.
 //
-// Heads of up to 256, of plain attention alone, have 128 columns of the
-// gradients in a block too, and one stage: keys and values take 128 KiB, what
-// comes of 64 queries 64, and nothing is copied while the block computes. So
-// two blocks make six products of 256 columns where one of four would do, and
-// wait for copies; single warps made all gradients of 4 x 8 such heads at 123
-// TFLOP/s (H100, 4096 queries and keys), of 989.
+// Of heads of up to 256, of plain attention alone, a block owns 64 keys: both
+// warpgroups compute their scores, and each sums half of the gradients'
+// columns. So they make six products of 256 columns where four would do, and
+// there is memory for two stages: keys and values take 64 KiB, what comes of 64
+// queries as much. (With 128 keys and half of the columns in a block it would
+// be six too, and one stage. Single warps made all gradients of 4 x 8 such
+// heads at 123 TFLOP/s, 4096 queries and keys on an H100.)
 //
 // Queries come by boxes of 32. Those behind the last that sees a key are zeros:
 // what is not finite then reaches what it reaches in grad_key_value_mma.cuh,
@@ -72,20 +73,25 @@ class GradKeyValueWarpgroups
   using Launch = GradientWarpgroups<kPlain && kWidth >= 128 ? 240 : 232>;
 
  public:
-  static constexpr int kKeys = 128;
+  // Whether both warpgroups have all of the keys.
+  static constexpr bool kSharesKeys = kWidth > 128;
+  static constexpr int kTileKeys = 128;  // of both warpgroups, one by one
+  static constexpr int kKeys = kSharesKeys ? 64 : kTileKeys;
   static constexpr int kQueries = 64;
-  static constexpr int kStages = kWidth > 128 ? 1 : 4;
+  static constexpr int kStages = kSharesKeys ? 2 : 4;
   static constexpr int kBarriers = 2 * kStages + 2;
-  // Columns of the gradients that a block has.
-  static constexpr int kOwnWidth = !kPlain ? 64 : kWidth > 128 ? 128 : kWidth;
-  static constexpr int kHeadTiles = kWidth / kOwnWidth;
+  // Columns of the gradients that a warpgroup has.
+  static constexpr int kOwnWidth = !kPlain       ? 64
+                                   : kSharesKeys ? kWidth / 2
+                                                 : kWidth;
+  static constexpr int kHeadTiles = kSharesKeys ? 1 : kWidth / kOwnWidth;
 
   using Key = WarpgroupLines<Element, kKeys, kWidth>;
   using Query = WarpgroupLines<Element, kQueries, kWidth>;
-  using Weights =
-      Tile<float, kKeys, kQueries, MmaThread<kKeys, kQueries, 16, kQueries>>;
-  using Sums =
-      Tile<float, kKeys, kOwnWidth, MmaThread<kKeys, kOwnWidth, 16, kOwnWidth>>;
+  using Weights = Tile<float, kTileKeys, kQueries,
+                       MmaThread<kTileKeys, kQueries, 16, kQueries>>;
+  using Sums = Tile<float, kTileKeys, kOwnWidth,
+                    MmaThread<kTileKeys, kOwnWidth, 16, kOwnWidth>>;
   using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
                                        AttentionScores<Element>>;
   using Words = uint32_t[kQueries / 16][4];
@@ -204,6 +210,24 @@ class GradKeyValueWarpgroups
     }
   }
 
+  // What the calling warpgroup has of it: where the keys of a tile of both
+  // would begin, so that its own are those of the block.
+  __device__ __forceinline__ static Work of_warpgroup(Work work) {
+    if constexpr (kSharesKeys) {
+      work.column_begin -= key_line_of_tile();
+      work.head_begin = kOwnWidth * warpgroup_of_thread();
+    }
+    return work;
+  }
+  // The first key of the calling warpgroup in such a tile, and among those in
+  // shared memory.
+  __device__ __forceinline__ static int key_line_of_tile() {
+    return 64 * warpgroup_of_thread();
+  }
+  __device__ __forceinline__ static int key_line() {
+    return kSharesKeys ? 0 : key_line_of_tile();
+  }
+
   // A warp: the key and the query, or the value and the gradient of the output.
   __device__ __forceinline__ void copy(int operand) const {
     const MappedOperand& keys = mapped_.keys[operand];
@@ -268,7 +292,8 @@ class GradKeyValueWarpgroups
   __device__ __forceinline__ void compute() const {
     Turn turn;
     uint32_t key_parity = 0;
-    for_work([&](const Work& work) {
+    for_work([&](const Work& of_block) {
+      const Work work = of_warpgroup(of_block);
       Sums key_sums(0);
       Sums value_sums(0);
       if (work.begin < work.end) {
@@ -385,14 +410,14 @@ class GradKeyValueWarpgroups
   __device__ __forceinline__ void begin_products_of_keys(Weights& tile,
                                                          int stage) const {
     begin_scores<Element, Key, Query>(
-        tile, Key::by_line(memory_, kKeyIndex, 64 * warpgroup_of_thread()),
+        tile, Key::by_line(memory_, kKeyIndex, key_line()),
         Query::by_line(memory_, query_index(stage)));
   }
 
   __device__ __forceinline__ void begin_products_of_values(Weights& tile,
                                                            int stage) const {
     begin_scores<Element, Key, Query>(
-        tile, Key::by_line(memory_, kValueIndex, 64 * warpgroup_of_thread()),
+        tile, Key::by_line(memory_, kValueIndex, key_line()),
         Query::by_line(memory_, grad_output_index(stage)));
   }
 
