@@ -1133,8 +1133,8 @@ PLANTED = {
     "launch bounds of half a block": (
         *MATMUL,
         "cuda/gemm/matmul.cuh",
-        "__launch_bounds__(BlockProduct<Input>::kThreads,",
-        "__launch_bounds__(BlockProduct<Input>::kThreads / 2,",
+        "__launch_bounds__(Product::kThreads, Product::kBlocks)",
+        "__launch_bounds__(Product::kThreads / 2, Product::kBlocks)",
         "a block of 256 threads of a kernel whose launch bounds are 128",
     ),
     "launch bounds of a block of before": (
