@@ -130,6 +130,7 @@ class Backward {
              static_cast<Element*>(to.mutable_data_ptr()));
   }
 
+  // Gradients of gates by columns of the weights.
   template <class Output>
   void multiply(const MatrixOf<Element>& rows, int64_t count, int64_t column,
                 int64_t columns, Output* to) const {

@@ -51,10 +51,16 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
       allocate_output_residual(shape, query, keeps_residual);
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
-    if (const auto few = as_few_queries<Element>(
-            shape, query, key, value, attn_mask, dropout_p, extras)) {
-      launch_few_queries(shape, *few, query, output, log_sum_exp,
-                         output_residual);
+    auto* const sums =
+        static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr());
+    if (auto few = as_few_queries<Element>(shape, query, key, value, attn_mask,
+                                           dropout_p, extras, output)) {
+      few->log_sum_exp = sums;
+      few->residual =
+          has_elements(output_residual)
+              ? static_cast<Element*>(output_residual.mutable_data_ptr())
+              : nullptr;
+      launch_decoding(*few, query);
       return;
     }
     const AttentionBatch batch(shape);
@@ -65,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
         has_elements(output_residual)
             ? result_batch<Element>(shape, batch, output_residual)
             : ResultBatch<Element>{},
-        static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr())};
+        sums};
     launch_attention_forward(call, current_stream(query));
   });
   return {output, log_sum_exp, output_residual};

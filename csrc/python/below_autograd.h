@@ -4,8 +4,10 @@
 // 5.2 us by torch.ops, 2.5 so). For devices whose kernels have no short way.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <string>
+#include <memory>
+#include <utility>
 
 #include "python/pybind_headers.h"
 #include "python/signature.h"
@@ -18,17 +20,18 @@ class BelowAutograd {
   // Takes nothing.
   BelowAutograd() = default;
 
-  // Of torch.ops.<namespace>.<name>.default, on the device of the key ("CUDA").
-  // It takes nothing where this PyTorch lacks what it needs, or the operator
-  // writes to an argument, which a key between the two counts.
-  BelowAutograd(const py::object& dispatched, const char* device)
-      : device_(device) {
+  // Of torch.ops.<namespace>.<name>.default, on the device of these keys, which
+  // all operators share. It takes nothing where this PyTorch lacks what it
+  // needs, or the operator writes to an argument, which a key between the two
+  // counts.
+  BelowAutograd(const py::object& dispatched,
+                std::shared_ptr<const DeviceKeys> device)
+      : device_(std::move(device)) {
     const bool writes =
         dispatched.attr("_schema").attr("is_mutable").cast<bool>();
-    if (!writes && device_.are_known()) {
+    if (!writes && device_->are_known()) {
       function_ =
           attribute(attribute(dispatched, "_handle"), "redispatch_boxed");
-      key_set_ = device_.key_set();
     }
   }
 
@@ -44,19 +47,20 @@ class BelowAutograd {
     for (const Parameter& parameter : signature.parameters()) {
       PyObject* value = *values++;
       if (parameter.type == ValueType::Tensor && value != Py_None) {
-        if (!state.is_ordinary(value, device_)) {
+        if (!state.is_ordinary(value, *device_)) {
           return false;
         }
         has_tensor = true;
       }
     }
-    return has_tensor && state.is_plain_on(device_, has_autocast);
+    return has_tensor && state.is_plain_on(*device_, has_autocast);
   }
 
   // Null where the kernel refuses, with its error. A list stands where the
   // operator takes one.
   PyObject* call(const Signature& signature, PyObject* const* values) const {
-    std::array<PyObject*, kMaxArguments + 1> arguments{key_set_.ptr()};
+    std::array<PyObject*, kMaxArguments + 1> arguments{
+        device_->key_set().ptr()};
     std::copy_n(values, signature.size(), arguments.begin() + 1);
     return PyObject_Vectorcall(function_.ptr(), arguments.data(),
                                signature.positional() + 1,
@@ -64,9 +68,8 @@ class BelowAutograd {
   }
 
  private:
-  DeviceKeys device_;
+  std::shared_ptr<const DeviceKeys> device_;
   py::object function_;
-  py::object key_set_;
 };
 
 }  // namespace pkg::python

@@ -38,18 +38,14 @@ class DispatchKeyWords {
 
   bool are_found() const { return are_found_; }
 
-  // Whether the dispatcher takes a tensor of the CPU to no key but those of the
-  // CPU and of autograd. That other keys are excluded changes nothing for it.
-  bool are_plain(bool has_autocast) const {
+  // Whether the dispatcher takes a tensor of the device to no key but those of
+  // the device and of autograd. That other keys are excluded changes nothing
+  // for it.
+  bool are_plain(const DeviceKeys& device, bool has_autocast) const {
     const uint64_t* words = of_this_thread();
-    return (words[0] & ~view_) == 0 &&
-           (words[1] & (has_autocast ? cpu_ | autocast_ : cpu_)) == 0;
-  }
-
-  // Whether keys are excluded that are in a thread that begins, and no others
-  // of them.
-  bool are_excluded_as_at_first(uint64_t keys) const {
-    return (of_this_thread()[1] & keys) == 0;
+    const uint64_t keys =
+        has_autocast ? device.needed() | device.autocast() : device.needed();
+    return (words[0] & ~view_) == 0 && (words[1] & keys) == 0;
   }
 
   bool is_autograd_on() const { return (of_this_thread()[1] & autograd_) == 0; }
@@ -95,10 +91,11 @@ class DispatchKeyWords {
     autograd_ = key_named("AutogradFunctionality") |
                 key_named("AutogradOther") | key_named("AutogradNestedTensor");
     view_ = key_named("ADInplaceOrView");
-    autocast_ = key_named("AutocastCPU");
-    cpu_ = key_named("CPU");
-    return (begun[0] & view_) != 0 && (begun[1] & autocast_) != 0 &&
-           (begun[1] & (autograd_ | cpu_)) == 0 && follow_guards(c, begun);
+    const DeviceKeys cpu("CPU");
+    return cpu.are_known() && (begun[0] & view_) != 0 &&
+           (begun[1] & cpu.autocast()) != 0 &&
+           (begun[1] & (autograd_ | cpu.needed())) == 0 &&
+           follow_guards(c, begun);
 #endif
   }
 
@@ -119,9 +116,7 @@ class DispatchKeyWords {
 
   bool are_found_ = false;
   uint64_t autograd_ = 0;
-  uint64_t view_ = 0;      // included, but for inference mode
-  uint64_t autocast_ = 0;  // excluded where autocast is off
-  uint64_t cpu_ = 0;
+  uint64_t view_ = 0;  // included, but for inference mode
 };
 
 }  // namespace pkg::python

@@ -125,7 +125,8 @@ PyMethodDef saving_method =
     method("forward", &call_and_save, METH_FASTCALL, nullptr);
 
 void define_function(py::module_& module, const py::object& operators,
-                     const std::string& name) {
+                     const std::string& name,
+                     const std::shared_ptr<const DeviceKeys>& cuda) {
   const py::object dispatched = operators.attr(name.c_str()).attr("default");
   auto function = std::make_unique<OperatorFunction>(
       OperatorFunction{{name, dispatched.attr("_schema")}, {}, {}, {}, {}});
@@ -134,7 +135,7 @@ void define_function(py::module_& module, const py::object& operators,
   call.kernel = direct_kernels.find(name);
   call.observed_as = PKG_NAMESPACE_TEXT "::" + name;
   call.dispatched = dispatched;
-  call.below_autograd = BelowAutograd(dispatched, "CUDA");
+  call.below_autograd = BelowAutograd(dispatched, cuda);
   function->documentation =
       function->signature.text() + "\n--\n\n" +
       py::str(dispatched.attr("_schema")).cast<std::string>() +
@@ -209,7 +210,8 @@ py::object call_below_autograd(const std::string& name, const char* device,
   call->has_autocast = has_autocast;
   call->record = std::move(record);
   call->otherwise = std::move(otherwise);
-  call->below_autograd = BelowAutograd(call->dispatched, device);
+  call->below_autograd = BelowAutograd(
+      call->dispatched, std::make_shared<const DeviceKeys>(device));
   return function_object(positional_method, py::capsule(call, [](void* owned) {
                            delete static_cast<OperatorCall*>(owned);
                          }));
@@ -224,8 +226,9 @@ py::object saving_forward(const py::object& function) {
 void define_operator_functions(py::module_& module) {
   const py::object operators =
       py::module_::import("torch").attr("ops").attr(PKG_NAMESPACE_TEXT);
+  const auto cuda = std::make_shared<const DeviceKeys>("CUDA");
   for (const std::string& name : operator_names()) {
-    define_function(module, operators, name);
+    define_function(module, operators, name, cuda);
   }
   module.def("_use_kernels", &use_kernels, py::arg("find_kernel"),
              "Called by the loader.");

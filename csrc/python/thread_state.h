@@ -140,15 +140,11 @@ class ThreadState {
            !(may_be_observed && is_profiled());
   }
 
-  // Beside the CPU: whether the dispatcher takes a tensor of the device to no
-  // key but those of it and of autograd.
+  // The same of the device, for a thread that is plain for the CPU.
   bool is_plain_on(const DeviceKeys& device, bool has_autocast) const {
     const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
-    return words.are_found()
-               ? words.are_excluded_as_at_first(
-                     has_autocast ? device.needed() | device.autocast()
-                                  : device.needed())
-               : !has_autocast || is_excluded(device.autocast_key(), Py_True);
+    return words.are_found() ? words.are_plain(device, has_autocast)
+                             : !has_autocast || is_autocast_off(device);
   }
 
   // Whether a tensor is known to be nothing but dense memory on the device.
@@ -205,7 +201,7 @@ class ThreadState {
   // Transforms, modes below the dispatcher, tracing and autocast.
   bool has_plain_keys(bool has_autocast) const {
     const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
-    return words.are_found() ? words.are_plain(has_autocast)
+    return words.are_found() ? words.are_plain(cpu_, has_autocast)
                              : is_plain_by_questions(has_autocast);
   }
 
@@ -215,7 +211,11 @@ class ThreadState {
         return false;
       }
     }
-    return !has_autocast || is_excluded(autocast_, Py_True);
+    return !has_autocast || is_autocast_off(cpu_);
+  }
+
+  bool is_autocast_off(const DeviceKeys& device) const {
+    return is_excluded(device.autocast_key(), Py_True);
   }
 
   bool has_function_mode() const {
@@ -264,7 +264,7 @@ class ThreadState {
   py::object is_excluded_ =
       attribute("torch._C", "_dispatch_tls_is_dispatch_key_excluded");
   py::object keys_ = attribute("torch._C", "DispatchKey");
-  py::object autocast_ = attribute(keys_, "AutocastCPU");
+  DeviceKeys cpu_{"CPU"};
   py::object autograd_ = attribute(keys_, "AutogradFunctionality");
   py::str level_ = interned("_current_level");
   py::str profiling_ = interned("_is_profiler_enabled");

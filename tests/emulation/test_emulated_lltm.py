@@ -307,12 +307,7 @@ def test_gradients_of_sequences_by_large_products(
     assert_large(cuda_emulator, dtype, (192, 314))
     monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
     sample = Sample(arguments((130, 250, 64), 3)).converted(dtype)
-    input, weights, _, old_h, _ = sample.args
-    hidden, cells, gates = references.lltm_forward(*sample.args)
-    given = [make(*t.shape, seed=9).to(t.dtype) for t in (hidden, cells, gates)]
-    each = Sample((*given, gates, hidden, cells, input, weights, old_h, True, True, True))
-    results = emulated_operators.lltm_backward(*each.args)
-    compare(results, references.lltm_backward, each, "the gradients")
+    check_gradients(emulated_operators, sample, (True, True, True))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
@@ -333,11 +328,16 @@ def test_sequences(emulated_operators: Operators, dtype: torch.dtype, steps: int
 def test_gradients_of_long_sequences(emulated_operators: Operators, dtype: torch.dtype) -> None:
     """Of so many rows that the sums of the weights' gradient are divided, in both their parts."""
     sample = Sample(arguments((400, 3, 4), 3)).converted(dtype)
+    check_gradients(emulated_operators, sample, (False, True, False))
+
+
+def check_gradients(operators: Operators, sample: Sample, needs: tuple[bool, bool, bool]) -> None:
+    """Those of a sequence, from the reference's forward pass."""
     input, weights, _, old_h, _ = sample.args
     hidden, cells, gates = references.lltm_forward(*sample.args)
     given = [make(*t.shape, seed=9).to(t.dtype) for t in (hidden, cells, gates)]
-    each = Sample((*given, gates, hidden, cells, input, weights, old_h, False, True, False))
-    results = emulated_operators.lltm_backward(*each.args)
+    each = Sample((*given, gates, hidden, cells, input, weights, old_h, *needs))
+    results = operators.lltm_backward(*each.args)
     compare(results, references.lltm_backward, each, "the gradients")
 
 

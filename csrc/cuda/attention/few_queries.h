@@ -99,13 +99,13 @@ std::optional<DecodeAttention<Element>> few_queries_problem(
   return call;
 }
 
-// The same whole but for the results; nothing where the kernels of the forward
-// pass have to do it.
+// The same with operands and output, but without what else is kept for
+// gradients; nothing where the kernels of the forward pass have to do it.
 template <class Element>
 std::optional<DecodeAttention<Element>> as_few_queries(
     const AttentionShape& shape, const Tensor& query, const Tensor& key,
     const Tensor& value, const std::optional<Tensor>& attn_mask,
-    double dropout_p, const AttentionExtras& extras) {
+    double dropout_p, const AttentionExtras& extras, const Tensor& output) {
   const bool is_empty = shape.batch() == 0 || shape.rows == 0 ||
                         shape.columns == 0 || shape.head_size == 0 ||
                         shape.value_size == 0;
@@ -125,7 +125,7 @@ std::optional<DecodeAttention<Element>> as_few_queries(
   if (!call || (extras.alibi_slopes && call->rows_see_all && shape.rows > 1)) {
     return std::nullopt;
   }
-  const auto set = [](auto& operand, const void* data,
+  const auto set = [](auto& operand, auto* data,
                       const std::array<int64_t, 4>& from) {
     operand.data = static_cast<decltype(operand.data)>(data);
     std::ranges::copy(from, operand.strides);
@@ -134,6 +134,8 @@ std::optional<DecodeAttention<Element>> as_few_queries(
       strides(attention_operand(shape, query, 1)));
   set(call->key, key.const_data_ptr(), keys);
   set(call->value, value.const_data_ptr(), values);
+  set(call->output, output.mutable_data_ptr(),
+      strides(attention_operand(shape, output, 1)));
   if (attn_mask) {
     set(call->mask, attn_mask->const_data_ptr(),
         strides(attention_mask_operand(shape, *attn_mask)));
@@ -147,25 +149,6 @@ std::optional<DecodeAttention<Element>> as_few_queries(
                     dtype_of(*extras.alibi_slopes) == ScalarType::Float};
   }
   return call;
-}
-
-// With where its results go.
-template <class Element>
-void launch_few_queries(const AttentionShape& shape,
-                        DecodeAttention<Element> call, const Tensor& query,
-                        const Tensor& output, const Tensor& log_sum_exp,
-                        const Tensor& output_residual) {
-  const FewQueriesBatch batch = *few_queries_batch(shape);
-  call.output.data = static_cast<Element*>(output.mutable_data_ptr());
-  std::ranges::copy(
-      few_queries_strides(batch, attention_operand(shape, output, 1)),
-      call.output.strides);
-  call.log_sum_exp =
-      static_cast<Accumulator<Element>*>(log_sum_exp.mutable_data_ptr());
-  if (has_elements(output_residual)) {
-    call.residual = static_cast<Element*>(output_residual.mutable_data_ptr());
-  }
-  launch_decoding(call, query);
 }
 
 }  // namespace pkg::cuda
