@@ -23,6 +23,7 @@ _CPU_LEVELS = {
     "baseline": ["-march=x86-64-v2"],
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4"],
+    "avx512_vnni": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
 # Tile registers: csrc/python/cpu_features.cpp asks the system for them, on Linux alone.

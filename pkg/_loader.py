@@ -21,7 +21,7 @@ from types import ModuleType
 from .version import __version__
 
 OLDEST_TORCH = (2, 10)
-CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
+CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 FOLDER = Path(__file__).parent
 
 # Set by load(): the CPU library in use, and that of the CUDA kernels where they are loaded.

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
-CPU_TARGETS = ("_cpu_baseline", "_cpu_avx2", "_cpu_avx512", "_cpu_avx512_bf16", "_cpu_amx")
+CPU_TARGETS = (
+    "_cpu_baseline",
+    "_cpu_avx2",
+    "_cpu_avx512",
+    "_cpu_avx512_vnni",
+    "_cpu_avx512_bf16",
+    "_cpu_amx",
+)
 TARGETS = ("_C", *CPU_TARGETS, "_cuda")
 COMPILERS = ("c++", "g++", "clang++", "nvcc", "ninja")
 # Importing PyTorch from a cold disk takes half a minute.

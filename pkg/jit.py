@@ -69,14 +69,18 @@ def best_capability() -> str:
     level = {"AVX512": "avx512", "AVX2": "avx2"}.get(
         torch.backends.cpu.get_cpu_capability(), "baseline"
     )
-    if level == "avx512" and all(
-        getattr(torch.cpu, name, bool)()
-        for name in ("_is_avx512_bf16_supported", "_is_vnni_supported")
-    ):
-        level = "avx512_bf16"
-        if _can_use_tiles():
-            level = "amx"
+    if level == "avx512" and _has("vnni"):
+        level = "avx512_vnni"
+        if _has("avx512_bf16"):
+            level = "amx" if _can_use_tiles() else "avx512_bf16"
     return level if level in levels else "baseline"
+
+
+def _has(instructions: str) -> bool:
+    """Whether PyTorch, if it can tell, says that the processor has them."""
+    import torch
+
+    return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())
 
 
 def _can_use_tiles() -> bool:

@@ -15,7 +15,11 @@ NAME = "pkg_kernels-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 INFO = "pkg_kernels-0.1.0.dist-info"
 LIBRARIES = [
     f"pkg/{name}.cpython-311-x86_64-linux-gnu.so"
-    for name in ("_C", "_cpu_baseline", "_cpu_avx2", "_cpu_avx512", "_cpu_avx512_bf16", "_cpu_amx")
+    for name in (
+        "_C",
+        *("_cpu_baseline", "_cpu_avx2", "_cpu_avx512", "_cpu_avx512_vnni", "_cpu_avx512_bf16"),
+        "_cpu_amx",
+    )
 ]
 CUDA = "pkg/_cuda.cpython-311-x86_64-linux-gnu.so"
 WHOLE = [

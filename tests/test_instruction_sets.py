@@ -41,6 +41,7 @@ ALLOWED = {
     "_cpu_baseline": _V2,
     "_cpu_avx2": _V3,
     "_cpu_avx512": _V4,
+    "_cpu_avx512_vnni": _V4 | {"AVX512_VNNI"},
     "_cpu_avx512_bf16": _V4 | {"AVX512_VNNI", "AVX512_BF16"},
     "_cpu_amx": _V4 | {"AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_BF16", "AMX_INT8"},
 }
@@ -49,6 +50,7 @@ ALLOWED = {
 USED = {
     "_cpu_avx2": {"AVX2", "FMA"},
     "_cpu_avx512": {"AVX512F"},
+    "_cpu_avx512_vnni": {"AVX512_VNNI"},
     "_cpu_avx512_bf16": {"AVX512_VNNI", "AVX512_BF16"},
     "_cpu_amx": {"AMX_TILE", "AMX_BF16", "AMX_INT8"},
 }

@@ -103,7 +103,8 @@ def native() -> list[Processor]:
         "baseline": {"sse4_2", "popcnt"},
         "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"},
         "avx512": {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")},
-        "avx512_bf16": {"avx512_vnni", "avx512_bf16"},
+        "avx512_vnni": {"avx512_vnni"},
+        "avx512_bf16": {"avx512_bf16"},
         "amx": {"amx_tile", "amx_bf16", "amx_int8"},
     }
     runnable: list[str] = []

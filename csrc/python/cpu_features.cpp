@@ -104,9 +104,10 @@ std::optional<CpuCapability> best_capability(const CpuFeatures& f) {
                ? CpuCapability::kAmx
                : CpuCapability::kAvx512Bf16;
   }
-  return avx512 ? CpuCapability::kAvx512
-         : avx2 ? CpuCapability::kAvx2
-                : CpuCapability::kBaseline;
+  if (avx512) {
+    return f.avx512_vnni ? CpuCapability::kAvx512Vnni : CpuCapability::kAvx512;
+  }
+  return avx2 ? CpuCapability::kAvx2 : CpuCapability::kBaseline;
 }
 
 #else
@@ -127,6 +128,8 @@ std::string_view capability_name(CpuCapability capability) {
       return "avx2";
     case CpuCapability::kAvx512:
       return "avx512";
+    case CpuCapability::kAvx512Vnni:
+      return "avx512_vnni";
     case CpuCapability::kAvx512Bf16:
       return "avx512_bf16";
     case CpuCapability::kAmx:

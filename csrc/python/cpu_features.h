@@ -10,10 +10,18 @@ namespace pkg {
 
 // The instruction sets that a library of the package may be compiled for, from
 // the least to the most demanding.
-enum class CpuCapability { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+enum class CpuCapability {
+  kBaseline,
+  kAvx2,
+  kAvx512,
+  kAvx512Vnni,
+  kAvx512Bf16,
+  kAmx
+};
 
 inline constexpr CpuCapability kCpuCapabilities[] = {
-    CpuCapability::kBaseline, CpuCapability::kAvx2, CpuCapability::kAvx512,
+    CpuCapability::kBaseline,   CpuCapability::kAvx2,
+    CpuCapability::kAvx512,     CpuCapability::kAvx512Vnni,
     CpuCapability::kAvx512Bf16, CpuCapability::kAmx};
 
 // The features that the levels are told apart by: a bit of CPUID, and for the

@@ -293,6 +293,24 @@ def test_few_rows_times_a_large_matrix(
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+def test_few_rows_of_int8(device: torch.device, transposed: bool) -> None:
+    """Of all values, amid others: whole registers of K and a rest, blocks of K, many columns."""
+    generator = torch.Generator().manual_seed(5)
+
+    def operand(lines: int, inner: int) -> torch.Tensor:
+        bytes_ = torch.randint(-128, 128, (lines + 2, inner + 7), generator=generator)
+        return bytes_.to(torch.int8).to(device)[1:-1, 3:-4]
+
+    for inner, columns in ((512, 37), (577, 1), (1024, 66), (2111, 41), (600, 4019), (64, 9000)):
+        b = operand(columns, inner).mT if transposed else operand(inner, columns)
+        for rows in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33):
+            a = operand(rows, inner)
+            # Sums of so few products of int8 are exact in float64.
+            expected = (a.double() @ b.double()).int()
+            assert torch.equal(pkg.ops.matmul(a, b, out_dtype=torch.int32), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_few_rows_with_values_that_are_not_finite(
     device: torch.device, dtype: torch.dtype, transposed: bool

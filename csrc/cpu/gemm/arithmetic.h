@@ -182,11 +182,23 @@ struct Int8Quads {
   static Vector<uint32_t> load_k_groups(const int8_t* from) {
     return detail::load_words(from);
   }
+  // Each line in a quarter of a register; then the words of four columns into
+  // each quarter, and their bytes in the columns' order.
   static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
-    return detail::widen<uint8_t>(lines[0]) |
-           (detail::widen<uint8_t>(lines[1]) << 8) |
-           (detail::widen<uint8_t>(lines[2]) << 16) |
-           (detail::widen<uint8_t>(lines[3]) << 24);
+    const auto line = [&](int i) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(lines[i]));
+    };
+    __m512i all = _mm512_zextsi128_si512(line(0));
+    all = _mm512_mask_broadcast_i32x4(all, 0x00F0, line(1));
+    all = _mm512_mask_broadcast_i32x4(all, 0x0F00, line(2));
+    all = _mm512_mask_broadcast_i32x4(all, 0xF000, line(3));
+    const __m512i words = _mm512_maskz_permutexvar_epi32(
+        0xFFFF,
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+        all);
+    return std::bit_cast<Vector<uint32_t>>(_mm512_shuffle_epi8(
+        words,
+        _mm512_set4_epi32(0x0F0B0703, 0x0E0A0602, 0x0D090501, 0x0C080400)));
   }
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {

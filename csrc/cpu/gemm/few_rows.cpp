@@ -27,18 +27,20 @@ struct Tile {
   const T* columns;
   int64_t column_stride;
 
-  // The products of one register of k-groups of each line, loaded by `load`.
+  // The products of one register of k-groups of each line, loaded by `load`,
+  // which is told the arithmetic of the line's operand.
   template <class Load>
   [[gnu::always_inline]] void add(V (&sums)[kRows * kColumns], int64_t k,
                                   const Load& load) const {
     KGroups b[kColumns];
 #pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
-      b[c] = load(columns + c * column_stride + k);
+      b[c] =
+          load(typename Arithmetic::Right{}, columns + c * column_stride + k);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const KGroups a = load(rows + r * row_stride + k);
+      const KGroups a = load(Arithmetic{}, rows + r * row_stride + k);
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
         V& sum = sums[r * kColumns + c];
@@ -47,8 +49,11 @@ struct Tile {
     }
   }
 
-  // Adds the dot products of `terms` terms to the sums, or stores them.
-  void multiply(int64_t terms, bool is_first, C* to) const {
+  // Adds the dot products of `terms` terms to the sums, or, where these are the
+  // first, to what the rows start from (of a compensated arithmetic; zeros).
+  // The columns behind these may be prefetched meanwhile.
+  template <bool kPrefetches>
+  void multiply(int64_t terms, const C* start, C* to) const {
     V sums[kRows * kColumns];
 #pragma GCC unroll 24
     for (int i = 0; i < kRows * kColumns; ++i) {
@@ -56,16 +61,23 @@ struct Tile {
     }
     int64_t k = 0;
     for (; k + kValues <= terms; k += kValues) {
-      add(sums, k,
-          [](const auto* from) { return Arithmetic::load_k_groups(from); });
+      if constexpr (kPrefetches) {
+#pragma GCC unroll 8
+        for (int c = kColumns; c < 2 * kColumns; ++c) {
+          prefetch_line<PrefetchTo::L2>(columns + c * column_stride + k);
+        }
+      }
+      add(sums, k, [](auto arithmetic, const auto* from) {
+        return arithmetic.load_k_groups(from);
+      });
     }
     if (k < terms) {
       const int rest = static_cast<int>(terms - k);
-      add(sums, k, [&](const auto* from) {
+      add(sums, k, [&](auto arithmetic, const auto* from) {
         if constexpr (Arithmetic::kKGroupSize == 1) {
           return simd::load_partial(from, rest);
         } else {
-          return load_line<Arithmetic>(from, rest);
+          return load_line<decltype(arithmetic)>(from, rest);
         }
       });
     }
@@ -74,8 +86,14 @@ struct Tile {
     for (int r = 0; r < kRows; ++r) {
       for (int c = 0; c < kColumns; ++c) {
         C& sum = to[r * kDotColumns + c];
-        sum = is_first ? totals[r * kColumns + c]
-                       : sum + totals[r * kColumns + c];
+        const C total = totals[r * kColumns + c];
+        if (start == nullptr) {
+          sum += total;
+        } else if constexpr (Arithmetic::kCompensated) {
+          sum = start[r] + total;
+        } else {
+          sum = total;
+        }
       }
     }
   }
@@ -83,15 +101,21 @@ struct Tile {
 
 // One block of terms: a tile of columns with all rows.
 template <int kColumns, class T>
-void dot_columns_with_rows(const DotRow<T>* rows_at, int64_t row_stride,
-                           int64_t rows, const T* columns,
-                           int64_t column_stride, int64_t terms, bool is_first,
-                           simd::Compute<T>* sums) {
+void dot_columns_with_rows(const MatrixView<DotRow<T>>& left, int64_t rows,
+                           const T* columns, int64_t column_stride,
+                           int64_t terms, bool prefetches,
+                           const DotSum<T>* start, DotSum<T>* sums) {
   for_each_strip<kTileOfRows>(rows, [&](int64_t row, int height) {
     with_strip_height<kTileOfRows>(height, [&](auto tile_rows) {
-      Tile<T, tile_rows(), kColumns>{rows_at + row * row_stride, row_stride,
-                                     columns, column_stride}
-          .multiply(terms, is_first, sums + row * kDotColumns);
+      const Tile<T, tile_rows(), kColumns> tile{
+          left.at(row, 0), left.row_stride, columns, column_stride};
+      const DotSum<T>* const from = start == nullptr ? nullptr : start + row;
+      DotSum<T>* const to = sums + row * kDotColumns;
+      if (prefetches && row == 0) {
+        tile.template multiply<true>(terms, from, to);
+      } else {
+        tile.template multiply<false>(terms, from, to);
+      }
     });
   });
 }
@@ -99,29 +123,30 @@ void dot_columns_with_rows(const DotRow<T>* rows_at, int64_t row_stride,
 }  // namespace
 
 template <class T>
-void dot_rows(const DotRow<T>* rows_at, int64_t row_stride, int64_t rows,
-              const MatrixView<T>& matrix, int64_t columns, int64_t inner,
-              simd::Compute<T>* sums) {
+void dot_rows(const MatrixView<DotRow<T>>& left, int64_t rows,
+              const MatrixView<T>& right, int64_t columns, int64_t inner,
+              bool prefetches, const DotSum<T>* start, DotSum<T>* sums) {
   for (int64_t column = 0; column < columns;) {
     const bool is_tile = column + kTileOfColumns <= columns;
     for (int64_t k = 0; k < inner; k += kTerms) {
       const auto dot = is_tile ? &dot_columns_with_rows<kTileOfColumns, T>
                                : &dot_columns_with_rows<1, T>;
-      dot(rows_at + k, row_stride, rows, matrix.at(k, column),
-          matrix.column_stride, std::min(kTerms, inner - k), k == 0,
+      dot(left.from(0, k), rows, right.at(k, column), right.column_stride,
+          std::min(kTerms, inner - k), prefetches, k == 0 ? start : nullptr,
           sums + column);
     }
     column += is_tile ? kTileOfColumns : 1;
   }
 }
 
-#define PKG_DOT_ROWS(T)                                          \
-  template void dot_rows(const DotRow<T>*, int64_t, int64_t,     \
-                         const MatrixView<T>&, int64_t, int64_t, \
-                         simd::Compute<T>*)
+#define PKG_DOT_ROWS(T)                                                \
+  template void dot_rows(const MatrixView<DotRow<T>>&, int64_t,        \
+                         const MatrixView<T>&, int64_t, int64_t, bool, \
+                         const DotSum<T>*, DotSum<T>*)
 PKG_DOT_ROWS(Half);
 PKG_DOT_ROWS(BFloat16);
 PKG_DOT_ROWS(float);
 PKG_DOT_ROWS(double);
+PKG_DOT_ROWS(int8_t);
 
 }  // namespace pkg::cpu::detail

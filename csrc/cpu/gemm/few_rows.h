@@ -28,24 +28,41 @@ inline constexpr int64_t kMostDotRows =
     kInstructionSet == InstructionSet::Avx2 ? 24 : 64;
 inline constexpr int64_t kDotColumns = 64;
 
+// Of int8: the two operands of pairs are widened anew for each tile of columns,
+// which pays for few rows. Zen 4, 4 / 8 / 16 rows times 1024 x 4096, us by dot
+// products and by packing: quads 107 / 201 / 377 and 400 / 450 / 550; pairs of
+// AVX-512 310 / 626 / 1258 and 490 / 670 / 1010, of AVX2 593 / 1092 / 2146 and
+// 620 / 790 / 1110 (by packing as reckoned from 25 to 65 rows). Without either
+// not measured.
+inline constexpr int64_t kMostInt8DotRows =
+#if defined(__AVX512VNNI__)
+    kMostDotRows;
+#else
+    kInstructionSet == InstructionSet::Avx512 ? 8
+    : kInstructionSet == InstructionSet::Avx2 ? 4
+                                              : 0;
+#endif
+
 // Rows are held in the type that they are multiplied in: bfloat16 as it is
 // where the processor has its dot products.
 template <class T>
 using DotRow = std::conditional_t<(ArithmeticOf<T>::type::kKGroupSize > 1), T,
                                   simd::Compute<T>>;
 
+template <class T>
+using DotSum = typename ArithmeticOf<T>::type::Accumulator;
+
 // Values that fill a register.
 template <class T>
 inline constexpr int64_t kDotValues =
-    simd::kLanes<simd::Compute<T>> * ArithmeticOf<T>::type::kKGroupSize;
+    simd::kLanes<DotSum<T>> * ArithmeticOf<T>::type::kKGroupSize;
 
-// sums (rows x columns, kDotColumns apart) of the rows at `rows_at`,
-// `row_stride` apart, and of up to kDotColumns columns. In
-// cpu/gemm/few_rows.cpp.
+// sums (rows x columns, kDotColumns apart) of the rows and of up to kDotColumns
+// columns, which begin at `start`, one for each row. In cpu/gemm/few_rows.cpp.
 template <class T>
-void dot_rows(const DotRow<T>* rows_at, int64_t row_stride, int64_t rows,
-              const MatrixView<T>& matrix, int64_t columns, int64_t inner,
-              simd::Compute<T>* sums);
+void dot_rows(const MatrixView<DotRow<T>>& left, int64_t rows,
+              const MatrixView<T>& right, int64_t columns, int64_t inner,
+              bool prefetches, const DotSum<T>* start, DotSum<T>* sums);
 
 // The rows, contiguous and as they are multiplied: in place, or copied.
 template <class T>
@@ -77,6 +94,10 @@ MatrixView<DotRow<T>> contiguous_rows(const MatrixView<T>& left, int64_t rows,
 // that a column fills.
 template <class Input>
 int64_t most_dot_rows(int64_t inner) {
+  if constexpr (std::is_same_v<Input, int8_t>) {
+    return std::min(detail::kMostInt8DotRows,
+                    inner / detail::kDotValues<Input>);
+  }
   if constexpr (kInstructionSet == InstructionSet::Avx512Bf16) {
     return std::min(detail::kMostDotRows, inner / detail::kDotValues<Input>);
   }
@@ -109,9 +130,16 @@ bool has_few_rows(const Product<Input, Output>& product) {
 template <class Input, class Output, class Epilogue>
 void multiply_few_rows(const Product<Input, Output>& product, int64_t threads,
                        const Epilogue& epilogue) {
-  using C = simd::Compute<Input>;
+  using C = detail::DotSum<Input>;
+  using Arithmetic = typename ArithmeticOf<Input>::type;
   const auto left =
       detail::contiguous_rows(product.left, product.rows, product.inner);
+  C start[detail::kMostDotRows] = {};
+  if constexpr (Arithmetic::kCompensated) {
+    compensate_rows<Arithmetic>(left, product.rows, product.inner, start);
+  }
+  const bool prefetches =
+      detail::prefetches_columns<Input>(product.inner, product.columns);
   parallel_for(
       product.columns,
       gemv_grain(product.columns, product.inner * product.rows, threads),
@@ -119,9 +147,8 @@ void multiply_few_rows(const Product<Input, Output>& product, int64_t threads,
         alignas(64) C sums[detail::kMostDotRows * detail::kDotColumns];
         for (int64_t first = begin; first < end; first += detail::kDotColumns) {
           const int64_t count = std::min(detail::kDotColumns, end - first);
-          detail::dot_rows(left.data, left.row_stride, product.rows,
-                           product.right.from(0, first), count, product.inner,
-                           sums);
+          detail::dot_rows(left, product.rows, product.right.from(0, first),
+                           count, product.inner, prefetches, start, sums);
           for (int64_t row = 0; row < product.rows; ++row) {
             const detail::EpilogueFrom<Epilogue> place{epilogue, row, 0};
             detail::store_finished(

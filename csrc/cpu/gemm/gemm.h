@@ -211,8 +211,16 @@ class ColumnsProduct {
         product_.output + row * product_.output_stride,
         product_.output_stride,
         place,
-        left_.compensation()};
+        left_.compensation(),
+        is_distant()};
     left_.multiply(row, rows, k, values, product_.columns, panels, store);
+  }
+
+  // Whether the result is too large for L2.
+  bool is_distant() const {
+    constexpr int64_t kMebibyte = 1 << 20;
+    return product_.rows * product_.output_stride * int64_t{sizeof(Output)} >
+           kMebibyte;
   }
 
   const Product<Input, Output>& product_;

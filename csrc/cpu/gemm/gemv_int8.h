@@ -14,6 +14,7 @@
 #include "cpu/gemm/packing.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
+#include "cpu/simd/reduce.h"
 #include "cpu/simd/simd.h"
 
 namespace pkg::cpu {
@@ -46,8 +47,9 @@ inline void dot_int8_columns(const int8_t* vector, int32_t start,
             sums[c]);
       }
     }
+    simd::reduce_add_each(sums, output + column);
     for (int c = 0; c < kCount; ++c) {
-      output[column + c] = start + simd::reduce_add(sums[c]);
+      output[column + c] += start;
     }
   };
   int64_t column = begin;
@@ -64,7 +66,7 @@ inline void dot_int8_columns(const int8_t* vector, int32_t start,
 inline void add_scaled_int8_rows(const int8_t* vector, int32_t start,
                                  const MatrixView<int8_t>& matrix,
                                  int64_t begin, int64_t end, int64_t inner,
-                                 int32_t* output) {
+                                 bool prefetches, int32_t* output) {
   constexpr int64_t kRun = 2048;
   constexpr int kLanes = simd::kLanes<int32_t>;
   alignas(64) int32_t sums[kRun];
@@ -81,6 +83,12 @@ inline void add_scaled_int8_rows(const int8_t* vector, int32_t start,
       }
       const auto x = Int8Arithmetic::interleave(lines);
       for (int64_t i = 0; i < count; i += kLanes) {
+        if (prefetches && i % kCacheLine == 0) {
+          for (int d = 0; d < Int8Arithmetic::kKGroupSize; ++d) {
+            prefetch_line<PrefetchTo::L2>(
+                matrix.at(k + Int8Arithmetic::kKGroupSize + d, first + i));
+          }
+        }
         const int columns =
             static_cast<int>(std::min<int64_t>(kLanes, count - i));
         const auto sum = Int8Arithmetic::multiply_add(
@@ -123,7 +131,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
                [&](int64_t begin, int64_t end) {
                  if (contiguous_rows) {
                    detail::add_scaled_int8_rows(x, start, matrix, begin, end,
-                                                inner, output);
+                                                inner, prefetches, output);
                  } else {
                    detail::dot_int8_columns(x, start, matrix, begin, end, inner,
                                             prefetches, output);

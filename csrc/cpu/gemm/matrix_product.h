@@ -67,10 +67,8 @@ void matrix_product(const MatrixView<Input>& left,
       return;
     }
   }
-  if constexpr (!std::is_same_v<Input, int8_t>) {
-    if (has_few_rows(product)) {
-      return multiply_few_rows(product, threads, epilogue);
-    }
+  if (has_few_rows(product)) {
+    return multiply_few_rows(product, threads, epilogue);
   }
   if (!tiles::multiply(product, threads, epilogue)) {
     multiply<Arithmetic>(product, threads, epilogue);
