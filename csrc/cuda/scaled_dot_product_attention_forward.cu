@@ -8,13 +8,19 @@
 
 namespace pkg::cuda {
 
+// PKG_CUDA_COPIED_ATTENTION=0 makes attention in float32 by small tiles alone,
+// so that the two ways can be compared.
+bool copies_panels() { return !is_turned_off("PKG_CUDA_COPIED_ATTENTION"); }
+
 template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
                               cudaStream_t stream) {
   launch_attention_forward_kernel(
       call,
-      AttentionDevice{most_shared_bytes(), multiprocessor_count(),
-                      has_warpgroup_products()},
+      AttentionDevice{.most_shared_bytes = most_shared_bytes(),
+                      .multiprocessors = multiprocessor_count(),
+                      .has_warpgroup_products = has_warpgroup_products(),
+                      .copies_panels = copies_panels()},
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);

@@ -224,7 +224,12 @@ Outputs = tuple[Tensor, Tensor, Tensor]  # as the forward operator returns them
 
 
 def emulated_forward(
-    emulator: Emulator, call: Call, blocks: int = 3, warpgroups: bool = False
+    emulator: Emulator,
+    call: Call,
+    blocks: int = 3,
+    warpgroups: bool = False,
+    copied_panels: bool = False,
+    shared_bytes: int = MOST_SHARED_BYTES,
 ) -> Outputs:
     # As the operator does, dimensions in the order of the query's: heads may be inside.
     output = torch.full(call.output_shape, 77, dtype=call.query.dtype)
@@ -238,8 +243,8 @@ def emulated_forward(
         residual = output.clone()
         arguments |= operand("output_residual", residual, call.batch)
         names.append("output_residual")
-    arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": MOST_SHARED_BYTES}
-    arguments["warpgroups"] = warpgroups
+    arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": shared_bytes}
+    arguments |= {"warpgroups": warpgroups, "copied_panels": int(copied_panels)}
     emulator.run("attention_forward", names, blocks, **arguments)
     return output, log_sum_exp, residual
 

@@ -154,6 +154,7 @@ def arguments_of(call: PackedCall) -> dict[str, Argument]:
         "softcap": call.softcap,
         "dropout": float(call.dropout),
         "seed": SEED,
+        "copied_panels": 0,
     }
     if call.slopes is not None:
         sequence, head = (0, *call.slopes.stride())[-2:]

@@ -614,6 +614,21 @@ def test_attention_forward_by_warpgroups(
         assert torch.equal(output, each)
 
 
+def test_attention_by_copied_panels(
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    launched_threads: Callable[[], int],
+) -> None:
+    """Where these take less time on the emulated device, and unless they are turned off."""
+    call = make(6, rows=128, columns=150, head=64)
+    outputs = forward(emulated_operators, call)
+    assert launched_threads() == 128
+    monkeypatch.setenv("PKG_CUDA_COPIED_ATTENTION", "0")
+    small = forward(emulated_operators, call)
+    assert launched_threads() == 64
+    assert all(torch.equal(*pair) for pair in zip(outputs, small, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize(
     "options", [{}, {"key_lead": (2, 2), "enable_gqa": True, "is_causal": True}], ids=str
