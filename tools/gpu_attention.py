@@ -1,4 +1,4 @@
-"""Attention in each way beside that by single warps and small tiles, for ``gpu_check.py sample``."""
+"""Attention in each way beside the plainest, for ``gpu_check.py sample``."""
 
 from __future__ import annotations
 

@@ -8,10 +8,6 @@
 
 namespace pkg::cuda {
 
-// PKG_CUDA_COPIED_ATTENTION=0 makes attention in float32 by small tiles alone,
-// so that the two ways can be compared.
-bool copies_panels() { return !is_turned_off("PKG_CUDA_COPIED_ATTENTION"); }
-
 template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
                               cudaStream_t stream) {

@@ -182,9 +182,7 @@ def check_copied_attention(emulator: Emulator) -> None:
     """
     for head, threads in ((64, 128), (128, 256)):
         call = make_attention(2, rows=256, columns=256, head=head, dtype=torch.float32)
-        output, _, _ = emulated_forward(
-            emulator, call, copied_panels=True, shared_bytes=163 * 1024
-        )
+        output, _, _ = emulated_forward(emulator, call, copied_panels=True, shared_bytes=163 * 1024)
         counted, counters = emulator.accesses, emulator.counters
         row_tiles = 256 // 128
         elements = call.query.numel() + row_tiles * call.key.numel()
@@ -209,6 +207,30 @@ def check_copied_attention(emulator: Emulator) -> None:
 
 def test_attention_by_copied_panels(counting_emulator: Emulator) -> None:
     check_copied_attention(counting_emulator)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_gradients_by_copied_panels(counting_emulator: Emulator, head: int) -> None:
+    """cuda/attention/joint_gradients_copied.cuh: what is copied how often; no conflicts."""
+    call = make_attention(2, rows=256, columns=256, head=head, dtype=torch.float32)
+    outputs = emulated_forward(counting_emulator, call)
+    emulated_backward(
+        counting_emulator, call, outputs, 3, 227 * 1024, joint=True, copied_panels=True
+    )
+    counted, counters = counting_emulator.accesses, counting_emulator.counters
+    size, tiles = call.query.numel(), 256 // 64
+    # Turned around are keys and values once, queries and gradients once for each 64 keys; as they
+    # lie the latter too, and keys for each 64 queries.
+    elements, vectors = size * (2 + 2 * tiles), size * 3 * tiles
+    assert counters.copied_bytes == 4 * (elements + vectors)
+    assert counters.copied_sectors * SECTOR == counters.copied_bytes
+    assert counters.copies == elements // 32 + vectors // 128
+    assert counters.copy_cycles == elements // 32 + vectors // 32
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    for name in ("grad_query", "grad_key", "grad_value"):
+        assert_vectors(counted[name].stores)
+        assert counted[name].stores.bytes == 4 * size
 
 
 def check_decoding(emulator: Emulator) -> None:

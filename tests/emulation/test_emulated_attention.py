@@ -257,6 +257,7 @@ def emulated_backward(
     shared_bytes: int = MOST_SHARED_BYTES,
     warpgroups: bool = False,
     joint: bool = False,
+    copied_panels: bool = False,
 ) -> list[Tensor]:
     """The gradients of query, key, value and a floating mask.
 
@@ -272,6 +273,7 @@ def emulated_backward(
     arguments |= operand("grad_output", grad_output, call.batch)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
     arguments |= {"most_shared_bytes": shared_bytes, "warpgroups": warpgroups}
+    arguments["copied_panels"] = int(copied_panels)
     emulator.run("attention_delta", ["delta"], blocks, **arguments)
 
     def gradients(kernel: str, **tensors: Tensor) -> list[Tensor]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import test_emulated_attention_varlen as varlen
 import torch
 from emulator import Argument, EmulationError, Emulator
 from test_emulated_attention import (
@@ -19,13 +18,11 @@ from test_emulated_attention import (
     exact_results,
     make,
 )
-from test_emulated_attention_varlen import PackedCall, packed_operand
 from test_emulated_attention_warpgroups import FEATURES, LIMITS, heads_inside, with_operands
 from torch import Tensor
 
 SHARED_BYTES = 163 * 1024  # of a block of an A100
 ROWS = 128  # of a block
-FLOAT = torch.float32
 
 
 def by_copied_panels(
@@ -164,24 +161,6 @@ def test_special_values_stay_in_their_row(cuda_emulator: Emulator, value: float)
     others = torch.arange(130) != 3
     assert changed[0][3].isnan().all()
     assert torch.equal(changed[0][others], plain[0][others])
-
-
-def packed_forward(emulator: Emulator, call: PackedCall, copied_panels: bool) -> list[Tensor]:
-    output = torch.full(call.grad_output.shape, 77, dtype=FLOAT)
-    log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77.0)
-    arguments: dict[str, Argument] = varlen.arguments_of(call) | {"log_sum_exp": log_sum_exp}
-    arguments |= packed_operand("output", output, call.group) | {"warpgroups": 0}
-    arguments |= {"most_shared_bytes": SHARED_BYTES, "copied_panels": int(copied_panels)}
-    emulator.run("attention_forward", ["output", "log_sum_exp"], 3, **arguments)
-    return [output, log_sum_exp]
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_packed_sequences(cuda_emulator: Emulator, is_causal: bool) -> None:
-    lengths = (130, 0, 3, 257, 64), (200, 5, 65, 129, 0)
-    call = varlen.make(*lengths, sizes=(40, 64), dtype=FLOAT, is_causal=is_causal)
-    copied, small = (packed_forward(cuda_emulator, call, each) for each in (True, False))
-    assert all(torch.equal(*pair) for pair in zip(copied, small, strict=True))
 
 
 def test_memory_of_every_device(cuda_emulator: Emulator) -> None:

@@ -99,12 +99,12 @@ struct WarpGridThread : GridThread<kDown, kAcross> {
 // alternate: two lanes side by side load the same of a column, and two that are
 // two apart the same of a row, which shared memory gives to half a warp at once
 // and not to a quarter.
-template <int kDown, int kAcross>
-struct PairedGridThread : GridThread<kDown, kAcross> {
-  using Base = GridThread<kDown, kAcross>;
+template <int kDown, int kAcross, int kBlockGroups = 1>
+struct PairedGridThread : GridThread<kDown, kAcross, kBlockGroups> {
+  using Base = GridThread<kDown, kAcross, kBlockGroups>;
   static constexpr int kRowLanes = kAcross;
   static constexpr int kLaneStride = 2;
-  static_assert(kAcross <= 16 && 32 % kAcross == 0);
+  static_assert(kAcross <= 16 && 32 % kAcross == 0 && kDown % 2 == 0);
 
   __device__ __forceinline__ PairedGridThread()
       : PairedGridThread(computed_here(static_cast<int>(threadIdx.x))) {}
@@ -113,7 +113,8 @@ struct PairedGridThread : GridThread<kDown, kAcross> {
 
  private:
   // The thread of GridThread that is there.
-  __device__ __forceinline__ static int place(int thread) {
+  __device__ __forceinline__ static int place(int of_block) {
+    const int thread = of_group<Base::kThreads, kBlockGroups>(of_block);
     const int down = thread / (2 * kAcross) * 2 + thread % 2;
     return down * kAcross + thread / 2 % kAcross;
   }
