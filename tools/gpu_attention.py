@@ -28,7 +28,10 @@ HALF_WAYS: dict[str, tuple[str, ...]] = {
 WAYS = {
     torch.bfloat16: HALF_WAYS,
     torch.float16: HALF_WAYS,
-    torch.float32: {COPIED_VARIABLE: (JOINT_VARIABLE, FEW_VARIABLE)},
+    torch.float32: {
+        JOINT_VARIABLE: (VARIABLE, FEW_VARIABLE, COPIED_VARIABLE),
+        COPIED_VARIABLE: (VARIABLE, FEW_VARIABLE),
+    },
 }
 VARIABLES = (VARIABLE, JOINT_VARIABLE, FEW_VARIABLE, COPIED_VARIABLE)
 # Queries, keys: a few queries of few and of many keys, parts of tiles, more tiles than stages,

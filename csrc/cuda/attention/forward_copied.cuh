@@ -13,7 +13,7 @@
 // as the memory has room for, and outputs wider than a tile by several blocks,
 // as there.
 //
-// By the machine code for 9.0, of a thread, 64 keys and heads of 64:
+// By the machine code for 9.0, about, of a thread, 64 keys and heads of 64:
 //                          this one   forward_panels.cuh
 //   multiply-adds              8192         8192
 //   loads of 16 bytes           512          512
@@ -21,8 +21,8 @@
 //   panels: copies, places      680         2300, through registers
 //   weights and their sums     1770         1560
 //   share of multiply-adds     70 %         63 %
-//   barriers                      4            8
-//   bytes of keys and values  0.5 / query    1 / query, from L2
+//   barriers                      4           10
+//   from L2, of 128 queries  32 KiB       64 KiB
 // (Of heads of 128 the share is 76 %.) Shared memory gives 512 vectors to a
 // warp in 2048 cycles, if it has to give each lane its own, of the 2048 that
 // the multiply-adds of four warps take; pairs of lanes load the same, see

@@ -1,6 +1,37 @@
 // All gradients of attention by one kernel with multiply-adds, of float32 and
-// heads of up to 128: those of joint_gradients_panels.cuh, by its turns, whose
-// operands are copied asynchronously (cuda/gemm/copied_panel.cuh).
+// heads of up to 128: those of joint_gradients_panels.cuh, by its turns and the
+// division of its work among two groups of threads, its sums in their order,
+// whose operands are copied asynchronously (cuda/gemm/copied_panel.cuh).
+//
+// A block has its 64 keys and their values in shared memory. Panels of each
+// group pass through two stages, one after the other for all tiles of queries:
+// for scores 32 columns of the head, for the sums of each 64 queries 32 of
+// them, twice, and then 32 keys for the gradient of the query. While one is
+// multiplied the next is copied. Weights and gradients of scores lie so that
+// both products that take them load vectors: by queries for the key, by keys
+// for the query, for which joint_gradients_panels.cuh loads number by number.
+//
+// By the machine code for 9.0, about, of a thread of a group, 64 queries, 64
+// keys and heads of 64:
+//                               this one   joint_gradients_panels.cuh
+//   multiply-adds                 10240        10240
+//   loads around them               640          832
+//   others around the products     1200         1300
+//   panels: copies, places         1000         2900, through registers
+//   weights, halves, turns         1900         1700
+//   share of multiply-adds         68 %         60 %
+//   barriers, without turns           8           16
+//   cycles of shared memory, of
+//     these loads, of four warps  10240        11264
+//   and of multiply-adds          10240        10240
+// Queries and gradients of the output come from L2 twice, as there, and keys
+// once more, but neither keys nor values for scores: 80 KiB for what is 112
+// there. Two blocks of 100 KiB share a multiprocessor, as many as registers
+// leave, or of heads above 64 one of 182: so only an H100 has the memory. No
+// register spills (nvcc 13.0): what belongs to a matrix is in shared memory.
+// (Expected from these counts is 0.88 of that kernel's time, and less by what
+// its barriers cost; no GPU has timed it. An H100 took 21 ms for a delta pass
+// and that one, 2 x 16 x 4096 x 64: 16 TFLOP/s.)
 #pragma once
 
 #include <cstdint>
@@ -74,7 +105,11 @@ class JointGradientsCopied {
   static constexpr int kGroups = 2;
   static constexpr int kGroupThreads = kWidth;
   static constexpr int kThreads = kGroups * kGroupThreads;
+  // Of a multiprocessor, as far as registers go.
   static constexpr int kBlocks = kWidth <= 64 ? 2 : 1;
+  // Of the whole block.
+  using QuerySums =
+      Tile<float, kTile, kWidth, PairedGridThread<16, kGroupThreads / 8>>;
 
  private:
   static constexpr int kDepth = 32;
@@ -84,9 +119,6 @@ class JointGradientsCopied {
                       PairedGridThread<kGroupThreads / 8, 8, kGroups>>;
   using Sums = Tile<float, kTile, kWidth,
                     PairedGridThread<8, kGroupThreads / 8, kGroups>>;
-  // Of the whole block.
-  using QuerySums =
-      Tile<float, kTile, kWidth, PairedGridThread<16, kGroupThreads / 8>>;
   using Attention = AttentionGradients<Element>;
   // Of a group: of queries for a part of the head, or of 32 queries or keys.
   using Panel = CopiedPanel<Element, kWidth, kDepth, kGroupThreads, kGroups>;
@@ -334,8 +366,9 @@ class JointGradientsCopied {
   }
 
   // Scores of the next 64 queries in the place of the first, and zeros behind
-  // them. (Not before the first product of a tile: till then they would lie in
-  // registers.)
+  // them for the next tile. Where they are zeros only when that begins, the
+  // compiler keeps what they were in registers during the query's product, and
+  // spills.
   __device__ __forceinline__ static void take_next_part(Scores& scores) {
     PKG_UNROLL
     for (int i = 0; i < Scores::kThreadRows; ++i) {
@@ -489,8 +522,7 @@ __global__ void __launch_bounds__(
   for_joint_tiles(call, [&](int64_t owned, int column_tile) {
     Block(call).make(owned, column_tile);
   });
-  zero_unseen_queries<typename JointGradientsPanels<Element, kWidth>::Sums>(
-      call);
+  zero_unseen_queries<typename Block::QuerySums>(call);
 }
 
 }  // namespace pkg::cuda
