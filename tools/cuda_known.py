@@ -193,6 +193,10 @@ EXPECTED = (
         r"attention_(\w+_panels|grad_mask)_kernel<float, .*>",
         {"FFMA": 128, "LDS.128": 8},
     ),
+    # The same for each of four steps, of copied panels.
+    Expected(
+        r"attention_(forward|joint_gradients)_copied_kernel<.*>", {"FFMA": 256, "LDS.128": 16}
+    ),
     # Scores of 16 x 16 for heads of up to 256, and as many outputs as the tile is wide.
     Expected(
         r"decode_attention_mma_kernel<.*, 64>", {"HMMA.16816": 40, "LDSM.x4": 36, "LDGSTS.128": 20}
@@ -303,6 +307,10 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
     r"attention_forward_mma_kernel<.*, 64>": 40960,
     r"attention_forward_mma_kernel<.*, 128>": 81920,
+    r"attention_forward_copied_kernel<.*, 64>": 67584,
+    r"attention_forward_copied_kernel<.*, 128>": 134144,
+    r"attention_joint_gradients_copied_kernel<.*, 64>": 102400,
+    r"attention_joint_gradients_copied_kernel<.*, 128>": 186368,
     r"attention_forward_warpgroups_kernel<.*, 64, true>": 147456,
     r"attention_forward_warpgroups_kernel<.*, 64, false>": 81920,
     r"attention_forward_warpgroups_kernel<.*, 128, true>": 163840,

@@ -1,4 +1,4 @@
-"""Attention in each way beside that by single warps, for ``gpu_check.py sample``."""
+"""Attention in each way beside the plainest, for ``gpu_check.py sample``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ SEED = 5
 VARIABLE = "PKG_CUDA_WARPGROUPS"
 JOINT_VARIABLE = "PKG_CUDA_JOINT_GRADIENTS"
 FEW_VARIABLE = "PKG_CUDA_FEW_QUERIES"
+COPIED_VARIABLE = "PKG_CUDA_COPIED_ATTENTION"
 # By what is not 0 then, the variables that are.
-WAYS = {
+HALF_WAYS: dict[str, tuple[str, ...]] = {
     VARIABLE: (),
     JOINT_VARIABLE: (VARIABLE,),
     FEW_VARIABLE: (VARIABLE, JOINT_VARIABLE),
 }
-DTYPES = (torch.bfloat16, torch.float16)
+WAYS = {
+    torch.bfloat16: HALF_WAYS,
+    torch.float16: HALF_WAYS,
+    torch.float32: {
+        JOINT_VARIABLE: (VARIABLE, FEW_VARIABLE, COPIED_VARIABLE),
+        COPIED_VARIABLE: (VARIABLE, FEW_VARIABLE),
+    },
+}
+VARIABLES = (VARIABLE, JOINT_VARIABLE, FEW_VARIABLE, COPIED_VARIABLE)
 # Queries, keys: a few queries of few and of many keys, parts of tiles, more tiles than stages,
 # blocks for four rounds of any GPU and as many tiles of queries as of keys; head sizes of queries
 # and of values.
@@ -91,11 +100,11 @@ def ways_that_attend(
     lengths: Sequence[Sequence[int]] = LENGTHS,
     heads: Sequence[Sequence[int]] = HEADS,
 ) -> Iterator[str]:
-    """Where a way is further from attention in float64 than it may be beside single warps.
+    """Where a way is further from attention in float64 than it may be beside the plainest.
 
-    By the rule of ``pkg.testing``, for which the result of single warps is the plain one.
+    By the rule of ``pkg.testing``, for which the result with all ways turned off is the plain one.
     """
-    for dtype, length, head in itertools.product(DTYPES, lengths, heads):
+    for dtype, length, head in itertools.product(WAYS, lengths, heads):
         for name, options in features(*length, device).items():
             key_heads = 2 if "enable_gqa" in options else 4
             inputs = [each.to(dtype) for each in operands(key_heads, (*length, *head), device)]
@@ -103,11 +112,11 @@ def ways_that_attend(
                 inputs = [each.contiguous() for each in inputs]
             try:
                 exact = attended([each.double() for each in inputs], options)
-                plain = attended_without(WAYS, inputs, options)
+                plain = attended_without(VARIABLES, inputs, options)
             except RuntimeError as fault:
                 yield str(fault)
                 continue
-            for way, without in WAYS.items():
+            for way, without in WAYS[dtype].items():
                 try:
                     ours = attended_without(without, inputs, options)
                     for result, *values in zip(RESULTS, exact, plain, ours, strict=True):

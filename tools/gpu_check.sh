@@ -98,8 +98,8 @@ if [[ $device == cuda ]]; then
 fi
 
 if [[ $architecture == 9.0a ]]; then
-  step "Times without products of warpgroups"
-  PKG_CUDA_WARPGROUPS=0 "$python" "$root/tools/gpu_check.py" time \
+  step "Times without products of warpgroups, and of attention in float32 without copied panels"
+  PKG_CUDA_WARPGROUPS=0 PKG_CUDA_COPIED_ATTENTION=0 "$python" "$root/tools/gpu_check.py" time \
     --folder "$results/without_warpgroups" matmul linear scaled_dot_product_attention
 fi
 

@@ -26,7 +26,7 @@ bool joins_gradients() { return !is_turned_off("PKG_CUDA_JOINT_GRADIENTS"); }
 
 AttentionDevice attention_device() {
   return {most_shared_bytes(), multiprocessor_count(), has_warpgroup_products(),
-          joins_gradients()};
+          joins_gradients(), copies_panels()};
 }
 
 template <class Element>

@@ -13,8 +13,10 @@ void launch_attention_forward(const AttentionForward<Element>& call,
                               cudaStream_t stream) {
   launch_attention_forward_kernel(
       call,
-      AttentionDevice{most_shared_bytes(), multiprocessor_count(),
-                      has_warpgroup_products()},
+      AttentionDevice{.most_shared_bytes = most_shared_bytes(),
+                      .multiprocessors = multiprocessor_count(),
+                      .has_warpgroup_products = has_warpgroup_products(),
+                      .copies_panels = copies_panels()},
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);

@@ -92,6 +92,7 @@ void run_joint_gradients(const Request& request) {
     const auto key_value = grad_key_value_of<Element>(request);
     cuda::AttentionDevice device = device_of(request);
     device.joins_gradients = true;
+    device.copies_panels = request.integer("copied_panels") != 0;
     if (!cuda::suits_joint_gradients(query, key_value, device)) {
       return;
     }

@@ -14,12 +14,34 @@ void run_forward(const Request& request) {
       .output_residual = result_batch<Element>(request, "output_residual"),
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
   };
-  cuda::launch_attention_forward_kernel(
-      call, device_of(request),
-      [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
-          const auto& arguments) {
-        launch_blocks(request, tiles, shape, kernel, arguments);
-      });
+  const auto launch = [&](auto kernel, int64_t tiles, cuda::LaunchShape shape,
+                          const auto& arguments) {
+    launch_blocks(request, tiles, shape, kernel, arguments);
+  };
+  if constexpr (std::is_same_v<Element, float>) {
+    if (request.integer("copied_panels") != 0) {
+      if (!cuda::launch_attention_forward_copied(call, device_of(request),
+                                                 false, launch)) {
+        fail("the kernel of copied panels does not take the call");
+      }
+      return;
+    }
+  }
+  cuda::launch_attention_forward_kernel(call, device_of(request), launch);
+}
+
+// Whether the kernel of copied panels takes less time for so many matrices,
+// queries, columns of values and multiprocessors.
+void run_copied_forward_pays(const Request& request) {
+  const auto& sizes = request.integers("sizes");
+  cuda::AttentionForward<float> call = {};
+  call.problem.batch_count = sizes.at(0);
+  call.problem.rows = sizes.at(1);
+  call.problem.value_size = sizes.at(2);
+  cuda::with_attention_width<float>(sizes.at(2), [&]<int kWidth>() {
+    *request.buffer<int64_t>("pays") =
+        cuda::copied_forward_pays<kWidth>(call, sizes.at(3));
+  });
 }
 
 // A tensor (tokens, heads, size), contiguous; none where it is absent.
@@ -89,6 +111,10 @@ bool run_attention_uncovered(const Request& request) {
 }
 
 bool run_attention_forward(const Request& request) {
+  if (request.text("kernel") == "copied_forward_pays") {
+    run_copied_forward_pays(request);
+    return true;
+  }
   if (request.text("kernel") != "attention_forward") {
     return false;
   }

@@ -175,6 +175,64 @@ def test_attention(counting_emulator: Emulator, dtype: torch.dtype, head: int) -
         assert stores[name].bytes == size_of(like)
 
 
+def check_copied_attention(emulator: Emulator) -> None:
+    """cuda/attention/forward_copied.cuh: queries once, keys and values for each 128 of them.
+
+    Keys and queries by elements, on the way turned around, values by vectors.
+    """
+    for head, threads in ((64, 128), (128, 256)):
+        call = make_attention(2, rows=256, columns=256, head=head, dtype=torch.float32)
+        output, _, _ = emulated_forward(emulator, call, copied_panels=True, shared_bytes=163 * 1024)
+        counted, counters = emulator.accesses, emulator.counters
+        row_tiles = 256 // 128
+        elements = call.query.numel() + row_tiles * call.key.numel()
+        vectors = row_tiles * call.value.numel()
+        assert counters.copied_bytes == 4 * (elements + vectors)
+        assert counters.copied_sectors * SECTOR == counters.copied_bytes
+        assert counters.copies == elements // 32 + vectors // 128
+        # No two lanes in one bank: 128 bytes a cycle.
+        assert counters.copy_cycles == elements // 32 + vectors // 32
+        assert_no_conflicts(counted["shared"].loads)
+        assert_no_conflicts(counted["shared"].stores)
+        # Of each step a thread of 8 x 8 sums loads 16 numbers by fours, and of each tile of keys
+        # the maximum and the sum of eight rows, as at the end.
+        warps, key_tiles = 2 * row_tiles * threads // 32, 256 // head
+        loads = key_tiles * (2 * head * 4 + 16) + 16
+        assert counted["shared"].loads.requests == warps * loads
+        # Sixteen vectors of weights, and those numbers, as at the beginning.
+        assert counted["shared"].stores.requests == warps * (key_tiles * (16 + 16) + 16)
+        assert_vectors(counted["output"].stores)
+        assert counted["output"].stores.bytes == size_of(output)
+
+
+def test_attention_by_copied_panels(counting_emulator: Emulator) -> None:
+    check_copied_attention(counting_emulator)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_gradients_by_copied_panels(counting_emulator: Emulator, head: int) -> None:
+    """cuda/attention/joint_gradients_copied.cuh: what is copied how often; no conflicts."""
+    call = make_attention(2, rows=256, columns=256, head=head, dtype=torch.float32)
+    outputs = emulated_forward(counting_emulator, call)
+    emulated_backward(
+        counting_emulator, call, outputs, 3, 227 * 1024, joint=True, copied_panels=True
+    )
+    counted, counters = counting_emulator.accesses, counting_emulator.counters
+    size, tiles = call.query.numel(), 256 // 64
+    # Turned around are keys and values once, queries and gradients once for each 64 keys; as they
+    # lie the latter too, and keys for each 64 queries.
+    elements, vectors = size * (2 + 2 * tiles), size * 3 * tiles
+    assert counters.copied_bytes == 4 * (elements + vectors)
+    assert counters.copied_sectors * SECTOR == counters.copied_bytes
+    assert counters.copies == elements // 32 + vectors // 128
+    assert counters.copy_cycles == elements // 32 + vectors // 32
+    assert_no_conflicts(counted["shared"].loads)
+    assert_no_conflicts(counted["shared"].stores)
+    for name in ("grad_query", "grad_key", "grad_value"):
+        assert_vectors(counted[name].stores)
+        assert counted[name].stores.bytes == 4 * size
+
+
 def check_decoding(emulator: Emulator) -> None:
     """cuda/attention/decode_mma.cuh: rows of the combined outputs begin in other banks."""
     options = {"sizes": (128, 128), "page_size": 16, "dtype": torch.bfloat16}

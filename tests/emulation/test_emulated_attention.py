@@ -224,7 +224,12 @@ Outputs = tuple[Tensor, Tensor, Tensor]  # as the forward operator returns them
 
 
 def emulated_forward(
-    emulator: Emulator, call: Call, blocks: int = 3, warpgroups: bool = False
+    emulator: Emulator,
+    call: Call,
+    blocks: int = 3,
+    warpgroups: bool = False,
+    copied_panels: bool = False,
+    shared_bytes: int = MOST_SHARED_BYTES,
 ) -> Outputs:
     # As the operator does, dimensions in the order of the query's: heads may be inside.
     output = torch.full(call.output_shape, 77, dtype=call.query.dtype)
@@ -238,8 +243,8 @@ def emulated_forward(
         residual = output.clone()
         arguments |= operand("output_residual", residual, call.batch)
         names.append("output_residual")
-    arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": MOST_SHARED_BYTES}
-    arguments["warpgroups"] = warpgroups
+    arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": shared_bytes}
+    arguments |= {"warpgroups": warpgroups, "copied_panels": int(copied_panels)}
     emulator.run("attention_forward", names, blocks, **arguments)
     return output, log_sum_exp, residual
 
@@ -252,6 +257,7 @@ def emulated_backward(
     shared_bytes: int = MOST_SHARED_BYTES,
     warpgroups: bool = False,
     joint: bool = False,
+    copied_panels: bool = False,
 ) -> list[Tensor]:
     """The gradients of query, key, value and a floating mask.
 
@@ -267,6 +273,7 @@ def emulated_backward(
     arguments |= operand("grad_output", grad_output, call.batch)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
     arguments |= {"most_shared_bytes": shared_bytes, "warpgroups": warpgroups}
+    arguments["copied_panels"] = int(copied_panels)
     emulator.run("attention_delta", ["delta"], blocks, **arguments)
 
     def gradients(kernel: str, **tensors: Tensor) -> list[Tensor]:

@@ -176,12 +176,15 @@ def emulated(
     blocks: int = 3,
     joint: bool = False,
     warpgroups: bool = False,
+    copied_panels: bool = False,
 ) -> list[Tensor]:
     """Output, log-sum-exp and the gradients of query, key and value.
 
-    By products of warpgroups (``warpgroups``) where the kernels for them take the call.
+    By products of warpgroups (``warpgroups``), or those of copied panels (``copied_panels``), where
+    the kernels for them take the call.
     """
     arguments = arguments_of(call) | {"warpgroups": warpgroups}
+    arguments["copied_panels"] = int(copied_panels)
     accumulator = torch.float64 if call.dtype == torch.float64 else torch.float32
     output = torch.full(call.grad_output.shape, 77, dtype=call.dtype)
     log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77, dtype=accumulator)
@@ -190,7 +193,7 @@ def emulated(
     if attention.has_residual(call.dtype):
         arguments |= packed_operand("output_residual", output.clone(), call.group)
         names.append("output_residual")
-    arguments["most_shared_bytes"] = MOST_SHARED_BYTES
+    arguments["most_shared_bytes"] = 227 * 1024 if copied_panels else MOST_SHARED_BYTES
     size = {"zeroed_size": call.value.shape[2]}
     emulator.run("attention_uncovered_queries", names, blocks, **arguments, **size)
     emulator.run("attention_forward", names, blocks, **arguments)

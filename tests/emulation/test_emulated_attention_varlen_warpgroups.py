@@ -32,6 +32,7 @@ def forward(
     arguments |= packed_operand("output", output, call.group)
     arguments |= packed_operand("output_residual", output.clone(), call.group)
     arguments |= {"most_shared_bytes": MOST_SHARED_BYTES, "warpgroups": warpgroups}
+    arguments["copied_panels"] = 0
     emulator.run("attention_forward", ["output", "log_sum_exp"], blocks, **arguments)
     return [output, log_sum_exp]
 

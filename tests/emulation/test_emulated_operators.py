@@ -614,6 +614,39 @@ def test_attention_forward_by_warpgroups(
         assert torch.equal(output, each)
 
 
+def test_attention_by_copied_panels(
+    emulated_operators: Operators,
+    monkeypatch: pytest.MonkeyPatch,
+    launched_threads: Callable[[], int],
+) -> None:
+    """Where these take less time on the emulated device, and unless they are turned off."""
+    call = make(6, rows=128, columns=150, head=64)
+    outputs = forward(emulated_operators, call)
+    assert launched_threads() == 128
+    monkeypatch.setenv("PKG_CUDA_COPIED_ATTENTION", "0")
+    small = forward(emulated_operators, call)
+    assert launched_threads() == 64
+    assert all(torch.equal(*pair) for pair in zip(outputs, small, strict=True))
+
+
+@pytest.mark.usefixtures("capability_90")
+def test_gradients_by_copied_panels(
+    emulated_operators: Operators,
+    cuda_emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a block has the memory, and unless they are turned off: the same bits."""
+    call = make(2, 8, rows=70, columns=70, head=72)
+    outputs = forward(emulated_operators, call)
+    gradients = backward(emulated_operators, call, outputs)
+    options = {"shared_bytes": 227 * 1024, "joint": True, "copied_panels": True}
+    copied = attention.emulated_backward(cuda_emulator, call, outputs, **options)
+    assert all(torch.equal(*pair) for pair in zip(gradients, copied, strict=False))
+    monkeypatch.setenv("PKG_CUDA_COPIED_ATTENTION", "0")
+    others = backward(emulated_operators, call, outputs)
+    assert all(torch.equal(*pair) for pair in zip(gradients, others, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize(
     "options", [{}, {"key_lead": (2, 2), "enable_gqa": True, "is_causal": True}], ids=str

@@ -190,6 +190,14 @@ def check_joint_gradients(emulator: Emulator) -> None:
     emulated_backward(emulator, call, outputs, joint=True)
 
 
+def run_copied_joint_gradients(emulator: Emulator) -> None:
+    """Three tiles of keys add to one of queries."""
+    call = make(1, rows=5, columns=140, head=8)
+    outputs = emulated_forward(Emulator(emulator.program), call)
+    options = {"shared_bytes": 227 * 1024, "joint": True, "copied_panels": True}
+    emulated_backward(emulator, call, outputs, **options)  # type: ignore[arg-type]
+
+
 def numbered_as_they_come(name: str) -> str:
     """Code that gives each block the number of those that have come before it."""
     return f"""

@@ -19,6 +19,8 @@ from test_emulated_attention import check as check_attention
 from test_emulated_attention import emulated_backward, emulated_forward
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients
+from test_emulated_attention_copied import check as check_copied_attention
+from test_emulated_attention_copied_gradients import check as check_copied_gradients
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
 from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
 from test_emulated_attention_varlen_warpgroups import make as make_packed
@@ -395,6 +397,19 @@ def run_packed_attention_by_warpgroups(planted: Emulator) -> None:
     check_counts(planted)
 
 
+def run_copied_attention(planted: Emulator) -> None:
+    """More panels than stages, of both widths, an odd number too, and several tiles a block."""
+    for head in (20, 72):
+        check_copied_attention(planted, make_attention(2, rows=130, columns=150, head=head), 1)
+
+
+def run_copied_gradients(planted: Emulator) -> None:
+    """Of both widths, by one block and by three, whose tiles of keys add in turn."""
+    for head, blocks in ((20, 1), (72, 3)):
+        call = make_attention(2, rows=200, columns=150, head=head)
+        check_copied_gradients(planted, call, blocks)
+
+
 def run_lltm(planted: Emulator) -> None:
     """A step by tensor cores and one by panels, whole and divided, of h and of x."""
     for dtype in (torch.bfloat16, torch.float32):
@@ -439,6 +454,13 @@ WARPGROUPS = (
     "cuda/gemm/warpgroup_product.cuh",
 )
 ATTENTION = ("run_attention_forward.cpp", "float", run_attention)
+COPIED_ATTENTION = ("run_attention_forward.cpp", "float", run_copied_attention)
+COPIED_GRADIENTS = (
+    "run_attention_backward.cpp",
+    "float",
+    run_copied_gradients,
+    "cuda/attention/joint_gradients_copied.cuh",
+)
 POINTWISE = ("run_pointwise.cpp", "float", run_pointwise)
 ATTENTION_WARPGROUPS = (
     "run_attention_forward.cpp",
@@ -706,6 +728,105 @@ PLANTED = {
         "  __syncthreads();  // also publishes",
         "  // also publishes",
         "race on shared|nobody has written",
+    ),
+    "wait for a panel of keys or values too few": (
+        *COPIED_ATTENTION,
+        STAGES,
+        "wait_for_copies<kStages - 2>()",
+        "wait_for_copies<kStages - 1>()",
+        "has not arrived",
+    ),
+    "missing barrier before a panel of keys or values is overwritten": (
+        *COPIED_ATTENTION,
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "panel of keys or values in the stage that is multiplied": (
+        *COPIED_ATTENTION,
+        STAGES,
+        "load(ahead, stage);",
+        "load(ahead, (stage + 1) % kStages);",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "next queries while keys and values are multiplied": (
+        *COPIED_ATTENTION,
+        STAGES,
+        "  wait_for_copies<0>();\n  __syncthreads();\n}",
+        "  wait_for_copies<0>();\n}",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "weights that other lanes have not written yet": (
+        *COPIED_ATTENTION,
+        "cuda/attention/forward_copied.cuh",
+        "    __syncwarp();\n  }",
+        "  }",
+        "race on shared|nobody has written",
+    ),
+    "weights of the keys before": (
+        *COPIED_ATTENTION,
+        "cuda/attention/forward_copied.cuh",
+        "if (of_part == 0) {",
+        "if (panel == 0) {",
+        "assert",
+    ),
+    "maxima of other lanes' rows": (
+        *COPIED_ATTENTION,
+        "cuda/gemm/tile.cuh",
+        "kLaneStride = 2;",
+        "kLaneStride = 1;",
+        "assert",
+    ),
+    "wait for a panel of gradients too few": (
+        *COPIED_GRADIENTS[:3],
+        STAGES,
+        "wait_for_copies<kStages - 2>()",
+        "wait_for_copies<kStages - 1>()",
+        "has not arrived",
+    ),
+    "missing barrier before a panel of gradients is overwritten": (
+        *COPIED_GRADIENTS[:3],
+        STAGES,
+        BARRIER_OF_STAGES,
+        "    }",
+        "has not arrived|race on shared|nobody has written",
+    ),
+    "copied products before the other group has given them": (
+        *COPIED_GRADIENTS,
+        "    __syncthreads();  // what the other group has given is there\n",
+        "",
+        "race on shared|nobody has written",
+    ),
+    "copied weights before both groups have made them": (
+        *COPIED_GRADIENTS,
+        "    }\n    __syncthreads();  // the weights are there\n",
+        "    }\n",
+        "race on shared|nobody has written",
+    ),
+    "halves of copied sums before the other group has given them": (
+        *COPIED_GRADIENTS,
+        "    __syncthreads();\n    QuerySums sums(0);",
+        "    QuerySums sums(0);",
+        "race on shared|nobody has written",
+    ),
+    "sources of a matrix before all have heard of it": (
+        *COPIED_GRADIENTS,
+        "    __syncthreads();\n    const int64_t seen",
+        "    const int64_t seen",
+        "race on shared|nobody has written",
+    ),
+    "scores of the queries before": (
+        *COPIED_GRADIENTS,
+        "      take_next_part(scores);\n",
+        "",
+        "assert",
+    ),
+    "keys of the other group": (
+        *COPIED_GRADIENTS,
+        "column_of_keys() + group() * kDepth",
+        "column_of_keys() + (1 - group()) * kDepth",
+        "assert",
     ),
     "missing barrier in a sum over rows": (
         *MASK_GRADIENT,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from emulator import Emulator
 from test_emulated_accesses import (
+    check_copied_attention,
     check_correlation,
     check_decoding,
     check_decoding_by_panels,
@@ -63,6 +64,14 @@ PLANTED: dict[str, Planted] = {
         "cuda/attention/decode_mma.cuh",
         "kCombinedLine = kWidth + 8;",
         "kCombinedLine = kWidth;",
+    ),
+    "weights of which lanes write some to the same banks": (
+        "run_attention_forward.cpp",
+        "float",
+        check_copied_attention,
+        "cuda/attention/forward_copied.cuh",
+        "^ (key / kFragment % 4 * 2);",
+        "^ (key / kFragment % 4);",
     ),
     "rows of a cache that are read one by one": (
         "run_decode_attention.cpp",

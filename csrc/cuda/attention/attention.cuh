@@ -807,6 +807,7 @@ struct AttentionDevice {
   int multiprocessors;
   bool has_warpgroup_products;
   bool joins_gradients = false;  // of query, key and value, in one kernel
+  bool copies_panels = false;    // of float32, asynchronously, for large tiles
 };
 
 // Calls function.operator()<width>() with the width of the tiles for heads of

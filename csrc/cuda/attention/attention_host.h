@@ -104,6 +104,12 @@ ResultBatch<Element> result_batch(const AttentionShape& shape,
           batch.strides(operand), operand.row_stride};
 }
 
+// PKG_CUDA_COPIED_ATTENTION=0 makes attention in float32 by panels that pass
+// through registers alone, so that the two ways can be compared.
+inline bool copies_panels() {
+  return !is_turned_off("PKG_CUDA_COPIED_ATTENTION");
+}
+
 inline MaskType mask_type(const AttentionShape& shape, const Tensor& mask) {
   const ScalarType type = dtype_of(mask);
   return type == ScalarType::Bool ? MaskType::boolean

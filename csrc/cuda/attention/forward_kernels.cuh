@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "cuda/attention/forward_copied.cuh"
 #include "cuda/attention/forward_mma.cuh"
 #include "cuda/attention/forward_panels.cuh"
 #include "cuda/attention/forward_warpgroups.cuh"
@@ -68,6 +70,44 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   return true;
 }
 
+// Whether blocks of 128 queries take less time than those of 64: by the tiles
+// of the busiest multiprocessor, whose blocks share it, and by the
+// multiply-adds among a tile's instructions, as forward_copied.cuh counts them.
+template <int kWidth>
+bool copied_forward_pays(const AttentionForward<float>& call,
+                         int64_t multiprocessors) {
+  const auto time = [&](int64_t tiles, int64_t rows, int64_t percent) {
+    return (tiles + multiprocessors - 1) / multiprocessors * rows * 100 /
+           percent;
+  };
+  constexpr int kRows = AttentionCopied<float, kWidth>::kRows;
+  return time(call.template tile_count<kRows, kWidth>(), kRows, 70) <
+         time(call.template tile_count<kAttentionTile, kWidth>(),
+              kAttentionTile, 63);
+}
+
+// Whether it could: where a block has memory for its queries' whole heads.
+template <class Launch>
+bool launch_attention_forward_copied(const AttentionForward<float>& call,
+                                     const AttentionDevice& device,
+                                     bool only_if_it_pays, Launch&& launch) {
+  const AttentionProblem<float>& problem = call.problem;
+  bool is_launched = false;
+  with_attention_width<float>(problem.value_size, [&]<int kWidth>() {
+    using Block = AttentionCopied<float, kWidth>;
+    if (!Block::suits(problem, device.most_shared_bytes) ||
+        (only_if_it_pays &&
+         !copied_forward_pays<kWidth>(call, device.multiprocessors))) {
+      return;
+    }
+    launch(attention_forward_copied_kernel<float, kWidth>,
+           call.template tile_count<Block::kRows, kWidth>(),
+           Block::launch_shape(problem.head_size), call);
+    is_launched = true;
+  });
+  return is_launched;
+}
+
 // Calls launch(kernel, blocks, shape, call) with the kernel for the call.
 template <class Element, class Launch>
 void launch_attention_forward_kernel(const AttentionForward<Element>& call,
@@ -76,6 +116,12 @@ void launch_attention_forward_kernel(const AttentionForward<Element>& call,
   const AttentionProblem<Element>& problem = call.problem;
   if constexpr (sizeof(Element) == 2) {
     if (launch_attention_forward_warpgroups(call, device, launch)) {
+      return;
+    }
+  }
+  if constexpr (std::is_same_v<Element, float>) {
+    if (device.copies_panels &&
+        launch_attention_forward_copied(call, device, true, launch)) {
       return;
     }
   }

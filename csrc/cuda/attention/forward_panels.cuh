@@ -46,10 +46,11 @@ namespace pkg::cuda {
 // The running maximum and sum of the rows of a block, between its tiles: all
 // threads that share a row have the same, and outputs of 128 columns leave them
 // no registers for it.
-template <class Softmax, class Thread>
+template <class Softmax, class Scores>
 class SharedSoftmax {
  public:
   using Number = typename Softmax::Number;
+  using Thread = typename Scores::Thread;
 
   __device__ __forceinline__ static void load(Softmax& softmax, int i) {
     const Thread thread;
@@ -88,10 +89,10 @@ class SharedSoftmax {
   }
 
  private:
-  static constexpr int kRows = Thread::own_rows(kAttentionTile);
+  static constexpr int kRows = Scores::kThreadRows;
 
   __device__ __forceinline__ static auto place(int part) {
-    PKG_SHARED(Number, statistics, [2][kAttentionTile]);
+    PKG_SHARED(Number, statistics, [2][Scores::kTileRows]);
     return statistics[part];
   }
 };
@@ -103,6 +104,7 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
                                            int64_t row_begin,
                                            int64_t column_begin) {
   using Thread = typename Scores::Thread;
+  using Shared = SharedSoftmax<Softmax, Scores>;
   const bool are_products =
       attention.template are_products<Scores>(row_begin, column_begin);
   Softmax softmax;
@@ -119,9 +121,9 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
             row, column_begin + thread.column(j), scores.values[i][j]);
       }
     }
-    SharedSoftmax<Softmax, Thread>::load(softmax, i);
+    Shared::load(softmax, i);
     output.scale_row(i, softmax.update_row(i, scores));
-    SharedSoftmax<Softmax, Thread>::store(softmax, i);
+    Shared::store(softmax, i);
     PKG_UNROLL
     for (int j = 0; j < scores.kThreadColumns; j += 4) {
       typename Scores::Value factors[4];
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(
                                 extent.columns, problem.value_size);
 
     using Softmax = OnlineSoftmax<Scores, Exponential>;
-    SharedSoftmax<Softmax, Thread>::begin();
+    SharedSoftmax<Softmax, Scores>::begin();
     Tile<Number, kTile, kWidth, Thread> output(0);
     const int64_t column_end = problem.column_end(extent, row_begin + kTile);
     for (int64_t column_begin = problem.first_column(extent, row_begin);
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(
     const int64_t stored = computed_here(batch);
     store_attention(call, problem.extent(stored), stored, row_begin,
                     output_begin, output,
-                    SharedSoftmax<Softmax, Thread>::end());
+                    SharedSoftmax<Softmax, Scores>::end());
   }
 }
 

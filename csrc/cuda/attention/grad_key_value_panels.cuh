@@ -124,6 +124,34 @@ class GradKeyValuePanels {
     return memory_.part(kPanels, kWeights);
   }
 
+  // Makes weights after dropout of products, and gradients of scores of those
+  // of weights.
+  __device__ __forceinline__ static void weigh_four(
+      const AttentionGradients<Element>& attention, bool are_products,
+      int64_t row, int64_t column, Number (&products)[kFragment],
+      Number (&gradients)[kFragment]) {
+    Number factors[kFragment];
+    attention.dropout_factors(row, column, factors);
+    const auto weigh = [&](auto of_products) {
+      PKG_UNROLL
+      for (int j = 0; j < kFragment; ++j) {
+        const Number product = products[j];
+        const Number gradient = factors[j] * gradients[j];
+        if constexpr (of_products) {
+          const Number weight = attention.weight_of_product(row, product);
+          products[j] = factors[j] * weight;
+          gradients[j] = attention.grad_product(row, weight, gradient);
+        } else {
+          const Number weight = attention.weight(row, column + j, product);
+          products[j] = factors[j] * weight;
+          gradients[j] = attention.grad_score(row, weight, gradient) *
+                         attention.cap_slope(product);
+        }
+      }
+    };
+    are_products ? weigh(std::true_type()) : weigh(std::false_type());
+  }
+
  private:
   __device__ __forceinline__ KeyPanels key_panels() const {
     return KeyPanels(memory_.part(
@@ -219,34 +247,6 @@ class GradKeyValuePanels {
         weights(1)[place][first + j] = gradients[j];
       }
     }
-  }
-
-  // Makes weights after dropout of products, and gradients of scores of those
-  // of weights.
-  __device__ __forceinline__ static void weigh_four(
-      const AttentionGradients<Element>& attention, bool are_products,
-      int64_t row, int64_t column, Number (&products)[kFragment],
-      Number (&gradients)[kFragment]) {
-    Number factors[kFragment];
-    attention.dropout_factors(row, column, factors);
-    const auto weigh = [&](auto of_products) {
-      PKG_UNROLL
-      for (int j = 0; j < kFragment; ++j) {
-        const Number product = products[j];
-        const Number gradient = factors[j] * gradients[j];
-        if constexpr (of_products) {
-          const Number weight = attention.weight_of_product(row, product);
-          products[j] = factors[j] * weight;
-          gradients[j] = attention.grad_product(row, weight, gradient);
-        } else {
-          const Number weight = attention.weight(row, column + j, product);
-          products[j] = factors[j] * weight;
-          gradients[j] = attention.grad_score(row, weight, gradient) *
-                         attention.cap_slope(product);
-        }
-      }
-    };
-    are_products ? weigh(std::true_type()) : weigh(std::false_type());
   }
 
   // Adds what 64 queries give to the gradient that is the thread's group's.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/attention/grad_key_value_mma.cuh"
 #include "cuda/attention/grad_key_value_panels.cuh"
@@ -9,6 +10,7 @@
 #include "cuda/attention/grad_query_mma.cuh"
 #include "cuda/attention/grad_query_panels.cuh"
 #include "cuda/attention/grad_query_warpgroups.cuh"
+#include "cuda/attention/joint_gradients_copied.cuh"
 #include "cuda/attention/joint_gradients_mma.cuh"
 #include "cuda/attention/joint_gradients_panels.cuh"
 
@@ -230,6 +232,14 @@ bool launch_joint_gradients_kernel(
   if constexpr (sizeof(Element) != 2) {
     with_attention_width<Element>(
         std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
+          if constexpr (std::is_same_v<Element, float>) {
+            using Copied = JointGradientsCopied<Element, kWidth>;
+            if (device.copies_panels && Copied::suits(device)) {
+              return run(
+                  attention_joint_gradients_copied_kernel<Element, kWidth>,
+                  kWidth, launch_shape<Copied>(), Copied::kBlocks);
+            }
+          }
           using Panels = JointGradientsPanels<Element, kWidth>;
           run(attention_joint_gradients_panels_kernel<Element, kWidth>, kWidth,
               launch_shape<Panels>(), Panels::kBlocks);

@@ -1,5 +1,6 @@
 // Sums and maxima over the lanes of a warp. Every lane of the warp must call
-// them, and each gets the result of its group of kLanes neighbours.
+// them, and each gets the result of its group of kLanes that are neighbours, or
+// kStride apart.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +11,21 @@ namespace pkg::cuda {
 
 constexpr int kWarp = 32;
 
-template <int kLanes = kWarp, class Number>
+template <int kLanes = kWarp, int kStride = 1, class Number>
 __device__ __forceinline__ Number lanes_sum(Number value) {
   PKG_UNROLL
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lanes);
+    value += __shfl_xor_sync(0xffffffffu, value, lanes * kStride);
   }
   return value;
 }
 
 // NaN only where all are NaN.
-template <int kLanes = kWarp, class Number>
+template <int kLanes = kWarp, int kStride = 1, class Number>
 __device__ __forceinline__ Number lanes_maximum(Number value) {
   PKG_UNROLL
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    value = fmax(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    value = fmax(value, __shfl_xor_sync(0xffffffffu, value, lanes * kStride));
   }
   return value;
 }

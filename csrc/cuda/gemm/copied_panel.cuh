@@ -1,7 +1,7 @@
 // An operand of a product without 16-bit elements on its way through shared
 // memory by asynchronous copies: a panel of `depth` steps of the summed
 // dimension by the rows or columns of the block's tile, [depth][outer], for
-// operands of any strides.
+// operands of any strides. Groups of a block have panels of their own.
 //
 // Rows or columns that are neighbours in memory, aligned, are copied by 16
 // bytes. Of any other operand each element is a copy of its own, so that it is
@@ -20,7 +20,7 @@
 
 namespace pkg::cuda {
 
-template <class Element, int kOuter, int kDepth, int kThreads>
+template <class Element, int kOuter, int kDepth, int kThreads, int kGroups = 1>
 class CopiedPanel {
  public:
   // Steps lie four elements further in the banks than the one before.
@@ -66,7 +66,8 @@ class CopiedPanel {
   static_assert(kThreads % kVectors == 0 && kThreads % kAcross == 0);
 
   __device__ __forceinline__ static int thread() {
-    return computed_here(static_cast<int>(threadIdx.x));
+    return of_group<kThreads, kGroups>(
+        computed_here(static_cast<int>(threadIdx.x)));
   }
 
   template <bool kWhole>

@@ -40,13 +40,13 @@ constexpr bool kHasLargeProduct =
 
 // A thread's numbers of a step, which follow one another by fours.
 template <int kCount, class Place>
-__device__ __forceinline__ void load_fragments(const SharedSpan<float>& step,
+__device__ __forceinline__ void load_fragments(const SharedSpan<float>& panel,
                                                float (&numbers)[kCount],
                                                Place&& place) {
   using Four = Packet<float, kFragment>;
   PKG_UNROLL
   for (int i = 0; i < kCount; i += kFragment) {
-    const Four four = step.template load<Four>(place(i));
+    const Four four = panel.template load<Four>(place(i));
     PKG_UNROLL
     for (int j = 0; j < kFragment; ++j) {
       numbers[i + j] = four.values[j];
@@ -66,10 +66,11 @@ __device__ __forceinline__ void multiply_copied(
   float a[2][Sums::kThreadRows];
   float b[2][Sums::kThreadColumns];
   const auto load = [&](int step, int to) {
-    load_fragments(a_from.part(PanelA::index(step, 0), kRows), a[to],
-                   [&](int i) { return thread.row(i); });
-    load_fragments(b_from.part(PanelB::index(step, 0), kColumns), b[to],
-                   [&](int j) { return thread.column(j); });
+    load_fragments(a_from, a[to],
+                   [&](int i) { return PanelA::index(step, thread.row(i)); });
+    load_fragments(b_from, b[to], [&](int j) {
+      return PanelB::index(step, thread.column(j));
+    });
   };
   const auto add = [&](int from) {
     PKG_UNROLL

@@ -41,8 +41,9 @@ struct GridThread {
   int row_lane;
   int column_lane;
 
-  // Of a warp, that share a row.
+  // Of a warp, that share a row, so many lanes apart.
   static constexpr int kRowLanes = kThreadsAcross;
+  static constexpr int kLaneStride = 1;
   static constexpr int own_rows(int rows) { return rows / kThreadsDown; }
   static constexpr int own_columns(int columns) {
     return columns / kThreadsAcross;
@@ -94,6 +95,31 @@ struct WarpGridThread : GridThread<kDown, kAcross> {
   }
 };
 
+// The same of threads of which a warp has whole rows, in whose order two rows
+// alternate: two lanes side by side load the same of a column, and two that are
+// two apart the same of a row, which shared memory gives to half a warp at once
+// and not to a quarter.
+template <int kDown, int kAcross, int kBlockGroups = 1>
+struct PairedGridThread : GridThread<kDown, kAcross, kBlockGroups> {
+  using Base = GridThread<kDown, kAcross, kBlockGroups>;
+  static constexpr int kRowLanes = kAcross;
+  static constexpr int kLaneStride = 2;
+  static_assert(kAcross <= 16 && 32 % kAcross == 0 && kDown % 2 == 0);
+
+  __device__ __forceinline__ PairedGridThread()
+      : PairedGridThread(computed_here(static_cast<int>(threadIdx.x))) {}
+  __device__ __forceinline__ explicit PairedGridThread(int thread)
+      : Base(place(thread)) {}
+
+ private:
+  // The thread of GridThread that is there.
+  __device__ __forceinline__ static int place(int of_block) {
+    const int thread = of_group<Base::kThreads, kBlockGroups>(of_block);
+    const int down = thread / (2 * kAcross) * 2 + thread % 2;
+    return down * kAcross + thread / 2 % kAcross;
+  }
+};
+
 // The same where each warp owns kWarpRows x kWarpColumns of the tile and adds
 // to 8 x 8 of them, or 16 x 8, by an instruction.
 template <int kTileRows, int kTileColumns, int kWarpRows, int kWarpColumns>
@@ -109,6 +135,7 @@ struct MmaThread {
   int warp_column;
 
   static constexpr int kRowLanes = 4;
+  static constexpr int kLaneStride = 1;
   static constexpr int own_rows(int) { return kWarpRows / 8; }
   static constexpr int own_columns(int) { return kWarpColumns / 4; }
 
@@ -394,12 +421,12 @@ __device__ __forceinline__ void add_stored(
 // rows, where all of them belong to one warp.
 template <class Thread, class Number>
 __device__ __forceinline__ Number row_sum(Number value) {
-  return lanes_sum<Thread::kRowLanes>(value);
+  return lanes_sum<Thread::kRowLanes, Thread::kLaneStride>(value);
 }
 
 template <class Thread, class Number>
 __device__ __forceinline__ Number row_maximum(Number value) {
-  return lanes_maximum<Thread::kRowLanes>(value);
+  return lanes_maximum<Thread::kRowLanes, Thread::kLaneStride>(value);
 }
 
 }  // namespace pkg::cuda
