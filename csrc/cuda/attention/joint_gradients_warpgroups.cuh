@@ -207,7 +207,7 @@ class JointGradientsWarpgroups
     }
     for (int place = 0; place < kGradScores; ++place) {
       barriers_.init(grad_scores_full(place), kWarps);
-      barriers_.init(grad_scores_empty(place), kWarps);
+      barriers_.init(grad_scores_empty(place), kWarps / 2 * kPieces);
     }
     for (int group = 0; group < 2; ++group) {
       barriers_.init(piece_given(group), kWarps / 2);
@@ -423,8 +423,7 @@ class JointGradientsWarpgroups
   }
 
   // key_sums += dS^T Q, value_sums += P^T dO of one matrix of the batch, and
-  // what these keys add to the gradients of its queries. Scores of the next
-  // queries are multiplied meanwhile; where there are none, of the same again.
+  // what these keys add to the gradients of its queries.
   __device__ __forceinline__ void add(const Work& work, uint32_t shared,
                                       Turn& turn, Phases& phases,
                                       Sums& key_sums, Sums& value_sums) const {
@@ -432,6 +431,8 @@ class JointGradientsWarpgroups
     const int key_line = 64 * warpgroup_of_thread();
     Weights weights(0);
     Weights gradients(0);
+    QuerySums query_sums(0);
+    bool gives = false;  // sums of the turn before
     PKG_UNROLL_BY(1)
     for (int begin = work.at(kBegin); begin < work.at(kEnd);
          begin += kQueries) {
@@ -440,6 +441,9 @@ class JointGradientsWarpgroups
       Words gradient_words;
       barriers_.wait(Stages::full(stage), turn.parity());
       stages_.begin_products_of_keys(weights, key_line, stage);
+      if (gives) {
+        give_piece(query_sums, phases);
+      }
       stages_.begin_products_of_values(gradients, key_line, stage);
       wait_for_products<1>();
       hold_sums(weights.values);
@@ -453,7 +457,6 @@ class JointGradientsWarpgroups
       round_tile<Element>(gradients, gradient_words);
       share_grad_scores(gradient_words, turn.count);
       stages_.begin_key_sums(key_sums, gradient_words, 0, stage);
-      QuerySums query_sums(0);
       if constexpr (kPieces == 2) {
         begin_query_sums(query_sums, turn.count);
       }
@@ -461,14 +464,33 @@ class JointGradientsWarpgroups
       hold_sums(value_sums.values);
       hold_sums(key_sums.values);
       release(barriers_, Stages::empty(stage));
-      if constexpr (kPieces == 1) {
-        if (has_piece(turn.count)) {
-          begin_query_sums(query_sums, turn.count);
-          wait_for_products<0>();
-        }
+      if constexpr (kPieces == 2) {
+        gives = finish_query_sums(work, shared, begin, turn.count, phases,
+                                  query_sums);
+      } else {
+        make_in_turn(work, shared, begin, turn.count, phases);
       }
-      finish_query_sums(work, shared, begin, turn.count, phases, query_sums);
       ++turn.count;
+    }
+    if (gives) {
+      give_piece(query_sums, phases);
+    }
+  }
+
+  // Where the warpgroups take turns: no product of one is on its way while the
+  // other does something else, or the compiler would have all of them wait.
+  __device__ __forceinline__ void make_in_turn(const Work& work,
+                                               uint32_t shared, int row,
+                                               int count,
+                                               Phases& phases) const {
+    if (count % 2 != warpgroup_of_thread()) {
+      return;
+    }
+    QuerySums sums(0);
+    begin_query_sums(sums, count);
+    wait_for_products<0>();
+    if (finish_query_sums(work, shared, row, count, phases, sums)) {
+      give_piece(sums, phases);
     }
   }
 
@@ -493,10 +515,6 @@ class JointGradientsWarpgroups
     release(barriers_, grad_scores_full(turn.stage()));
   }
 
-  // Whether the calling warpgroup makes sums in a turn.
-  __device__ __forceinline__ static bool has_piece(int count) {
-    return kPieces == 2 || count % 2 == warpgroup_of_thread();
-  }
   __device__ __forceinline__ static int piece_column() {
     return kPieces == 2 ? QueryPiece::kColumns * warpgroup_of_thread() : 0;
   }
@@ -521,24 +539,18 @@ class JointGradientsWarpgroups
     commit_products();
   }
 
-  // After the wait for it: has the sums added to those in memory, or makes the
-  // result of them, where all others have added theirs.
-  __device__ __forceinline__ void finish_query_sums(const Work& work,
+  // After the wait for it. Where others have added theirs, makes the result;
+  // else says that the sums are to be given to those in memory.
+  __device__ __forceinline__ bool finish_query_sums(const Work& work,
                                                     uint32_t shared, int row,
                                                     int count, Phases& phases,
                                                     QuerySums& sums) const {
     hold_sums(sums.values);
     release(barriers_, grad_scores_empty(GradScoresTurn{count}.stage()));
-    if (!has_piece(count)) {
-      return;
+    if (row < work.at(kLastFrom)) {
+      return true;
     }
     const int group = warpgroup_of_thread();
-    if (row < work.at(kLastFrom)) {
-      barriers_.wait(piece_taken(group), phases.parity(given_phase(0)) ^ 1);
-      phases.flip(given_phase(0));
-      give_piece(sums, group);
-      return;
-    }
     if (row >= work.at(kFirstBefore)) {
       barriers_.wait(piece_loaded(group), phases.parity(loaded_phase(0)));
       phases.flip(loaded_phase(0));
@@ -549,9 +561,14 @@ class JointGradientsWarpgroups
                call_.grad_query.row(problem_.batch, batch_of(work, shared), 0),
                problem_.rows, problem_.head_size, call_.grad_query.row_stride,
                row - kJointRows * group, piece_column());
+    return false;
   }
 
-  __device__ __forceinline__ void give_piece(QuerySums& sums, int group) const {
+  __device__ __forceinline__ void give_piece(QuerySums& sums,
+                                             Phases& phases) const {
+    const int group = warpgroup_of_thread();
+    barriers_.wait(piece_taken(group), phases.parity(given_phase(0)) ^ 1);
+    phases.flip(given_phase(0));
     QueryPiece::for_each_vector(sums, [&](const float* four, int index) {
       memory_.store(piece_index(group) + index * Stages::kNumberElements,
                     FourNumbers{{four[0], four[1], four[2], four[3]}});
