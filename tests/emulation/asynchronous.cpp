@@ -133,11 +133,11 @@ void finish_readings(int warpgroup, uint64_t group) {
   }
 }
 
-void finish_readings_of_thread() {
+void finish_reading_of(int queue) {
   const uint32_t clock = block->threads[running]->clocks[running];
   for (Reading& reading : operations().readings) {
-    if (reading.warpgroup == kNoWarpgroup && reading.thread == running &&
-        !reading.is_over) {
+    if (reading.warpgroup == kNoWarpgroup &&
+        reading.group == static_cast<uint64_t>(queue)) {
       reading.is_over = true;
       reading.clocks = {clock};
     }

@@ -39,7 +39,7 @@ struct Reading {
   size_t end;
   int warpgroup;
   int thread = 0;  // of no warpgroup
-  uint64_t group;  // of products
+  uint64_t group;  // of products, or the queue of a copy
   uint32_t time;
   bool is_over = false;
   std::vector<uint32_t> clocks;  // of those who read, when it was over
@@ -47,8 +47,8 @@ struct Reading {
 void add_reading(const Reading& reading);
 // Of the warpgroup's groups of products before this one.
 void finish_readings(int warpgroup, uint64_t group);
-// Of the running thread's bulk copies.
-void finish_readings_of_thread();
+// Of the running thread's bulk copy that has that queue.
+void finish_reading_of(int queue);
 // That the running thread may write there.
 void check_not_read(const SharedStorage& storage, size_t begin, size_t end);
 

@@ -48,6 +48,7 @@ void finish_reads() {
   for (BulkStore& store : stores().of_threads[running]) {
     if (store.is_committed && !store.is_read) {
       run_operations_of(store.queue, 1);
+      finish_reading_of(store.queue);
       store.is_read = true;
     }
   }
@@ -86,15 +87,15 @@ void begin_bulk_store(const SharedStorage& storage, size_t first_byte,
     check_product_read(storage, i, running, "a bulk copy");
   }
   note_bulk_access(to, bytes, true);
+  const int queue = stores().queues++;
   add_reading({.storage = &storage,
                .begin = first_byte,
                .end = first_byte + bytes,
                .warpgroup = kNoWarpgroup,
                .thread = running,
-               .group = 0,
+               .group = static_cast<uint64_t>(queue),
                .time = block->now,
                .clocks = {}});
-  const int queue = stores().queues++;
   stores().of_threads[running].push_back({queue, to, bytes});
   const auto numbers =
       std::make_shared<std::vector<float>>(bytes / sizeof(float));
@@ -113,7 +114,6 @@ void commit_bulk_copies() {
 void wait_for_bulk_reads() {
   start_clocks();
   finish_reads();
-  finish_readings_of_thread();
   advance_clock(running);
 }
 

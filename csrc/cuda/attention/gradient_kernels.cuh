@@ -196,16 +196,18 @@ int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
 }
 
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
-// count in cuda/attention/joint_gradients_mma.cuh, for the wait of the first.
+// counts in cuda/attention/joint_gradients_mma.cuh and
+// joint_gradients_warpgroups.cuh, for the wait of the first.
 // Fewer blocks than a round would besides leave multiprocessors idle that the
 // query's own kernel keeps busy; and where more blocks begin together than
 // there are tiles of queries, they wait for longer than they save.
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
                          const AttentionDevice& device) {
-  constexpr int64_t kRounds = 4;
+  const int64_t rounds =
+      suits_gradient_warpgroups(key_value.backward.problem, device) ? 3 : 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return call.tile_count() >= kRounds * device.multiprocessors &&
+  return call.tile_count() >= rounds * device.multiprocessors &&
          tiles_that_begin_together(key_value.backward.problem) <=
              call.row_tiles();
 }
