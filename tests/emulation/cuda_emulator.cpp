@@ -256,6 +256,11 @@ void check_somebody_waits() {
       "that nobody has waited for");
 }
 
+// Where threads do not wait for the whole block, chance ends its turn.
+bool leaves_by_chance() {
+  return schedule == Schedule::by_chance && order() % 64 == 0;
+}
+
 // The turn of a block: until its threads wait for each other, or have returned.
 void run_turn() {
   blockIdx = block->index;
@@ -277,6 +282,9 @@ void run_turn() {
       progress = true;
     }
     block->is_stuck = block->is_stuck && !progress;
+    if (progress && have_clocks() && leaves_by_chance()) {
+      return;
+    }
   }
   block->is_running = next_phase();
 }

@@ -927,8 +927,8 @@ PLANTED = {
     ),
     "turn of bulk copies that nobody waits for": (
         *JOINT_WARPGROUPS,
-        "    TurnCounter(counter).wait(index);\n",
-        "",
+        "TurnCounter(counter).wait(index);",
+        "TurnCounter(counter).is(index);",
         "race in global memory|numbers that no block has written",
     ),
     "bulk copies that are not ordered after their turn": (
@@ -952,8 +952,8 @@ PLANTED = {
     ),
     "columns of the other warpgroup": (
         *JOINT_WARPGROUPS,
-        "QueryPiece::kColumns * warpgroup_of_thread() : 0;",
-        "QueryPiece::kColumns * (1 - warpgroup_of_thread()) : 0;",
+        "Stages::kKeyIndex, piece_column());",
+        "Stages::kKeyIndex, 0);",
         "assert",
     ),
     "queries released before they are multiplied": (

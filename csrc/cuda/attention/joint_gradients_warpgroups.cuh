@@ -8,58 +8,61 @@
 // by its tickets. A block owns 128 keys, a warpgroup 64 of them, and walks the
 // queries, 64 at a time. Tiles of scores are transposed, so that what is made
 // of them is operand A, in registers, of the products that sum over queries.
-// The product that sums over keys needs those of both warpgroups: they write
+// The product that sums over keys needs what both warpgroups make: they write
 // the gradients of scores to shared memory, a line for each key, which is
-// operand A by its columns. Of heads of 128 either warpgroup makes 64 of the 128
-// columns of dS K; of 64, where there is no half of a product, they take turns.
+// operand A by its columns. Of heads of 128 either warpgroup makes 64 columns
+// of dS K; of heads of 64, which have no half for it, they take turns.
 //
-// What comes of it is 64 x 64 numbers a warpgroup, a "piece". It goes to shared
-// memory, and from there a warp of the third warpgroup has the copy engine add
-// it to the sums in global memory, when it is the block's turn: the first in
-// turn stores, so that nobody has to write zeros. Then that warp waits until
-// the numbers have arrived, and passes the turn on. The warpgroups go on
-// meanwhile; they wait only for room for the next piece. The last in turn has
-// the sums so far loaded to where else its own would go, a tile of queries
-// ahead, adds its own in registers, and stores the gradient, scaled and rounded.
+// What comes of it is 64 x 64 numbers of a warpgroup, a piece. It goes to
+// shared memory, and from there a warp of the third warpgroup has the copy
+// engine add it to the sums in global memory, when it is the block's turn: the
+// first in turn stores, so that nobody has to write zeros. Then that warp waits
+// until the numbers have arrived, and passes the turn on. The warpgroups go on
+// meanwhile, and wait only for room for the next piece. Of the last in turn
+// that warp has the sums so far loaded to where its own would be, a tile of
+// queries ahead; the warpgroups add theirs in registers and store the gradient,
+// scaled and rounded.
 //
-// A piece is written while the scores of the next queries are multiplied.
-// (Heads of 128. Those products themselves would begin a turn early, had a
-// thread 16 registers more. Of heads of 64 the compiler lets no product go on
-// while one warpgroup makes another and the other does not.) What a block is at
-// is in shared memory, and the parities of barriers are bits of one register:
-// else nine words of a thread would be stored in memory. The block's next
-// ticket is taken early, so that keys and queries come while it stores.
+// A piece of heads of 128 is written while the scores of the next queries are
+// multiplied. (These products themselves cannot begin a tile early: that took
+// more registers than a thread has. Of heads of 64 the compiler lets no product
+// go on while one warpgroup begins another and the other does not.) What a
+// block is at is in shared memory, and the parities of barriers are bits of one
+// register: else nine words of a thread were stored in memory in every turn.
+// A ticket is taken before the last one's gradients are stored, so that keys
+// and queries come meanwhile.
 //
-// For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes, as it
-// is expected, for no GPU has run it:
+// For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes, as is
+// expected, for no GPU has run it:
 // - tensor cores: five products of 2 x 128 x 64 x 128 operations at 4096 a
 //   cycle: 2560 (1280) cycles, where two kernels take 3584 (1792);
 // - shared memory, at 128 bytes a cycle: 4 KiB for each of 32 (16) products of
-//   64 x 64 over 16 columns, of 16 of 64 x 128 (64: 2 KiB) over 16 queries and
-//   of 16 (8) of 64 x 64 over 16 keys; 16 KiB of gradients of scores that are
-//   written; 32 (16) KiB of pieces, written and read; 32 (16) KiB that are
-//   copied; and 16 loads of 8 bytes a lane of 8 warps:
+//   64 x 64 over 16 columns and of 16 (8) over 16 keys, and 4 (2) KiB for each
+//   of 16 of 64 x 128 (64 x 64) over 16 queries; 16 KiB of gradients of scores
+//   that are written; 32 (16) KiB of pieces, written and read; 32 (16) KiB that
+//   are copied; and 16 loads of 8 bytes a lane of 8 warps:
 //   1024 + 512 + 512 + 128 + 512 + 256 + 128 = 3072
-//   (512 + 256 + 256 + 128 + 256 + 128 + 128 = 1664);
-//   two kernels take 1920 + 1280 = 3200 (1024 + 640 = 1664);
+//   (512 + 256 + 256 + 128 + 256 + 128 + 128 = 1664),
+//   where two kernels take 1920 + 1280 = 3200 (1024 + 640 = 1664);
 // - special functions: 8192 exponentials at 16 a cycle: 512;
-// - instructions: those of grad_key_value_warpgroups.cuh, 515 (494) of a warp,
-//   and INSTRUCTIONS
+// - instructions: the compiler makes 761 of a turn, where all is seen, and 638
+//   or 729 of heads of 64: 8 warps of them at 4 a cycle are 1522 (1367);
 // - L2: 32 (16) KiB of queries, and 32 (16) KiB that are added: 21 (20) bytes
-//   a cycle, of some 24 that a multiprocessor's share reads. To load, add and
-//   store the sums would be 96 (48) KiB, 32 (29).
-// Shared memory is the bound, tensor cores come close. So 0.86 of the time of
-// two kernels if all are bound by memory, 0.71 if all are by tensor cores.
+//   a cycle, of 24 that are a multiprocessor's share. To load, to add and to
+//   store would be 96 (48) KiB, 32 (29) bytes.
+// Shared memory is the bound, and the tensor cores come close. So the time is
+// 0.71 of that of two kernels where tensor cores bind both, 0.96 where shared
+// memory does; of heads of 64 0.71 and 1.
 //
-// Two turns follow one another when the first one's numbers have arrived and
-// its counter is seen: some 2500 cycles, as long as the work for a tile of
+// A turn is passed on when the numbers have arrived and another block has seen
+// the counter: after some 2500 cycles, as long as the work for a tile of
 // queries. So of as many keys as queries the last block of a head waits for
-// half as long as it works, once a launch, and 5/4 rounds of blocks make up for
-// the two products that are saved.
+// half as long as it works. That is once a launch, and what two products less
+// save makes up for it in 5/4 rounds of blocks.
 //
-// Not chosen: additions by the threads, of vectors from registers
-// (red.global.add.v4.f32). They would leave 32 KiB out of shared memory, but
-// whoever adds has to have its turn, and to wait until its numbers arrive.
+// Not chosen: additions by the threads, of vectors from registers. They would
+// leave 64 KiB out of shared memory, but a thread that adds has to wait for the
+// turn, and whoever passes it on for the numbers of all.
 #pragma once
 
 #include <cstdint>
