@@ -665,7 +665,9 @@ def test_attention_backward_by_one_kernel(
 
 
 def test_attention_backward_by_one_kernel_of_warpgroups(
-    emulated_operators: Operators, monkeypatch: pytest.MonkeyPatch
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where there are blocks for many rounds, and unless it is turned off."""
     monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
