@@ -37,7 +37,7 @@ def test_the_sample_passes_on_the_cpu() -> None:
 
 
 def test_ways_that_attend_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU there is one way; here it is wrong where the variable is not 0."""
+    """On the CPU there is one way; here two are wrong, where the variable is not 0."""
     monkeypatch.syspath_prepend(TOOLS)
     import gpu_attention
 
@@ -52,7 +52,7 @@ def test_ways_that_attend_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu_attention.ops, "scaled_dot_product_attention", wrong)
     faults = list(gpu_attention.ways_that_attend(CPU, *sizes))
-    assert len(faults) == 2 * len(gpu_attention.features(1, 1, CPU))
+    assert len(faults) == 2 * 2 * len(gpu_attention.features(1, 1, CPU))
     assert all("PKG_CUDA_WARPGROUPS is not 0" in fault for fault in faults)
 
 

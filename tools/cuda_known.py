@@ -183,6 +183,17 @@ EXPECTED = (
         {"MUFU": 32},
     ),
     Expected(r"attention_grad_key_value_warpgroups_kernel<.*, 128, false>", {"HGMMA.64x64x16": 24}),
+    # The same, and gradients of scores times keys: of heads of 64 by one of the two warpgroups.
+    Expected(
+        r"attention_joint_gradients_warpgroups_kernel<.*, 64>",
+        {"HGMMA.64x64x16": 24},
+        {"MUFU": 32},
+    ),
+    Expected(
+        r"attention_joint_gradients_warpgroups_kernel<.*, 128>",
+        {"HGMMA.64x64x16": 24, "HGMMA.64x128x16": 8},
+        {"MUFU": 32},
+    ),
     Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
     Expected(
         r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
@@ -324,6 +335,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"attention_grad_key_value_warpgroups_kernel<.*, 64, .*>": 100352,
     r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": 198656,
     r"attention_grad_key_value_warpgroups_kernel<.*, 256, true>": 197632,
+    r"attention_joint_gradients_warpgroups_kernel<.*, 64>": 165888,
+    r"attention_joint_gradients_warpgroups_kernel<.*, 128>": 215040,
     r"attention_(grad_key_value|joint_gradients)_panels_kernel<\w*float\w*, 64>": 69632,
     r"attention_(grad_key_value|joint_gradients)_panels_kernel<.*, 128>": 86016,
     r"attention_grad_key_value_panels_kernel<double, 64>": 87040,
@@ -382,6 +395,12 @@ COPIED: dict[str, Copied] = {
         boxes=4, box_bytes=4096, warps=8
     ),
     r"attention_grad_key_value_warpgroups_kernel<.*, 128, .*>": Copied(
+        boxes=8, box_bytes=4096, warps=8
+    ),
+    r"attention_joint_gradients_warpgroups_kernel<.*, 64>": Copied(
+        boxes=4, box_bytes=4096, warps=8
+    ),
+    r"attention_joint_gradients_warpgroups_kernel<.*, 128>": Copied(
         boxes=8, box_bytes=4096, warps=8
     ),
     # Two warps have 8 boxes of 4096 bytes copied each, by the same instructions.

@@ -22,6 +22,7 @@ COPIED_VARIABLE = "PKG_CUDA_COPIED_ATTENTION"
 # By what is not 0 then, the variables that are.
 HALF_WAYS: dict[str, tuple[str, ...]] = {
     VARIABLE: (),
+    f"{JOINT_VARIABLE} is 0 and {VARIABLE}": (JOINT_VARIABLE,),
     JOINT_VARIABLE: (VARIABLE,),
     FEW_VARIABLE: (VARIABLE, JOINT_VARIABLE),
 }

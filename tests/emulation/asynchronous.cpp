@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,8 +34,11 @@ void run_at(Queue& queue, size_t place) {
   operation();
 }
 
-// Whether a lane of each warp of the reader is known to have waited.
+// Whether the reader, or a lane of each of its warps, is known to have waited.
 bool knows_the_end(const Reading& reading) {
+  if (reading.warpgroup == kNoWarpgroup) {
+    return knows(running, reading.thread, reading.clocks[0]);
+  }
   for (int warp = 0; warp < kWarpgroupSize / kWarpSize; ++warp) {
     bool known = false;
     for (int lane = 0; lane < kWarpSize; ++lane) {
@@ -78,6 +82,8 @@ void run_operation() {
   }
   const auto [number, place] = next[order() % next.size()];
   run_at(operations().queues[number], place);
+  std::erase_if(operations().queues,
+                [](const auto& queue) { return queue.second.empty(); });
 }
 
 void run_some_operations() {
@@ -88,12 +94,26 @@ void run_some_operations() {
 
 void run_operation_of(int queue) { run_at(operations().queues[queue], 0); }
 
+void run_operations_of(int queue, size_t left) {
+  const auto found = operations().queues.find(queue);
+  if (found == operations().queues.end()) {
+    return;
+  }
+  while (found->second.size() > left) {
+    run_at(found->second, 0);
+  }
+  if (found->second.empty()) {
+    operations().queues.erase(found);
+  }
+}
+
 void add_reading(const Reading& reading) {
   // An earlier one of the same place that is over is followed by this one.
   std::erase_if(operations().readings, [&](const Reading& other) {
     return other.is_over && other.storage == reading.storage &&
            other.begin == reading.begin && other.end == reading.end &&
-           other.warpgroup == reading.warpgroup;
+           other.warpgroup == reading.warpgroup &&
+           other.thread == reading.thread;
   });
   operations().readings.push_back(reading);
 }
@@ -113,6 +133,27 @@ void finish_readings(int warpgroup, uint64_t group) {
   }
 }
 
+void finish_reading_of(int queue) {
+  const uint32_t clock = block->threads[running]->clocks[running];
+  for (Reading& reading : operations().readings) {
+    if (reading.warpgroup == kNoWarpgroup &&
+        reading.group == static_cast<uint64_t>(queue)) {
+      reading.is_over = true;
+      reading.clocks = {clock};
+    }
+  }
+}
+
+namespace {
+
+std::string words_of(const Reading& reading) {
+  return reading.warpgroup == kNoWarpgroup
+             ? "a bulk copy of thread " + std::to_string(reading.thread)
+             : "a product of warpgroup " + std::to_string(reading.warpgroup);
+}
+
+}  // namespace
+
 void check_not_read(const SharedStorage& storage, size_t begin, size_t end) {
   for (const Reading& reading : operations().readings) {
     if (reading.storage != &storage || reading.end <= begin ||
@@ -121,18 +162,16 @@ void check_not_read(const SharedStorage& storage, size_t begin, size_t end) {
     }
     if (!reading.is_over) {
       report(
-          "thread %d writes bytes %zu to %zu of shared %s, which a product of "
-          "warpgroup %d reads that nobody has waited for",
-          running, begin, end, storage.name, reading.warpgroup);
+          "thread %d writes bytes %zu to %zu of shared %s, which %s reads that "
+          "nobody has waited for",
+          running, begin, end, storage.name, words_of(reading).c_str());
     }
     if (reading.time > block->last_block_barrier && !knows_the_end(reading)) {
       report(
-          "race on shared %s, bytes %zu to %zu: thread %d writes what a "
-          "product "
-          "of warpgroup %d has read, and does not know of each of its warps "
-          "that "
-          "it has waited for it",
-          storage.name, begin, end, running, reading.warpgroup);
+          "race on shared %s, bytes %zu to %zu: thread %d writes what %s has "
+          "read, and does not know of each of its warps that it has waited for "
+          "it",
+          storage.name, begin, end, running, words_of(reading).c_str());
     }
   }
 }

@@ -19,6 +19,7 @@
 #include "asynchronous.h"
 #include "clocks.h"
 #include "counters.h"
+#include "emulated_bulk_copy.h"
 #include "emulated_mbarrier.h"
 #include "emulated_tensor_map.h"
 #include "emulated_wgmma.h"
@@ -103,6 +104,7 @@ void run_threads_for_ever() {
              running);
     }
     check_products_are_over();
+    check_bulk_copies_are_read();
     thread.state = State::finished;
     scheduler.switch_from(thread.fiber);
   }
@@ -233,6 +235,7 @@ void begin_block(unsigned linear) {
   forget_operations();
   forget_mbarriers();
   forget_products();
+  forget_bulk_copies();
   for (auto& [declaration, array] : block->arrays) {
     std::fill(array.owned_bytes.begin(), array.owned_bytes.end(),
               std::byte{0xff});
@@ -251,6 +254,11 @@ void check_somebody_waits() {
   report(
       "all threads have returned, and a copy to shared memory is on its way "
       "that nobody has waited for");
+}
+
+// Where threads do not wait for the whole block, chance ends its turn.
+bool leaves_by_chance() {
+  return schedule == Schedule::by_chance && order() % 64 == 0;
 }
 
 // The turn of a block: until its threads wait for each other, or have returned.
@@ -274,6 +282,9 @@ void run_turn() {
       progress = true;
     }
     block->is_stuck = block->is_stuck && !progress;
+    if (progress && have_clocks() && leaves_by_chance()) {
+      return;
+    }
   }
   block->is_running = next_phase();
 }
@@ -437,23 +448,23 @@ void check_access(const SharedStorage& storage, size_t index, Access access) {
   record.read_clock = own_clock();
 }
 
-void check_product_read(const SharedStorage& storage, size_t index,
-                        int thread) {
+void check_product_read(const SharedStorage& storage, size_t index, int thread,
+                        const char* reader) {
   const AccessRecord& record = storage.records[index];
   if (record.in_flight) {
-    report("a product reads shared %s, element %zu, where a copy is on its way",
-           storage.name, index);
+    report("%s reads shared %s, element %zu, where a copy is on its way",
+           reader, storage.name, index);
   }
   if (record.write_time == 0) {
-    report("a product reads shared %s, element %zu, which nobody has written",
+    report("%s reads shared %s, element %zu, which nobody has written", reader,
            storage.name, index);
   }
   if (!is_ordered(thread, record.write_time, record.writer,
                   record.write_clock)) {
     report(
-        "race on shared %s, element %zu: a product of thread %d reads what %s "
-        "%d has written, and the thread has not waited for it",
-        storage.name, index, thread,
+        "race on shared %s, element %zu: %s of thread %d reads what %s %d has "
+        "written, and the thread has not waited for it",
+        storage.name, index, reader, thread,
         record.writer < static_cast<int>(block->thread_count) ? "thread"
                                                               : "copy",
         record.writer);
@@ -461,9 +472,9 @@ void check_product_read(const SharedStorage& storage, size_t index,
   if (record.writer < static_cast<int>(block->thread_count) &&
       block->threads[record.writer]->published <= record.write_clock) {
     report(
-        "a product reads shared %s, element %zu, which thread %d has written "
-        "and not published to products",
-        storage.name, index, record.writer);
+        "%s reads shared %s, element %zu, which thread %d has written and not "
+        "published to products",
+        reader, storage.name, index, record.writer);
   }
 }
 

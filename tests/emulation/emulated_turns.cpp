@@ -14,7 +14,8 @@ namespace {
 struct Accessed {
   unsigned by_block;
   int thread;
-  uint32_t time;  // of that block
+  uint32_t time;               // of that block
+  bool is_on_its_way = false;  // a bulk copy that writes
 };
 
 // Of the block, all that came before its last barrier, and what the thread that
@@ -30,6 +31,7 @@ struct Waited {
   Passed passed;
   int thread;
   uint32_t time;
+  bool is_before_copies = false;  // of that thread
 };
 
 std::map<const int*, Passed> passed_turns;
@@ -41,11 +43,14 @@ bool is_in_block_order(int thread, uint32_t time, int by, uint32_t barrier) {
 }
 
 // Whether the running thread comes after the access of another block.
-bool comes_after(const Accessed& access) {
+bool comes_after(const Accessed& access, bool by_copy) {
   const auto& known = waited_for[block->slot];
   return std::any_of(known.begin(), known.end(), [&](const Waited& waited) {
     const Passed& passed = waited.passed;
-    return passed.by_block == access.by_block && access.time <= passed.time &&
+    const bool is_ordered =
+        !by_copy || (waited.is_before_copies && waited.thread == running);
+    return is_ordered && passed.by_block == access.by_block &&
+           access.time <= passed.time &&
            is_in_block_order(access.thread, access.time, passed.thread,
                              passed.last_barrier) &&
            is_in_block_order(waited.thread, waited.time, running,
@@ -127,7 +132,10 @@ void TurnCounter::pass_to(int turn) const {
 
 int take_ticket(int* counter) { return (*counter)++; }
 
-void check_in_turn(const void* address, size_t bytes, bool writes) {
+namespace {
+
+void check_access_in_turn(const void* address, size_t bytes, bool writes,
+                          bool by_copy) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0) {
     report("thread %d accesses %zu bytes at %p, which is not aligned", running,
            bytes, address);
@@ -143,15 +151,35 @@ void check_in_turn(const void* address, size_t bytes, bool writes) {
         before.by_block == block->linear
             ? is_in_block_order(before.thread, before.time, running,
                                 block->last_block_barrier)
-            : comes_after(before);
-    if (!is_ordered) {
+            : comes_after(before, by_copy);
+    if (!is_ordered || before.is_on_its_way) {
       report(
           "race in global memory: thread %d %s numbers that thread %d of block "
           "%u has accessed, and has not waited for it",
           running, writes ? "writes" : "reads", before.thread, before.by_block);
     }
   }
-  accessed[address] = {block->linear, running, block->now};
+  accessed[address] = {block->linear, running, block->now, by_copy && writes};
+}
+
+}  // namespace
+
+void check_in_turn(const void* address, size_t bytes, bool writes) {
+  check_access_in_turn(address, bytes, writes, false);
+}
+
+void check_copy_in_turn(const void* address, bool writes) {
+  check_access_in_turn(address, 16, writes, true);
+}
+
+void note_arrival_in_turn(const void* address) {
+  accessed.at(address).is_on_its_way = false;
+}
+
+void order_copies_after_turn() {
+  for (Waited& waited : waited_for[block->slot]) {
+    waited.is_before_copies |= waited.thread == running;
+  }
 }
 
 }  // namespace pkg::emulation

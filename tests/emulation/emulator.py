@@ -52,6 +52,7 @@ PLAIN = (
     "counters.cpp",
     "cuda_emulator.cpp",
     "device_memory.cpp",
+    "emulated_bulk_copy.cpp",
     "emulated_mbarrier.cpp",
     "emulated_turns.cpp",
     "emulated_wgmma.cpp",

@@ -147,9 +147,10 @@ inline int warp_of(int thread) { return thread / kWarpSize; }
 // Ends the launch: at once where the scheduler runs, else by way of it, as an
 // exception cannot leave the fiber's stack. That stack is never used again.
 [[noreturn]] [[gnu::format(printf, 1, 2)]] void report(const char* format, ...);
-// The same as check_access for a product, on behalf of a thread of its
-// warpgroup.
-void check_product_read(const SharedStorage& storage, size_t index, int thread);
+// The same as check_access for a product or another reader, on behalf of a
+// thread of its warpgroup.
+void check_product_read(const SharedStorage& storage, size_t index, int thread,
+                        const char* reader = "a product");
 // Suspends the running thread until it is made ready again.
 void wait(State state, Site site);
 

@@ -697,6 +697,28 @@ def test_attention_backward_by_one_kernel(
     assert all(torch.equal(*pair) for pair in zip(alone[1:], gradients[1:], strict=True))
 
 
+def test_attention_backward_by_one_kernel_of_warpgroups(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there are blocks for many rounds, and unless it is turned off."""
+    monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
+    call = make(1, 4, rows=130, columns=260, head=16, dtype=torch.bfloat16)
+    few = make(1, 2, rows=130, columns=260, head=16, dtype=torch.bfloat16)
+    for each, is_joint in ((call, True), (few, False)):
+        each.key[..., 0] = 100  # for sums that cancel, and so depend on their order
+        outputs = forward(emulated_operators, each)
+        gradients = backward(emulated_operators, each, outputs)
+        assert launched_threads() == WARPGROUP_THREADS
+        with monkeypatch.context() as context:
+            context.setenv("PKG_CUDA_JOINT_GRADIENTS", "0")
+            alone = backward(emulated_operators, each, outputs)
+        assert launched_threads() == WARPGROUP_THREADS
+        assert torch.equal(alone[0], gradients[0]) != is_joint  # sums in another order
+        assert all(torch.equal(*pair) for pair in zip(alone[1:], gradients[1:], strict=True))
+
+
 @pytest.mark.parametrize(("options", "joint"), [({}, False), ({"window": (40, 30)}, True)])
 def test_few_queries_of_many_keys_have_a_kernel_of_their_own(
     emulated_operators: Operators,

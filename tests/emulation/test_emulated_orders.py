@@ -143,6 +143,14 @@ def run_gradients_by_warpgroups(emulator: Emulator) -> None:
     emulated_backward(emulator, call, outputs, warpgroups=True)
 
 
+def run_joint_gradients_by_warpgroups(emulator: Emulator) -> None:
+    """Three tiles of keys add to each of two of queries; by pieces of both kinds."""
+    for head in (64, 72):
+        call = make(1, rows=70, columns=260, head=head, dtype=torch.bfloat16)
+        outputs = emulated_forward(emulator, call, warpgroups=True)
+        emulated_backward(emulator, call, outputs, warpgroups=True, joint=True)
+
+
 def run_mask_gradient(emulator: Emulator) -> None:
     """Of a number for each key, to which all queries add: four parts."""
     call = make(2, rows=70, columns=70, head=8, mask=torch.randn(70))

@@ -20,6 +20,7 @@ from test_emulated_attention import emulated_backward, emulated_forward
 from test_emulated_attention import make as make_attention
 from test_emulated_attention_backward_warpgroups import check as check_gradients_by_warpgroups
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
+from test_emulated_attention_joint_warpgroups import check as check_joint_gradients_by_warpgroups
 from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
 from test_emulated_attention_varlen_warpgroups import make as make_packed
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
@@ -149,6 +150,12 @@ def run_attention_by_warpgroups(emulator: Emulator) -> None:
 def run_gradients_by_warpgroups(emulator: Emulator) -> None:
     call = make_attention(2, rows=130, columns=140, head=72, dtype=torch.bfloat16)
     check_gradients_by_warpgroups(emulator, call)
+
+
+def run_joint_gradients_by_warpgroups(emulator: Emulator) -> None:
+    for head in (64, 72):
+        call = make_attention(1, rows=130, columns=270, head=head, dtype=torch.bfloat16)
+        check_joint_gradients_by_warpgroups(emulator, call)
 
 
 def run_packed_attention(emulator: Emulator) -> None:

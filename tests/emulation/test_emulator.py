@@ -22,6 +22,7 @@ from test_emulated_attention_backward_warpgroups import check as check_gradients
 from test_emulated_attention_copied import check as check_copied_attention
 from test_emulated_attention_copied_gradients import check as check_copied_gradients
 from test_emulated_attention_joint_gradients import check as check_joint_gradients
+from test_emulated_attention_joint_warpgroups import check as check_joint_warpgroups
 from test_emulated_attention_varlen_warpgroups import check_apart, check_counts
 from test_emulated_attention_varlen_warpgroups import make as make_packed
 from test_emulated_attention_warpgroups import check as check_attention_warpgroups
@@ -65,6 +66,7 @@ RIGHT = [
     "rounding to TF32",
     "blocks side by side",
     "blocks in turn",
+    "numbers in turn",
     "pipeline",
     "pipeline of columns",
     "pipeline of rows",
@@ -120,6 +122,13 @@ REPORTS = {
     "warps disagree": "threads of warpgroup 0 multiply different operands",
     "half a warpgroup": "waits for its warpgroup at|in which .* are missing",
     "operands that are not published": "has written and not published to products",
+    "numbers that are not published": "a bulk copy reads .* written and not published to products",
+    "numbers overwritten before they are read": "bulk copy of thread 0 reads that nobody has",
+    "turn passed on before numbers arrive": "race in global memory: thread 0 writes",
+    "numbers not in their turn": "race in global memory|numbers that no block has written",
+    "numbers not ordered after the turn": "race in global memory: thread 0 writes",
+    "misaligned numbers": "copies 1024 bytes between byte 4 of shared memory and .* not aligned",
+    "numbers that are not committed": "bulk copy of thread 0 reads that nobody|race in global",
     "blocks that count without atomics": "wrong result: count of blocks",
     "turn that is not waited for": "race in global memory|numbers that no block has written",
     "no barrier after the wait for a turn": "race in global memory|numbers that no block has",
@@ -136,7 +145,8 @@ def faults(request: pytest.FixtureRequest) -> Path:
     if reason is not None:
         pytest.skip(reason)
     extra = request.param.split()
-    names = [*emulator.PLAIN, "faults/faults.cpp", "faults/pipelines.cpp"]
+    parts = ("bulk_copies", "faults", "pipelines")
+    names = [*emulator.PLAIN, *(f"faults/{part}.cpp" for part in parts)]
     with emulator.building():
         objects = [emulator.compile_object(ROOT, ROOT / HERE / name, extra) for name in names]
         return emulator.link(objects)
@@ -338,6 +348,13 @@ def run_joint_gradients(planted: Emulator) -> None:
         check_joint_gradients(planted, call, blocks)
 
 
+def run_joint_gradients_by_warpgroups(planted: Emulator) -> None:
+    """Three tiles of keys add to each of several tiles of queries, pieces of both kinds."""
+    for head, blocks in ((72, 3), (64, 1)):
+        call = make_attention(1, rows=200, columns=300, head=head, dtype=torch.bfloat16)
+        check_joint_warpgroups(planted, call, blocks)
+
+
 def run_joint_gradients_by_panels(planted: Emulator) -> None:
     """Five tiles of keys add to each of several tiles of queries, by one block and by three."""
     for blocks in (1, 3):
@@ -480,6 +497,12 @@ JOINT_GRADIENTS = (
     BFLOAT16,
     run_joint_gradients,
     "cuda/attention/joint_gradients_mma.cuh",
+)
+JOINT_WARPGROUPS = (
+    "run_attention_backward.cpp",
+    BFLOAT16,
+    run_joint_gradients_by_warpgroups,
+    "cuda/attention/joint_gradients_warpgroups.cuh",
 )
 JOINT_GRADIENTS_WITH_FEATURES = (
     "run_attention_backward.cpp",
@@ -981,12 +1004,85 @@ PLANTED = {
         "",
         "heap-buffer-overflow|assert",
     ),
+    "gradients of scores that are not published": (
+        *JOINT_WARPGROUPS,
+        "    publish_shared_memory();\n    release(barriers_, grad_scores_full(turn.stage()));",
+        "    release(barriers_, grad_scores_full(turn.stage()));",
+        "a product reads .* written and not published to products",
+    ),
+    "gradients of scores of the other warpgroup that may not be there": (
+        *JOINT_WARPGROUPS,
+        "    barriers_.wait(grad_scores_full(turn.stage()), turn.parity());\n",
+        "",
+        "race on shared|which nobody has written|not published",
+    ),
+    "gradients of scores over those that are multiplied": (
+        *JOINT_WARPGROUPS,
+        "    barriers_.wait(grad_scores_empty(turn.stage()), turn.parity() ^ 1);\n",
+        "",
+        "a product of warpgroup . (reads that nobody has|has read, and does)",
+    ),
+    "sums that are not published to bulk copies": (
+        *JOINT_WARPGROUPS,
+        "    publish_shared_memory();\n    release(barriers_, piece_given(group));",
+        "    release(barriers_, piece_given(group));",
+        "a bulk copy reads .* written and not published to products",
+    ),
+    "sums over those that have not been read": (
+        *JOINT_WARPGROUPS,
+        "    barriers_.wait(piece_taken(group), phases.parity(given_phase(0)) ^ 1);\n",
+        "",
+        "a bulk copy of thread 320 (reads that nobody has|has read, and does)",
+    ),
+    "room for sums before the others have been read": (
+        *JOINT_WARPGROUPS,
+        "    wait_for_bulk_reads();\n",
+        "",
+        "a bulk copy of thread 320 (reads that nobody has|has read, and does)",
+    ),
+    "turn of bulk copies passed on before they arrive": (
+        *JOINT_WARPGROUPS,
+        "    wait_for_bulk_copies();\n",
+        "",
+        "race in global memory: thread 320",
+    ),
+    "turn of bulk copies that nobody waits for": (
+        *JOINT_WARPGROUPS,
+        "TurnCounter(counter).wait(index);",
+        "TurnCounter(counter).is(index);",
+        "race in global memory|numbers that no block has written",
+    ),
+    "bulk copies that are not ordered after their turn": (
+        *JOINT_WARPGROUPS,
+        "    order_copies_after_turn();\n",
+        "",
+        "race in global memory: thread 320",
+    ),
+    "turns of bulk copies in the other order": (
+        *JOINT_WARPGROUPS[:3],
+        "cuda/attention/joint_gradients.cuh",
+        "return {end - 1 - column_tile,",
+        "return {column_tile - first,",
+        "deadlock: |race in global memory|numbers that no block",
+    ),
+    "sums so far that may not be there": (
+        *JOINT_WARPGROUPS,
+        "      barriers_.wait(piece_loaded(group), phases.parity(loaded_phase(0)));\n",
+        "",
+        "race on shared|has not arrived",
+    ),
+    "columns of the other warpgroup": (
+        *JOINT_WARPGROUPS,
+        "Stages::kKeyIndex, piece_column());",
+        "Stages::kKeyIndex, 0);",
+        "assert",
+    ),
     "queries released before they are multiplied": (
         *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/grad_key_value_warpgroups.cuh",
         "      wait_for_products<0>();\n      hold_sums(value_sums.values);\n"
-        "      hold_sums(key_sums.values);\n      release(barriers_, empty(stage));",
-        "      release(barriers_, empty(stage));\n      wait_for_products<0>();\n"
+        "      hold_sums(key_sums.values);\n      release(barriers_, Stages::empty(stage));",
+        "      release(barriers_, Stages::empty(stage));\n      wait_for_products<0>();\n"
         "      hold_sums(value_sums.values);\n      hold_sums(key_sums.values);",
         "does not know of each of its warps that it has waited|has read, and does|on its way",
     ),

@@ -24,10 +24,6 @@
 // be six too, and one stage. Single warps made all gradients of 4 x 8 such
 // heads at 123 TFLOP/s, 4096 queries and keys on an H100.)
 //
-// Queries come by boxes of 32. Those behind the last that sees a key are zeros:
-// what is not finite then reaches what it reaches in grad_key_value_mma.cuh,
-// whose tiles have 32 queries.
-//
 // For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes
 // - tensor cores: four products of 2 x 128 x 64 x 128 operations at 4096 a
 //   cycle: 2048 (1024) cycles;
@@ -54,11 +50,9 @@
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
 #include "cuda/attention/gradients_warpgroups.cuh"
+#include "cuda/attention/key_value_stages.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/shared.cuh"
-#include "cuda/device/tensor_map.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -75,34 +69,26 @@ class GradKeyValueWarpgroups
  public:
   // Whether both warpgroups have all of the keys.
   static constexpr bool kSharesKeys = kWidth > 128;
-  static constexpr int kTileKeys = 128;  // of both warpgroups, one by one
-  static constexpr int kKeys = kSharesKeys ? 64 : kTileKeys;
-  static constexpr int kQueries = 64;
-  static constexpr int kStages = kSharesKeys ? 2 : 4;
-  static constexpr int kBarriers = 2 * kStages + 2;
+  static constexpr int kKeys = kSharesKeys ? 64 : 128;
+  using Stages = KeyValueStages<Element, AttentionGradKeyValue<Element>, kKeys,
+                                kWidth, kSharesKeys ? 2 : 4>;
+  static constexpr int kQueries = Stages::kQueries;
+  static constexpr int kBarriers = Stages::kBarriers;
   // Columns of the gradients that a warpgroup has.
   static constexpr int kOwnWidth = !kPlain       ? 64
                                    : kSharesKeys ? kWidth / 2
                                                  : kWidth;
   static constexpr int kHeadTiles = kSharesKeys ? 1 : kWidth / kOwnWidth;
 
-  using Key = WarpgroupLines<Element, kKeys, kWidth>;
-  using Query = WarpgroupLines<Element, kQueries, kWidth>;
-  using Weights = Tile<float, kTileKeys, kQueries,
-                       MmaThread<kTileKeys, kQueries, 16, kQueries>>;
-  using Sums = Tile<float, kTileKeys, kOwnWidth,
-                    MmaThread<kTileKeys, kOwnWidth, 16, kOwnWidth>>;
+  using Weights = typename Stages::Weights;
+  using Sums = Tile<float, Stages::kTileKeys, kOwnWidth,
+                    MmaThread<Stages::kTileKeys, kOwnWidth, 16, kOwnWidth>>;
   using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
                                        AttentionScores<Element>>;
-  using Words = uint32_t[kQueries / 16][4];
+  using Words = typename Stages::Words;
   static_assert(Weights::Thread::kThreads == Launch::kConsumers);
 
-  // Log-sum-exp and D lie behind the operands, each in place of two elements.
-  static constexpr int kNumberElements = sizeof(float) / sizeof(Element);
-  static constexpr int kNumbers =
-      2 * Key::kElements + 2 * kStages * Query::kElements;
-  static constexpr int kSharedBytes =
-      (kNumbers + 2 * kStages * kQueries * kNumberElements) * sizeof(Element);
+  static constexpr int kSharedBytes = Stages::kElements * sizeof(Element);
 
   __host__ __device__ static int64_t tile_count(
       const AttentionGradKeyValue<Element>& call) {
@@ -112,15 +98,15 @@ class GradKeyValueWarpgroups
 
   __device__ __forceinline__ GradKeyValueWarpgroups(
       const MappedGradKeyValue<Element>& mapped, const Mbarriers& barriers)
-      : mapped_(mapped),
-        call_(mapped.call),
+      : call_(mapped.call),
         problem_(mapped.call.backward.problem),
         barriers_(barriers),
-        memory_(dynamic_shared<Element>()) {}
+        stages_(mapped, barriers) {}
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
-      init_barriers();
+      stages_.init_barriers(Launch::kConsumerWarps);
+      publish_mbarriers();
     }
     __syncthreads();
     divide_warpgroups<Launch>([&] { compute(); },
@@ -128,68 +114,8 @@ class GradKeyValueWarpgroups
   }
 
  private:
-  using Turn = TileTurn<kStages>;
-
-  // The keys that the block owns, and the queries that see them, of each matrix
-  // of the batch that shares the keys.
-  struct Work {
-    uint32_t owned;
-    int head_begin;
-    int column_begin;
-    int begin;
-    int end;
-  };
-
-  // Log-sum-exp or D of the queries of a stage, the columns of a transposed
-  // tile.
-  struct Numbers {
-    static constexpr bool kOfTransposed = true;
-    SharedSpan<Element> memory;
-    int index;
-
-    __device__ __forceinline__ float of(int, int j) const {
-      const typename Weights::Thread thread;
-      return memory
-          .template load<Packet<float, 2>>(index + thread.column(j / 2 * 2) *
-                                                       kNumberElements)
-          .values[j % 2];
-    }
-  };
-
-  // The barriers of stages that have come, and of those that may be written.
-  __device__ __forceinline__ static int full(int stage) { return stage; }
-  __device__ __forceinline__ static int empty(int stage) {
-    return kStages + stage;
-  }
-  static constexpr int kKeysFull = 2 * kStages;
-  static constexpr int kKeysEmpty = 2 * kStages + 1;
-
-  __device__ __forceinline__ void init_barriers() const {
-    for (int stage = 0; stage < kStages; ++stage) {
-      barriers_.init(full(stage), 4);  // two copies, two kinds of numbers
-      barriers_.init(empty(stage), Launch::kConsumerWarps);
-    }
-    barriers_.init(kKeysFull, 2);
-    barriers_.init(kKeysEmpty, Launch::kConsumerWarps);
-    publish_mbarriers();
-  }
-
-  // Where each begins.
-  static constexpr int kKeyIndex = 0;
-  static constexpr int kValueIndex = Key::kElements;
-  __device__ __forceinline__ static int query_index(int stage) {
-    return 2 * Key::kElements + 2 * stage * Query::kElements;
-  }
-  __device__ __forceinline__ static int grad_output_index(int stage) {
-    return query_index(stage) + Query::kElements;
-  }
-  __device__ __forceinline__ static int numbers_index(int operand, int stage) {
-    return kNumbers + (2 * stage + operand) * kQueries * kNumberElements;
-  }
-
-  __device__ __forceinline__ uint32_t shared_count() const {
-    return static_cast<uint32_t>(call_.partition.shared_count);
-  }
+  using Turn = typename Stages::Turn;
+  using Work = KeyValueWork;
 
   // Calls function(work) for what the block has to do.
   template <class Function>
@@ -228,64 +154,13 @@ class GradKeyValueWarpgroups
     return kSharesKeys ? 0 : key_line_of_tile();
   }
 
-  // A warp: the key and the query, or the value and the gradient of the output.
+  // A warp.
   __device__ __forceinline__ void copy(int operand) const {
-    const MappedOperand& keys = mapped_.keys[operand];
     Turn turn;
     uint32_t key_parity = 1;
     for_work([&](const Work& work) {
-      if (work.begin >= work.end) {
-        return;
-      }
-      barriers_.wait(kKeysEmpty, key_parity);
-      key_parity ^= 1;
-      // They are the same in all matrices of the batch that share them.
-      if (threadIdx.x % kWarp == 0) {
-        const uint32_t batch = call_.partition.batch_index(work.owned, 0);
-        Key::template copy<kBoxLines>(
-            memory_, operand * Key::kElements, keys.map,
-            keys.matrix(problem_.batch, batch), work.column_begin,
-            static_cast<int>(problem_.columns), barriers_, kKeysFull);
-      }
-      for (uint32_t shared = 0; shared < shared_count(); ++shared) {
-        copy_queries(operand, work,
-                     call_.partition.batch_index(work.owned, shared), turn);
-      }
+      stages_.copy(operand, work, turn, key_parity);
     });
-  }
-
-  __device__ __forceinline__ void copy_queries(int operand, const Work& work,
-                                               uint32_t batch,
-                                               Turn& turn) const {
-    const MappedOperand& queries = mapped_.queries[operand];
-    const BoxedMatrix matrix = queries.matrix(problem_.batch, batch);
-    const float* const numbers =
-        (operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta) +
-        batch * problem_.rows;
-    PKG_UNROLL_BY(1)
-    for (int begin = work.begin; begin < work.end;
-         begin += kQueries, ++turn.count) {
-      const int stage = turn.stage();
-      barriers_.wait(empty(stage), turn.parity() ^ 1);
-      if (threadIdx.x % kWarp == 0) {
-        Query::template copy<kQueryBoxLines>(
-            memory_, query_index(stage) + operand * Query::kElements,
-            queries.map, matrix, begin, work.end, barriers_, full(stage));
-      }
-      copy_numbers(numbers, begin, numbers_index(operand, stage));
-      release(barriers_, full(stage));
-    }
-  }
-
-  __device__ __forceinline__ void copy_numbers(const float* numbers, int begin,
-                                               int index) const {
-    PKG_UNROLL
-    for (int i = 0; i < kQueries; i += kWarp) {
-      const int query = i + static_cast<int>(threadIdx.x) % kWarp;
-      const int row = begin + query;
-      memory_.store(index + query * kNumberElements,
-                    row < problem_.rows ? numbers[row] : 0.0f);
-    }
   }
 
   // Two warpgroups.
@@ -297,29 +172,16 @@ class GradKeyValueWarpgroups
       Sums key_sums(0);
       Sums value_sums(0);
       if (work.begin < work.end) {
-        barriers_.wait(kKeysFull, key_parity);
+        barriers_.wait(Stages::kKeysFull, key_parity);
         key_parity ^= 1;
-        for (uint32_t shared = 0; shared < shared_count(); ++shared) {
+        for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
           add(work, call_.partition.batch_index(work.owned, shared), turn,
               key_sums, value_sums);
         }
-        release(barriers_, kKeysEmpty);
+        release(barriers_, Stages::kKeysEmpty);
       }
-      store(work, key_sums, value_sums);
+      store_key_value(call_, work, key_sums, value_sums);
     });
-  }
-
-  __device__ __forceinline__ void store(const Work& work, Sums& key_sums,
-                                        const Sums& value_sums) const {
-    const uint32_t batch = call_.partition.batch_index(work.owned, 0);
-    const auto store = [&](const Sums& sums,
-                           const ResultBatch<Element>& gradient, int64_t size) {
-      store_tile(sums, gradient.row(problem_.batch, batch, 0), problem_.columns,
-                 size, gradient.row_stride, work.column_begin, work.head_begin);
-    };
-    key_sums.scale(static_cast<float>(problem_.scale));
-    store(key_sums, call_.grad_key, problem_.head_size);
-    store(value_sums, call_.grad_value, problem_.value_size);
   }
 
   // key_sums += dS^T Q and value_sums += (M P)^T dO of one matrix of the batch.
@@ -335,26 +197,25 @@ class GradKeyValueWarpgroups
       const int stage = turn.stage();
       Words weight_words;
       Words gradient_words;
-      barriers_.wait(full(stage), turn.parity());
+      barriers_.wait(Stages::full(stage), turn.parity());
       if constexpr (kPlain) {
         weigh_plainly(attention, work, begin, stage, weights, gradients,
                       weight_words);
-        begin_value_sums(value_sums, weight_words, work, stage);
+        stages_.begin_value_sums(value_sums, weight_words, work.head_begin,
+                                 stage);
         wait_for_products<1>();
         hold_sums(gradients.values);
-        differentiate(weights, gradients, delta(stage));
+        differentiate(weights, gradients, stages_.delta(stage));
       } else {
         weigh_and_differentiate(attention, work, begin, stage, weights,
                                 gradients, weight_words, value_sums);
       }
       round_tile<Element>(gradients, gradient_words);
-      begin_sums<Element>(
-          key_sums, gradient_words,
-          Query::by_column(memory_, query_index(stage), work.head_begin));
+      stages_.begin_key_sums(key_sums, gradient_words, work.head_begin, stage);
       wait_for_products<0>();
       hold_sums(value_sums.values);
       hold_sums(key_sums.values);
-      release(barriers_, empty(stage));
+      release(barriers_, Stages::empty(stage));
       ++turn.count;
     }
   }
@@ -366,11 +227,12 @@ class GradKeyValueWarpgroups
                                                 int stage, Weights& weights,
                                                 Weights& gradients,
                                                 Words& weight_words) const {
-    begin_products_of_keys(weights, stage);
-    begin_products_of_values(gradients, stage);
+    stages_.begin_products_of_keys(weights, key_line(), stage);
+    stages_.begin_products_of_values(gradients, key_line(), stage);
     wait_for_products<1>();
     hold_sums(weights.values);
-    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
+    weigh(attention, weights, begin, work.column_begin,
+          stages_.log_sum_exp(stage));
     round_tile<Element>(weights, weight_words);
   }
 
@@ -381,60 +243,30 @@ class GradKeyValueWarpgroups
       Weights& weights, Weights& gradients, Words& weight_words,
       Sums& value_sums) const {
     const auto score = [&](Weights& tile) {
-      begin_products_of_keys(tile, stage);
+      stages_.begin_products_of_keys(tile, key_line(), stage);
       wait_for_products<0>();
       hold_sums(tile.values);
     };
     score(weights);
-    weigh(attention, weights, begin, work.column_begin, log_sum_exp(stage));
+    weigh(attention, weights, begin, work.column_begin,
+          stages_.log_sum_exp(stage));
     const TransposedDropout<Weights> dropout(attention, begin,
                                              work.column_begin);
     round_tile<Element>(dropout.dropped(weights), weight_words);
-    begin_products_of_values(gradients, stage);
-    begin_value_sums(value_sums, weight_words, work, stage);
+    stages_.begin_products_of_values(gradients, key_line(), stage);
+    stages_.begin_value_sums(value_sums, weight_words, work.head_begin, stage);
     wait_for_products<0>();
     hold_sums(gradients.values);
     hold_sums(value_sums.values);
     gradients = dropout.dropped(gradients);
-    differentiate(weights, gradients, delta(stage));
+    differentiate(weights, gradients, stages_.delta(stage));
     multiply_by_cap_slopes(attention, gradients, score);
   }
 
-  __device__ __forceinline__ Numbers log_sum_exp(int stage) const {
-    return {memory_, numbers_index(0, stage)};
-  }
-  __device__ __forceinline__ Numbers delta(int stage) const {
-    return {memory_, numbers_index(1, stage)};
-  }
-
-  __device__ __forceinline__ void begin_products_of_keys(Weights& tile,
-                                                         int stage) const {
-    begin_scores<Element, Key, Query>(
-        tile, Key::by_line(memory_, kKeyIndex, key_line()),
-        Query::by_line(memory_, query_index(stage)));
-  }
-
-  __device__ __forceinline__ void begin_products_of_values(Weights& tile,
-                                                           int stage) const {
-    begin_scores<Element, Key, Query>(
-        tile, Key::by_line(memory_, kValueIndex, key_line()),
-        Query::by_line(memory_, grad_output_index(stage)));
-  }
-
-  __device__ __forceinline__ void begin_value_sums(Sums& value_sums,
-                                                   Words& weight_words,
-                                                   const Work& work,
-                                                   int stage) const {
-    begin_sums<Element>(
-        value_sums, weight_words,
-        Query::by_column(memory_, grad_output_index(stage), work.head_begin));
-  }
-
-  const MappedGradKeyValue<Element>& mapped_;
   const AttentionGradKeyValue<Element>& call_;
   const AttentionProblem<Element>& problem_;
   const Mbarriers& barriers_;
-  SharedSpan<Element> memory_;
+  const Stages stages_;
 };
 
 template <class Element, int kWidth, bool kPlain>

@@ -13,6 +13,7 @@
 #include "cuda/attention/joint_gradients_copied.cuh"
 #include "cuda/attention/joint_gradients_mma.cuh"
 #include "cuda/attention/joint_gradients_panels.cuh"
+#include "cuda/attention/joint_gradients_warpgroups.cuh"
 
 namespace pkg::cuda {
 
@@ -159,13 +160,14 @@ template <class Element, int kWidth, bool kPlain>
 using JointGradientsMma =
     GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth, kPlain>>;
 
-// Whether there is a kernel of single warps for all gradients: not of float64.
+// Whether there is a kernel for all gradients: not of float64.
 template <class Element>
 constexpr bool kHasJointGradients = sizeof(Element) <= sizeof(float);
 
-// Whether one kernel of single warps can make all gradients: both heads fit a
-// block, key and value have the same matrices, and each query is of one matrix
-// of the batch: blocks of several would wait for one another to add to it.
+// Whether one kernel can make all gradients: both heads fit a block, key and
+// value have the same matrices, and each query is of one matrix of the batch:
+// blocks of several would wait for one another to add to it. That of warpgroups
+// is for plain attention alone; else two of them are faster than single warps.
 template <class Element>
 bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
                            const AttentionGradKeyValue<Element>& key_value,
@@ -176,7 +178,7 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
   const int64_t tiles = call.tile_count();
   return device.joins_gradients && problem.head_size <= kMostHead &&
          problem.value_size <= kMostHead &&
-         !suits_gradient_warpgroups(problem, device) &&
+         (problem.is_plain() || !suits_gradient_warpgroups(problem, device)) &&
          query.partition.shared_count == 1 &&
          key_value.grad_key.data != nullptr &&
          key_value.grad_value.data != nullptr && tiles > 0 &&
@@ -196,24 +198,50 @@ int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
 }
 
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
-// count in cuda/attention/joint_gradients_mma.cuh, for the wait of the first.
+// counts in cuda/attention/joint_gradients_mma.cuh and
+// joint_gradients_warpgroups.cuh, for the wait of the first.
 // Fewer blocks than a round would besides leave multiprocessors idle that the
 // query's own kernel keeps busy; and where more blocks begin together than
 // there are tiles of queries, they wait for longer than they save.
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
                          const AttentionDevice& device) {
-  constexpr int64_t kRounds = 4;
+  const int64_t rounds =
+      suits_gradient_warpgroups(key_value.backward.problem, device) ? 3 : 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return call.tile_count() >= kRounds * device.multiprocessors &&
+  return call.tile_count() >= rounds * device.multiprocessors &&
          tiles_that_begin_together(key_value.backward.problem) <=
              call.row_tiles();
+}
+
+// The same by warpgroups, where kernels of them take the call's lengths: false
+// where the copy engine does not take its operands.
+template <class Element, class MakeMemory, class Launch>
+bool launch_joint_gradient_warpgroups(
+    const AttentionJointGradients<Element>& given,
+    const AttentionDevice& device, MakeMemory&& make_memory, Launch&& launch) {
+  const auto run = [&]<int kWidth>(MappedJointGradients<Element>& mapped) {
+    AttentionJointGradients<Element>& call = mapped.call;
+    make_memory(call, call.sum_count(kWidth), call.turn_count());
+    launch(attention_joint_gradients_warpgroups_kernel<Element, kWidth>,
+           std::min<int64_t>(call.tile_count(), device.multiprocessors),
+           launch_shape<JointGradientsWarpgroups<Element, kWidth>>(), mapped);
+  };
+  return launch_gradient_warpgroups(
+      given, device, kQueryBoxLines, [&](auto& mapped) {
+        const auto& problem = given.backward.problem;
+        if (std::max(problem.head_size, problem.value_size) > 64) {
+          run.template operator()<128>(mapped);
+        } else {
+          run.template operator()<64>(mapped);
+        }
+      });
 }
 
 // Calls launch(kernel, blocks, shape, call) with the kernel for all gradients,
 // for a call that suits it, once make_memory(sums, zeros) has given it
 // memory for so many numbers and so many zeros: false where a block has too
-// little shared memory.
+// little shared memory, or the copy engine does not take the operands.
 template <class Element, class MakeMemory, class Launch>
 bool launch_joint_gradients_kernel(
     const AttentionGradQuery<Element>& query,
@@ -245,6 +273,8 @@ bool launch_joint_gradients_kernel(
               launch_shape<Panels>(), Panels::kBlocks);
         });
     return true;
+  } else if (suits_gradient_warpgroups(problem, device)) {
+    return launch_joint_gradient_warpgroups(call, device, make_memory, launch);
   } else {
     bool is_launched = false;
     with_gradient_width(problem, [&]<int kWidth, bool kPlain>() {

@@ -45,9 +45,9 @@ struct GradientWarpgroups {
   static constexpr int kProducerRegisters = 3 * 168 - 2 * kRegisters;
 };
 
-// Calls compute() by the two warpgroups, copy(0) and copy(1) by a warp of the
-// third each.
-template <class Launch, class Compute, class Copy>
+// Calls compute() by the two warpgroups, copy(0) and copy(1), and so on where
+// there are more, by a warp of the third each.
+template <class Launch, int kCopies = 2, class Compute, class Copy>
 __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
                                                   Copy&& copy) {
   if (warpgroup_of_thread() < Launch::kConsumers / kWarpgroup) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void divide_warpgroups(Compute&& compute,
     const int warp =
         __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarp, 0) -
         Launch::kConsumerWarps;
-    if (warp < 2) {
+    if (warp < kCopies) {
       copy(warp);
     }
   }

@@ -534,6 +534,7 @@ int main(int, char** arguments) {
        }},
   };
   cases.merge(pipeline_cases());
+  cases.merge(bulk_copy_cases());
   try {
     cases.at(arguments[1])();
   } catch (const pkg::emulation::Report& report) {

@@ -6,3 +6,4 @@
 #include <string>
 
 std::map<std::string, std::function<void()>> pipeline_cases();
+std::map<std::string, std::function<void()>> bulk_copy_cases();
