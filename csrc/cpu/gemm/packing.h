@@ -390,7 +390,9 @@ void pack_columns(const MatrixView<Source>& right, int64_t columns,
   const int64_t depth = depth_of<Arithmetic>(inner);
   const int64_t run =
       detail::packed_together<Arithmetic>(right.column_stride, inner);
-  const int64_t panels = (columns + kColumns - 1) / kColumns;
+  // One, of which nothing is packed, where there are no columns.
+  const int64_t panels =
+      std::max<int64_t>((columns + kColumns - 1) / kColumns, 1);
   for_each_block(inner, run, [&](int64_t k, int64_t values) {
     int64_t next = k + values;
     const int64_t next_end = std::min(inner, next + values);
