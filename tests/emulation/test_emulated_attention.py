@@ -329,6 +329,12 @@ def assert_near(
         assert agrees.all(), f"{name}: {(error / bound).max().item():.2f} times its bound"
 
 
+def compare_gradients(call: Call, gradients: Sequence[Tensor]) -> None:
+    """The gradients of query, key and value with the exact ones."""
+    exact = exact_results(call)
+    assert_near(RESULTS[2:5], gradients, exact[2:], bounds_of(call, exact)[2:])
+
+
 def check(
     emulator: Emulator, call: Call, blocks: int = 3, shared_bytes: int = MOST_SHARED_BYTES
 ) -> list[Tensor]:

@@ -6,13 +6,10 @@ import pytest
 import torch
 from emulator import Emulator
 from test_emulated_attention import (
-    RESULTS,
     Call,
-    assert_near,
-    bounds_of,
+    compare_gradients,
     emulated_backward,
     emulated_forward,
-    exact_results,
     make,
     name_of,
 )
@@ -30,26 +27,25 @@ from torch import Tensor
 
 
 def gradients_of(
-    emulator: Emulator, call: Call, blocks: int = 3, warpgroups: bool = True
+    emulator: Emulator,
+    call: Call,
+    blocks: int = 3,
+    *,
+    warpgroups: bool = True,
+    joint: bool = False,
 ) -> list[Tensor]:
     """The gradients, from the outputs of the kernels without warpgroups."""
     outputs = emulated_forward(emulator, call, blocks)
-    return emulated_backward(emulator, call, outputs, blocks, warpgroups=warpgroups)
+    return emulated_backward(emulator, call, outputs, blocks, warpgroups=warpgroups, joint=joint)
 
 
-def compare(call: Call, gradients: list[Tensor]) -> None:
-    """The gradients of query, key and value with the exact ones."""
-    exact = exact_results(call)
-    assert_near(RESULTS[2:5], gradients, exact[2:], bounds_of(call, exact)[2:])
-
-
-def check(emulator: Emulator, call: Call, blocks: int = 3) -> list[Tensor]:
+def check(emulator: Emulator, call: Call, blocks: int = 3, *, joint: bool = False) -> list[Tensor]:
     """Compare them where kernels of warpgroups make all of them."""
-    gradients = gradients_of(emulator, call, blocks)
+    gradients = gradients_of(emulator, call, blocks, joint=joint)
     if call.mask is None or not call.mask.is_floating_point():  # whose gradient's kernel is last
         assert emulator.counters.group_products > 0
         assert emulator.counters.products == 0
-    compare(call, gradients)
+    compare_gradients(call, gradients)
     return gradients
 
 
@@ -126,7 +122,7 @@ def test_keys_and_values_of_other_matrices_go_another_way(cuda_emulator: Emulato
     counted = products_of(cuda_emulator, call)
     assert counted["attention_grad_query"] > 0
     assert counted["attention_grad_key_value"] == 0
-    compare(call, gradients_of(cuda_emulator, call))
+    compare_gradients(call, gradients_of(cuda_emulator, call))
 
 
 @pytest.mark.parametrize("name", OTHER_WAYS)

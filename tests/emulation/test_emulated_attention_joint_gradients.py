@@ -11,13 +11,10 @@ import torch
 from emulator import Emulator
 from test_emulated_attention import (
     MOST_SHARED_BYTES,
-    RESULTS,
     Call,
-    assert_near,
-    bounds_of,
+    compare_gradients,
     emulated_backward,
     emulated_forward,
-    exact_results,
     make,
     name_of,
 )
@@ -45,17 +42,12 @@ def in_type(call: Call, dtype: torch.dtype) -> Call:
     return replace(call, **{name: getattr(call, name).to(dtype) for name in names})
 
 
-def compare(call: Call, gradients: list[Tensor]) -> None:
-    exact = exact_results(call)
-    assert_near(RESULTS[2:5], gradients, exact[2:], bounds_of(call, exact)[2:])
-
-
 def check(
     emulator: Emulator, call: Call, blocks: int = 3, shared_bytes: int = MOST_SHARED_BYTES
 ) -> list[Tensor]:
     gradients = gradients_of(emulator, call, blocks, shared_bytes)
     assert (emulator.counters.products > 0) == (call.query.dtype in HALVES)
-    compare(call, gradients)
+    compare_gradients(call, gradients)
     return gradients
 
 
@@ -188,7 +180,7 @@ def test_the_order_of_sums_is_that_of_the_keys(
         emulated_backward(cuda_emulator, call, outputs, blocks, joint=True)
         for blocks in (1, 2, 3, 7, 100)
     ]
-    compare(call, results[0])
+    compare_gradients(call, results[0])
     for others in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import test_emulated_attention_backward_warpgroups as backward
 import torch
 from emulator import Emulator
 from test_emulated_attention import (
-    RESULTS,
-    Call,
-    assert_near,
-    bounds_of,
+    compare_gradients,
     emulated_backward,
     emulated_forward,
-    exact_results,
     make,
     name_of,
 )
@@ -26,28 +25,9 @@ from test_emulated_attention_warpgroups import (
     with_feature,
     with_operands,
 )
-from torch import Tensor
 
-
-def gradients_of(
-    emulator: Emulator, call: Call, blocks: int = 3, warpgroups: bool = True
-) -> list[Tensor]:
-    """The gradients, from the outputs of the kernels without warpgroups."""
-    outputs = emulated_forward(emulator, call, blocks)
-    return emulated_backward(emulator, call, outputs, blocks, warpgroups=warpgroups, joint=True)
-
-
-def compare(call: Call, gradients: list[Tensor]) -> None:
-    exact = exact_results(call)
-    assert_near(RESULTS[2:5], gradients, exact[2:], bounds_of(call, exact)[2:])
-
-
-def check(emulator: Emulator, call: Call, blocks: int = 3) -> list[Tensor]:
-    gradients = gradients_of(emulator, call, blocks)
-    assert emulator.counters.group_products > 0
-    assert emulator.counters.products == 0
-    compare(call, gradients)
-    return gradients
+gradients_of = partial(backward.gradients_of, joint=True)
+check = partial(backward.check, joint=True)
 
 
 @pytest.mark.parametrize("head", [64, 128])
@@ -113,7 +93,7 @@ def test_the_order_of_sums_is_that_of_the_keys(
         emulated_backward(cuda_emulator, call, outputs, blocks, warpgroups=True, joint=True)
         for blocks in (1, 2, 3, 7, 100)
     ]
-    compare(call, results[0])
+    compare_gradients(call, results[0])
     for others in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 
