@@ -94,12 +94,10 @@ MatrixView<DotRow<T>> contiguous_rows(const MatrixView<T>& left, int64_t rows,
 // that a column fills.
 template <class Input>
 int64_t most_dot_rows(int64_t inner) {
-  if constexpr (std::is_same_v<Input, int8_t>) {
-    return std::min(detail::kMostInt8DotRows,
+  constexpr bool kIsInt8 = std::is_same_v<Input, int8_t>;
+  if constexpr (kIsInt8 || kInstructionSet == InstructionSet::Avx512Bf16) {
+    return std::min(kIsInt8 ? detail::kMostInt8DotRows : detail::kMostDotRows,
                     inner / detail::kDotValues<Input>);
-  }
-  if constexpr (kInstructionSet == InstructionSet::Avx512Bf16) {
-    return std::min(detail::kMostDotRows, inner / detail::kDotValues<Input>);
   }
   constexpr bool kHasTiles = kInstructionSet == InstructionSet::Amx;
   if constexpr (kHasTiles && std::is_same_v<Input, float>) {

@@ -218,9 +218,8 @@ class ColumnsProduct {
 
   // Whether the result is too large for L2.
   bool is_distant() const {
-    constexpr int64_t kMebibyte = 1 << 20;
     return product_.rows * product_.output_stride * int64_t{sizeof(Output)} >
-           kMebibyte;
+           kL2Bytes;
   }
 
   const Product<Input, Output>& product_;

@@ -70,9 +70,8 @@ MatrixView<T> gather_columns(const MatrixView<T>& matrix, int64_t first,
 // and 1.3. From L3, 768 x 3072: int8 and half precision 1.0, float32 0.85.
 template <class T>
 bool prefetches_columns(int64_t inner, int64_t columns) {
-  constexpr int64_t kMebibyte = 1 << 20;
   constexpr int64_t kLeast = sizeof(T) < sizeof(float) ? 1 : 16;
-  return inner * columns * int64_t{sizeof(T)} > kLeast * kMebibyte;
+  return inner * columns * int64_t{sizeof(T)} > kLeast * kL2Bytes;
 }
 
 // Brings kValues values of each of the kCount columns from `column` on into L2.

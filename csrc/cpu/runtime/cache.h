@@ -12,6 +12,8 @@ namespace pkg::cpu {
 inline constexpr int64_t kCacheLine = 64;
 // Bytes of a way of the L1 cache: lines that far apart lie in the same set.
 inline constexpr int64_t kL1Way = 4096;
+// Of the L2 cache, as much as the kernels reckon with.
+inline constexpr int64_t kL2Bytes = 1 << 20;
 
 // Which rows are too often in the same sets to be read side by side, MR at a
 // time. There are two rules, since what else there is to do differs:
