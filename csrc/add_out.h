@@ -12,7 +12,7 @@ namespace detail {
 
 // True where the tensors are the same elements in the same order, which may be
 // overwritten as they are read.
-inline bool are_same_elements(const Tensor& a, const Tensor& b) {
+inline bool are_same_elements(const TensorView& a, const TensorView& b) {
   const auto sizes = sizes_of(a);
   const auto a_strides = strides_of(a);
   const auto b_strides = strides_of(b);
@@ -25,7 +25,7 @@ inline bool are_same_elements(const Tensor& a, const Tensor& b) {
   return same;
 }
 
-inline void check_overlap_in_itself(const Tensor& out) {
+inline void check_overlap_in_itself(const TensorView& out) {
   const Overlap overlap = overlap_in_itself(out);
   PKG_CHECK(overlap != Overlap::kYes,
             "add_out: several elements of out share one memory location (is it "
@@ -36,8 +36,8 @@ inline void check_overlap_in_itself(const Tensor& out) {
             "share memory; pass out.contiguous() and copy the result back");
 }
 
-inline void check_overlap_of_input(const char* name, const Tensor& input,
-                                   const Tensor& out) {
+inline void check_overlap_of_input(const char* name, const TensorView& input,
+                                   const TensorView& out) {
   if (are_same_elements(input, out)) {
     return;
   }
@@ -55,7 +55,8 @@ inline void check_overlap_of_input(const char* name, const Tensor& input,
 
 }  // namespace detail
 
-inline void check_add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+inline void check_add_out(const TensorView& a, const TensorView& b,
+                          const WritableView& out) {
   check_binary("add_out", a, b);
   check_pointwise_dtype("add_out", "out", out);
   check_same_device("add_out", "a", a, "out", out);

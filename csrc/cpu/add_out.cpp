@@ -8,16 +8,15 @@
 namespace pkg::cpu {
 namespace {
 
-void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+void add_out(const TensorView& a, const TensorView& b,
+             const WritableView& out) {
   check_add_out(a, b, out);
   const ScalarType type = result_type(a, b);
   const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
-  const TensorView views[] = {out, a, b};
-  const auto loop =
-      plan_pointwise_into<3>(shape, {&views[0], &views[1], &views[2]});
+  const auto loop = plan_pointwise_into<3>(shape, {&out, &a, &b});
   with_element_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(loop, out, std::array{&views[1], &views[2]},
+    run_pointwise<T>(loop, destination_of(out), std::array{&a, &b},
                      [](auto x, auto y) { return x + y; });
   });
 }

@@ -70,8 +70,8 @@ Tensor run_backward(const TensorView& grad, const TensorView& saved) {
       plan_binary("linear_activation_backward", saved, grad, type);
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
-    run_pointwise<T>(plan.loop, plan.output, std::array{&saved, &grad},
-                     [](auto x, auto gradient) {
+    run_pointwise<T>(plan.loop, destination_of(plan.output),
+                     std::array{&saved, &grad}, [](auto x, auto gradient) {
                        return activation_gradient<kActivation>(gradient, x);
                      });
   });

@@ -32,11 +32,11 @@ struct IntegerList {
   size_t count = 0;
 };
 
-// An argument as Python gives it: None, a tensor, a number, a text, a dtype or
-// a list of integers.
+// An argument as Python gives it: None, a tensor, one that is written to, a
+// number, a text, a dtype or a list of integers.
 using DirectArgument =
-    std::variant<std::monostate, TensorView, double, int64_t, bool,
-                 std::string_view, ScalarType, IntegerList>;
+    std::variant<std::monostate, TensorView, WritableView, double, int64_t,
+                 bool, std::string_view, ScalarType, IntegerList>;
 using DirectResults = std::array<std::optional<Tensor>, kMaxResults>;
 
 // False where the arguments' types are not the kernel's.
@@ -56,6 +56,10 @@ struct OnTensor {
 };
 template <>
 struct OnTensor<const TensorView&> {
+  using type = const Tensor&;
+};
+template <>
+struct OnTensor<const WritableView&> {
   using type = const Tensor&;
 };
 template <>
@@ -127,7 +131,11 @@ struct KernelEntry<function> {
     if (!(fits<Value<Arguments>>(arguments[i]) && ...)) {
       return false;
     }
-    store(function(get<Value<Arguments>>(arguments[i])...), results);
+    if constexpr (std::is_void_v<Result>) {
+      function(get<Value<Arguments>>(arguments[i])...);
+    } else {
+      store(function(get<Value<Arguments>>(arguments[i])...), results);
+    }
     return true;
   }
 
@@ -180,10 +188,10 @@ class KernelLibrary {
                 std::string_view key)
       : dispatcher_(dispatcher), is_cpu_(key == "CPU") {}
 
-  // A kernel: a function on tensors or TensorViews, numbers, texts and lists.
+  // A kernel: a function on tensors or views of them, numbers, texts and lists.
   // On the CPU one without a `const Tensor&` among its arguments is entered
-  // without the dispatcher too: it writes to nothing but its results, and
-  // refuses what it cannot do.
+  // without the dispatcher too: it writes to nothing but its results and what
+  // it takes as a WritableView, and refuses what it cannot do before it writes.
   template <auto function>
   void impl(const char* name) {
     using Entry = detail::KernelEntry<function>;

@@ -280,6 +280,32 @@ class TensorView {
   const void* data_ = nullptr;
 };
 
+// An operand that a kernel writes to. Borrowed too.
+class WritableView : public TensorView {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor): as above.
+  WritableView(const Tensor& tensor)
+      : TensorView(tensor), tensor_(tensor.get()) {}
+
+  // Dense memory on the CPU.
+  WritableView(void* data, std::span<const int64_t> sizes,
+               std::span<const int64_t> strides, ScalarType dtype)
+      : TensorView(data, sizes, strides, dtype), data_(data) {}
+
+  // A tensor that shares its memory until it is written to gets its own.
+  void* mutable_data_ptr() const {
+    void* data = data_;
+    if (tensor_ != nullptr) {
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor_, &data));
+    }
+    return data;
+  }
+
+ private:
+  AtenTensorHandle tensor_ = nullptr;
+  void* data_ = nullptr;
+};
+
 inline std::span<const int64_t> sizes_of(const TensorView& view) {
   return view.sizes;
 }

@@ -95,6 +95,19 @@ class BorrowedTensors {
     return is_readable ? std::optional(view) : std::nullopt;
   }
 
+  // The same of a tensor that is to be written to.
+  std::optional<WritableView> read_to_write(void* implementation) const {
+    const auto view = read(implementation);
+    void* data = nullptr;
+    const bool is_writable =
+        view && aoti_torch_get_data_ptr(
+                    reinterpret_cast<AtenTensorHandle>(&implementation),
+                    &data) == TORCH_SUCCESS;
+    return is_writable ? std::optional(WritableView(data, view->sizes,
+                                                    view->strides, view->dtype))
+                       : std::nullopt;
+  }
+
   // Where to write to such a tensor, or null. One that shares its memory until
   // it is written to gets its own.
   void* memory_to_write(PyObject* object) const {

@@ -14,11 +14,16 @@
 namespace pkg::python {
 namespace {
 
+const TensorView* view_of(const DirectArgument& argument) {
+  const TensorView* writable = std::get_if<WritableView>(&argument);
+  return writable != nullptr ? writable : std::get_if<TensorView>(&argument);
+}
+
 // Whether a call is done before the lock would be of use to another thread.
 bool is_short(const DirectArgument* arguments, size_t count) {
   int64_t elements = 0;
   for (size_t i = 0; i < count; ++i) {
-    if (const auto* view = std::get_if<TensorView>(&arguments[i])) {
+    if (const TensorView* view = view_of(arguments[i])) {
       elements += product(view->sizes);
     } else if (std::holds_alternative<IntegerList>(arguments[i])) {
       return false;  // of sizes, which may ask for any number of results
@@ -88,7 +93,9 @@ bool convert(PyObject* value, const Parameter& parameter,
   }
   switch (parameter.type) {
     case ValueType::Tensor:
-      return assign(ThreadState::instance().memory_of(value));
+      return parameter.is_written
+                 ? assign(ThreadState::instance().memory_to_write_of(value))
+                 : assign(ThreadState::instance().memory_of(value));
     case ValueType::Float:
       return assign(
           number_of(value));  // the dispatcher tells what is too large
@@ -249,17 +256,43 @@ PyObject* OperatorCall::run(PyObject* const* values,
                             bool may_be_observed) const {
   std::array<DirectArgument, kMaxArguments> arguments;
   DirectResults results;
-  size_t count = 0;
-  for (const Parameter& parameter : signature->parameters()) {
-    if (!convert(values[count], parameter, arguments[count])) {
-      return nullptr;
-    }
-    ++count;
-  }
-  if (!enter(arguments.data(), results, may_be_observed)) {
+  // What is written to comes first: it may move to memory of its own, and be
+  // another argument too.
+  if ((signature->writes() && !convert_all(values, true, arguments.data())) ||
+      !convert_all(values, false, arguments.data()) ||
+      !enter(arguments.data(), results, may_be_observed) ||
+      (signature->writes() && !count_writes(values))) {
     return nullptr;
   }
-  return results[1] ? tuple_of(results) : object_of(*results[0]);
+  return results[1]   ? tuple_of(results)
+         : results[0] ? object_of(*results[0])
+                      : Py_NewRef(Py_None);
+}
+
+// Those that are written to, or the others.
+bool OperatorCall::convert_all(PyObject* const* values, bool are_written,
+                               DirectArgument* arguments) const {
+  size_t i = 0;
+  for (const Parameter& parameter : signature->parameters()) {
+    if (parameter.is_written == are_written &&
+        !convert(values[i], parameter, arguments[i])) {
+      return false;
+    }
+    ++i;
+  }
+  return true;
+}
+
+// False with Python's error set.
+bool OperatorCall::count_writes(PyObject* const* values) const {
+  for (const Parameter& parameter : signature->parameters()) {
+    PyObject* value = *values++;
+    if (parameter.is_written && value != Py_None &&
+        !ThreadState::instance().count_write(value)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // False where the kernel refuses.

@@ -32,6 +32,9 @@ struct OperatorCall {
   bool needs_gradient(PyObject* const* values) const;
   // Null without an error where the kernel does not take the values.
   PyObject* run(PyObject* const* values, bool may_be_observed) const;
+  bool convert_all(PyObject* const* values, bool are_written,
+                   DirectArgument* arguments) const;
+  bool count_writes(PyObject* const* values) const;
   bool enter(const DirectArgument* arguments, DirectResults& results,
              bool may_be_observed) const;
   PyObject* other_way(PyObject* const* values, bool may_be_observed) const;

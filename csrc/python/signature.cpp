@@ -46,6 +46,7 @@ Parameter parameter_of(const py::handle& argument) {
     text = text.substr(kOptional.size(), text.size() - kOptional.size() - 1);
   }
   const py::object size = argument.attr("N");
+  const py::object alias = argument.attr("alias_info");
   PyObject* name = PyUnicode_InternFromString(
       argument.attr("name").cast<std::string>().c_str());
   const bool has_default = argument.attr("has_default_value")().cast<bool>();
@@ -54,6 +55,7 @@ Parameter parameter_of(const py::handle& argument) {
       type_of(text),
       is_optional,
       argument.attr("kwarg_only").cast<bool>(),
+      !alias.is_none() && alias.attr("is_write").cast<bool>(),
       size.is_none() ? 0 : size.cast<size_t>(),
       has_default ? py::object(argument.attr("default_value")) : py::object()};
 }
@@ -126,6 +128,7 @@ Signature::Signature(std::string name, const py::object& schema)
   for (const py::handle& argument : schema.attr("arguments")) {
     parameters_.push_back(parameter_of(argument));
     positional_ += parameters_.back().is_keyword_only ? 0 : 1;
+    writes_ = writes_ || parameters_.back().is_written;
   }
   if (parameters_.size() > kMaxArguments) {
     throw std::runtime_error(name_ +

@@ -22,6 +22,7 @@ struct Parameter {
   ValueType type;
   bool is_optional;
   bool is_keyword_only;
+  bool is_written;           // of Tensor: the operator writes to it
   size_t list_size;          // of Integers; one number stands for so many
   py::object default_value;  // null where an argument is required
 
@@ -48,6 +49,9 @@ class Signature {
   size_t positional() const { return positional_; }
   PyObject* keywords() const { return keywords_.ptr(); }
 
+  // Whether the operator writes to an argument.
+  bool writes() const { return writes_; }
+
   // The arguments of a vectorcall in the order of the parameters, defaults
   // filled in; otherwise nothing, with Python's own TypeError set.
   std::optional<Values> bind(PyObject* const* arguments, size_t positional,
@@ -64,6 +68,7 @@ class Signature {
   std::string name_;
   std::vector<Parameter> parameters_;
   size_t positional_ = 0;
+  bool writes_ = false;
   py::tuple keywords_;
 };
 

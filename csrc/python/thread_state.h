@@ -175,12 +175,28 @@ class ThreadState {
 
   // A tensor that is nothing but dense memory on the CPU; otherwise nothing.
   std::optional<TensorView> memory_of(PyObject* tensor) const {
-    void* implementation = tensors_.implementation_of(tensor);
-    const bool is_plain = implementation != nullptr &&
-                          (tensors_.is_ordinary(implementation) ||
-                           (tensors_.is_dense_on_cpu(implementation) &&
-                            is_negated_.is_denied(tensor)));
-    return is_plain ? tensors_.read(implementation) : std::nullopt;
+    void* implementation = plain_implementation_of(tensor);
+    return implementation != nullptr ? tensors_.read(implementation)
+                                     : std::nullopt;
+  }
+  // The same of one that is to be written to, of which count_write() tells.
+  std::optional<WritableView> memory_to_write_of(PyObject* tensor) const {
+    void* implementation = plain_implementation_of(tensor);
+    return implementation != nullptr && counts_writes()
+               ? tensors_.read_to_write(implementation)
+               : std::nullopt;
+  }
+
+  // Autograd must notice where a tensor that it saved is overwritten. False
+  // with Python's error set.
+  bool count_write(PyObject* tensor) const {
+    PyObject* tensors = PyTuple_Pack(1, tensor);
+    PyObject* done = tensors != nullptr ? PyObject_CallOneArg(
+                                              increment_version_.ptr(), tensors)
+                                        : nullptr;
+    Py_XDECREF(tensors);
+    Py_XDECREF(done);
+    return done != nullptr;
   }
 
   // What a handle of the stable ABI points to a copy of, or null.
@@ -198,6 +214,17 @@ class ThreadState {
   bool finds_tensor_words() const { return tensors_.finds_words(); }
 
  private:
+  void* plain_implementation_of(PyObject* tensor) const {
+    void* implementation = tensors_.implementation_of(tensor);
+    const bool is_plain = implementation != nullptr &&
+                          (tensors_.is_ordinary(implementation) ||
+                           (tensors_.is_dense_on_cpu(implementation) &&
+                            is_negated_.is_denied(tensor)));
+    return is_plain ? implementation : nullptr;
+  }
+
+  bool counts_writes() const { return !increment_version_.is_none(); }
+
   // Transforms, modes below the dispatcher, tracing and autocast.
   bool has_plain_keys(bool has_autocast) const {
     const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
@@ -261,6 +288,7 @@ class ThreadState {
   TensorQuestion is_negated_{"is_neg"};
   py::object forward_mode_ = attribute("torch.autograd.forward_ad", "__dict__");
   py::object profiler_ = attribute("torch.autograd.profiler", "__dict__");
+  py::object increment_version_ = attribute("torch._C", "_increment_version");
   py::object is_excluded_ =
       attribute("torch._C", "_dispatch_tls_is_dispatch_key_excluded");
   py::object keys_ = attribute("torch._C", "DispatchKey");

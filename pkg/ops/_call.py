@@ -6,6 +6,10 @@ do nothing but enter the kernel, or record a gradient around it, and then do jus
 ``csrc/python/thread_state.h`` says what they ask. All else goes through ``torch.ops``, errors
 included: the kernel is then asked again and refuses in words.
 
+Where an operator writes to an argument, this way adds one to that tensor's version, as the kernel
+between autograd and the device does: ``add_out`` of 64 elements takes 660 ns, 7700 through the
+dispatcher, and ``torch.add`` with ``out=`` 1060 (Zen 4, PyTorch 2.13.0, 2026-11-26).
+
 Measured at 8 x 8, float32, on an AMD EPYC (Zen 4), one thread, PyTorch 2.13.0, 2026-11-24, with
 PyTorch's own nearest function beside it, in nanoseconds (medians of 30 to 40 alternating batches):
 

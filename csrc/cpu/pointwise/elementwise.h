@@ -20,7 +20,7 @@ void run_formula(ScalarType type,
     using T = decltype(example);
     BoundFormula<Formula, simd::Compute<T>> bound;
     std::copy(numbers.begin(), numbers.end(), bound.numbers);
-    run_pointwise<T>(loop, output, tensors, bound);
+    run_pointwise<T>(loop, destination_of(output), tensors, bound);
   };
   if constexpr (FormulaTraits<Formula>::kTakesIntegers) {
     with_element_type(type, run);

@@ -48,6 +48,11 @@ struct Destination {
   ScalarType type;
 };
 
+template <class Output>
+Destination destination_of(const Output& output) {
+  return {static_cast<char*>(output.mutable_data_ptr()), dtype_of(output)};
+}
+
 // Elements of any type, `stride` apart, as contiguous elements of T in `to`;
 // and the way back. In cpu/pointwise/pointwise.cpp, for all pairs of element
 // types.
@@ -144,12 +149,10 @@ class RunWalker {
 // it is stored.
 template <class T, class Operation, size_t kInputs>
 void run_pointwise(const PointwiseLoop<static_cast<int>(kInputs) + 1>& loop,
-                   const Tensor& output,
+                   const Destination& destination,
                    const std::array<const TensorView*, kInputs>& inputs,
                    const Operation& operation) {
   constexpr int kOperands = static_cast<int>(kInputs) + 1;
-  const Destination destination{static_cast<char*>(output.mutable_data_ptr()),
-                                dtype_of(output)};
   const bool same_type = destination.type == scalar_type_of<T>;
   std::array<Source, kInputs> sources;
   for (size_t i = 0; i < kInputs; ++i) {
@@ -160,10 +163,16 @@ void run_pointwise(const PointwiseLoop<static_cast<int>(kInputs) + 1>& loop,
     alignas(64) T buffers[kInputs][kChunk];
     alignas(64) T results[kChunk];
     RunWalker<kOperands> walker(loop, begin);
+    const bool in_place = same_type && walker.inner_stride(0) == 1;
+    bool are_all_in_place = in_place;
+    for (size_t i = 0; i < kInputs; ++i) {
+      are_all_in_place = are_all_in_place &&
+                         sources[i].type == scalar_type_of<T> &&
+                         walker.inner_stride(static_cast<int>(i) + 1) == 1;
+    }
+    const int64_t most = are_all_in_place ? end - begin : kChunk;
     while (begin < end) {
-      const int64_t count =
-          std::min({kChunk, walker.left_in_run(), end - begin});
-      const bool in_place = same_type && walker.inner_stride(0) == 1;
+      const int64_t count = std::min({most, walker.left_in_run(), end - begin});
       T* result =
           in_place ? reinterpret_cast<T*>(destination.data) + walker.offset(0)
                    : results;
