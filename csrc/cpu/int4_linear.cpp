@@ -2,8 +2,12 @@
 // number of rows.
 #include "int4_linear.h"
 
+#include <limits>
+#include <type_traits>
+
 #include "cpu/gemm/linear_product.h"
 #include "cpu/int4/few_rows.h"
+#include "cpu/int4/limb_panels.h"
 #include "cpu/int4/products.h"
 #include "cpu/pointwise/pointwise.h"
 #include "host/namespace.h"
@@ -11,30 +15,67 @@
 namespace pkg::cpu {
 namespace {
 
-// Rows up to which integer dot products are the faster way; pkg.ops.int4_linear
-// and its test name the numbers. Zen 4, one core, 4096 x 4096, GFLOP/s: dot
-// products 88 in float32, 114 in half precision, whatever the rows; the
-// product's core with 8 / 16 / 32 rows 54 / 69 / 84 in float32, 87 / 113 / 138
-// in bfloat16, 98 in float16 with 128 (docs/tuning/gemm.md).
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+
+// Up to how many rows are multiplied by integer dot products, each on its own
+// (cpu/int4/few_rows.h) and then by micro-panels (cpu/int4/limb_panels.h); what
+// is beyond both goes by the product's core, or by tiles. pkg.ops.int4_linear
+// names the numbers; docs/tuning/gemm.md has the measurements.
+struct IntegerRows {
+  int64_t each;
+  int64_t panels;
+};
+
 template <class T>
-constexpr int64_t few_rows() {
+constexpr IntegerRows integer_rows() {
+  [[maybe_unused]] constexpr bool kIsHalf = !std::is_same_v<T, float>;
 #if defined(PKG_HAS_TILES)
   // Intel Xeon, milliseconds by dot products and by tiles (cpu/int4/
   // group_tiles.h): bfloat16 and float16 4 rows 1.4 and 1.7, 8 rows 2.7 and
   // 1.7; float32 1.7 and 2.0, 3.3 and 2.1.
-  return 4;
+  return {4, 0};
+#elif defined(__AVX512VNNI__)
+  return {2, kAny};
+#elif defined(__AVX512F__)
+  return kIsHalf ? IntegerRows{2, kAny} : IntegerRows{4, 12};
+#elif defined(__AVX2__)
+  return kIsHalf ? IntegerRows{6, kAny} : IntegerRows{12, 0};
+#elif defined(__SSSE3__)
+  return {1, kIsHalf ? kAny : 24};
 #else
-#if defined(__AVX512BF16__)
-  if (std::is_same_v<T, BFloat16>) {
-    return 12;
+  return {kIsHalf ? 32 : 12, 0};
+#endif
+}
+
+// Any but the last two ways. Rows that the micro-panels do not take, for their
+// values, are multiplied by the others, with those of their block.
+template <class T>
+bool multiply_in_integers(const MatrixView<T>& input, int64_t rows,
+                          const TiledWeight& weight,
+                          const simd::Compute<T>* bias, T* output,
+                          int64_t threads) {
+  constexpr int kLimbs = std::is_same_v<T, float> ? 3 : 2;
+  constexpr IntegerRows kRows = integer_rows<T>();
+  if (rows <= kRows.each) {
+    return multiply_few_rows<kLimbs>(input, rows, weight, bias, output,
+                                     threads);
   }
-#endif
-#if defined(__AVX512VNNI__)
-  return std::is_same_v<T, float> ? 24 : 128;
-#else
-  return std::is_same_v<T, float> ? 12 : 32;
-#endif
-#endif
+  if constexpr (kRows.panels > 0) {
+    if (rows <= kRows.panels) {
+      // For as many rows is the weight unpacked once.
+      constexpr int64_t kBlock = 240;
+      for_each_block(rows, kBlock, [&](int64_t row, int64_t count) {
+        T* const to = output + row * weight.layout.rows;
+        if (!multiply_by_limb_panels<kLimbs>(input.from(row, 0), count, weight,
+                                             bias, to, threads)) {
+          multiply_many_rows(input.from(row, 0), count, weight, bias, to,
+                             threads);
+        }
+      });
+      return true;
+    }
+  }
+  return false;
 }
 
 template <class T>
@@ -42,9 +83,8 @@ void multiply(const MatrixView<T>& input, int64_t rows,
               const TiledWeight& weight, const simd::Compute<T>* bias,
               T* output, int64_t threads) {
   if constexpr (!std::is_same_v<T, double>) {
-    constexpr int kLimbs = std::is_same_v<T, float> ? 3 : 2;
-    if (rows <= few_rows<T>() && weight.layout.columns > 0 &&
-        multiply_few_rows<kLimbs>(input, rows, weight, bias, output, threads)) {
+    if (weight.layout.columns > 0 &&
+        multiply_in_integers(input, rows, weight, bias, output, threads)) {
       return;
     }
   }

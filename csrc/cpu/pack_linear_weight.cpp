@@ -2,6 +2,7 @@
 // instead of at every call. Bound by memory: it is read and written once.
 #include "cpu/gemm/packed_product.h"
 #include "cpu/pointwise/pointwise.h"
+#include "cpu/runtime/huge_pages.h"
 #include "cpu/runtime/parallel.h"
 #include "host/namespace.h"
 #include "packed_linear.h"
@@ -12,6 +13,9 @@ namespace {
 Tensor pack_linear_weight(const TensorView& weight) {
   check_pack_linear_weight(weight);
   const Tensor packed = allocate_packed_weight(weight);
+  void* const to = packed.mutable_data_ptr();
+  ask_for_huge_pages(to,
+                     product(sizes_of(packed)) * element_size(weight.dtype));
   const auto sizes = sizes_of(weight);
   const auto strides = strides_of(weight);
   with_floating_type(dtype_of(weight), [&](auto example) {
@@ -21,8 +25,7 @@ Tensor pack_linear_weight(const TensorView& weight) {
               "pack_linear_weight: the panels do not fit in the packed tensor");
     const MatrixView<T> right{static_cast<const T*>(weight.const_data_ptr()),
                               strides[1], strides[0]};
-    pack_right_operand(right, sizes[0], sizes[1],
-                       static_cast<T*>(packed.mutable_data_ptr()),
+    pack_right_operand(right, sizes[0], sizes[1], static_cast<T*>(to),
                        num_threads());
   });
   return packed;

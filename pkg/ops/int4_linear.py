@@ -40,13 +40,14 @@ def int4_linear(
     :func:`pkg.ops.dequantize_tensor_core_tiled_layout` has to, and the result is rounded once.
     Sums are in float32, in float64 for a float64 input.
 
-    The CPU multiplies a few rows in integers: an element of the input is then off by at most
-    2**-14.98 (bfloat16, float16) or 2**-22.98 (float32) of the largest magnitude among the 128
+    The CPU multiplies in integers where that is faster: an element of the input is then off by at
+    most 2**-14.98 (bfloat16, float16) or 2**-22.98 (float32) of the largest magnitude among the 128
     columns that it is one of, and the result by so much times the sum of the weights' magnitudes
-    there. What is small beside a large neighbour may so be left out altogether. A few rows are as
-    many as are faster that way: up to 12 of float32 and 32 of half precision; with the library
-    ``avx512_bf16`` up to 24 of float32, 128 of float16 and 12 of bfloat16; with ``amx`` up to 4.
-    A matrix with more rows is multiplied in floating point, and so is one that has a NaN, an
+    there. What is small beside a large neighbour may so be left out altogether. That is any number
+    of rows of half precision on an x86-64 processor, and of float32 with the libraries
+    ``avx512_vnni`` and ``avx512_bf16``; up to 12 rows of float32 with ``avx2`` and ``avx512`` and 24
+    with ``baseline``; up to 4 of either with ``amx``; on Arm up to 12 of float32 and 32 of half
+    precision. More rows are multiplied in floating point, and so are those beside a NaN, an
     infinity, or 128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
 
     Gradients flow to ``input`` and ``bias``, to any order. The scales are constants.

@@ -158,34 +158,6 @@ auto packed_rows(const typename Arithmetic::KGroup* packed, int64_t depth) {
   }
 }
 
-// The same from a later k-group on.
-template <class KGroup>
-struct PackedStripsFrom {
-  const KGroup* data;
-  int64_t depth;  // that was packed
-  int64_t first;
-
-  template <int kRows>
-  const KGroup* strip(int64_t row, int64_t /*depth*/) const {
-    return data + row * depth + first * kRows;
-  }
-  template <int kRows>
-  KGroup k_group(const KGroup* at, int row) const {
-    return at[row];
-  }
-  template <int kRows>
-  static constexpr int64_t kStep = kRows;
-};
-template <ProductArithmetic Arithmetic>
-auto packed_rows_from(const typename Arithmetic::KGroup* packed, int64_t depth,
-                      int64_t first) {
-  if constexpr (kUsesTileRegisters<Arithmetic>) {
-    return packed_rows<Arithmetic>(packed + first, depth);
-  } else {
-    return PackedStripsFrom<typename Arithmetic::KGroup>{packed, depth, first};
-  }
-}
-
 // B, of which a k-group's elements are contiguous over the columns of a
 // micro-panel: the matrix itself, or micro-panels that are packed. A packed
 // operand may hold a narrower type than the arithmetic's k-groups, which is

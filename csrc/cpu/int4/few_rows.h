@@ -61,6 +61,7 @@
 
 #include "cpu/gemm/operands.h"
 #include "cpu/int4/byte_sums.h"
+#include "cpu/int4/limb_rows.h"
 #include "cpu/int4/limbs.h"
 #include "cpu/runtime/cache.h"
 #include "cpu/runtime/parallel.h"
@@ -338,75 +339,44 @@ class FewRows {
   FewRows(const MatrixView<T>& input, int64_t rows, const TiledWeight& weight,
           const simd::Compute<T>* bias, T* output)
       : input_(input),
-        rows_(rows),
         weight_(weight),
         bias_(bias),
         output_(output),
-        chunks_((weight.layout.columns + kChunkColumns - 1) / kChunkColumns),
-        groups_(weight.groups()),
+        limbs_(rows, weight.layout.columns, weight.group_size),
         scales_(weight.group_size >= kChunkColumns ? ChunkScales::One
                                                    : ChunkScales::Words),
         multiply_row_(
-            row_function<kLimbs>(weight.layout.inner_k_tiles, scales_)),
-        limbs_(Workspace::of_this_thread<Slot::Limbs>().template request<Chunk>(
-            rows * chunks_)) {}
+            row_function<kLimbs>(weight.layout.inner_k_tiles, scales_)) {}
 
   // False where block floating point will not do for the activations.
   bool prepare() {
-    constexpr int64_t kBlocks = kChunkColumns / kTiledBlock;
-    float* block_sums =
-        Workspace::of_this_thread<Slot::BlockSums>().template request<float>(
-            rows_ * chunks_ * kBlocks + rows_ * groups_);
-    group_sums_ = block_sums + rows_ * chunks_ * kBlocks;
-    const ChunkOrder order(weight_.layout.inner_k_tiles);
-    for (int64_t row = 0; row < rows_; ++row) {
-      float* of_row = block_sums + row * chunks_ * kBlocks;
-      for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
-        const int64_t column = chunk * kChunkColumns;
-        if (!write_limbs(
-                input_.at(row, column), input_.column_stride,
-                std::min(kChunkColumns, weight_.layout.columns - column), order,
-                limbs_[row * chunks_ + chunk], of_row + chunk * kBlocks)) {
-          return false;
-        }
-      }
-      const int64_t blocks = weight_.group_size / kTiledBlock;
-      for (int64_t group = 0; group < groups_; ++group) {
-        float sum = 0;
-        for (int64_t block = 0; block < blocks; ++block) {
-          sum += of_row[group * blocks + block];
-        }
-        group_sums_[row * groups_ + group] = sum;
-      }
-    }
-    return true;
+    return limbs_.write(input_, ChunkOrder(weight_.layout.inner_k_tiles));
   }
 
   // Tiles from `begin` to `end`; scales are unpacked for two at a time.
   void multiply(int64_t begin, int64_t end) const {
     float* scales =
         Workspace::of_this_thread<Slot::TileScales>().template request<float>(
-            chunks_ * scales_of_chunk());
+            limbs_.chunks() * scales_of_chunk());
     float* unpacked =
         Workspace::of_this_thread<Slot::UnpackedScales>()
-            .template request<float>(2 * groups_ * kScalesOfGroup);
+            .template request<float>(2 * limbs_.groups() * kScalesOfGroup);
     for (int64_t tile = begin; tile < end; ++tile) {
       if (tile == begin || tile % 2 == 0) {
         unpack_scales(weight_, tile, tile % 2 == 0 && tile + 1 < end ? 2 : 1,
                       unpacked);
       }
       const bool is_second = tile % 2 == 1 && tile > begin;
-      for (int64_t row = 0; row < rows_; ++row) {
-        multiply_tile(tile, row,
-                      unpacked + (is_second ? groups_ * kScalesOfGroup : 0),
-                      scales);
+      for (int64_t row = 0; row < limbs_.rows(); ++row) {
+        multiply_tile(
+            tile, row,
+            unpacked + (is_second ? limbs_.groups() * kScalesOfGroup : 0),
+            scales);
       }
     }
   }
 
  private:
-  using Chunk = LimbChunk<kLimbs>;
-
   // Scales of a tile's rows.
   int64_t scales_of_chunk() const {
     return kTiledRows * (scales_ == ChunkScales::One ? 1 : kChunkWords);
@@ -416,14 +386,14 @@ class FewRows {
   void multiply_tile(int64_t tile, int64_t row, const float* unpacked,
                      float* scales) const {
     const TiledLayout& layout = weight_.layout;
-    const Chunk* of_row = limbs_ + row * chunks_;
+    const LimbChunk<kLimbs>* of_row = &limbs_.at(row, 0);
     float results[kTiledRows];
-    scale_tile(weight_, unpacked, of_row, group_sums_ + row * groups_, scales_,
+    scale_tile(weight_, unpacked, of_row, limbs_.group_sums(row), scales_,
                scales, results);
     const uint32_t* words = weight_.words + tile * layout.words_of_tile();
     const int64_t whole = layout.columns / kChunkColumns;
     multiply_row_(words, of_row, whole, scales, results);
-    if (whole < chunks_) {
+    if (whole < limbs_.chunks()) {
       // The last chunk of a weight whose columns do not fill it.
       uint32_t last[kTiledRows * kChunkWords] = {};
       std::copy_n(words + whole * kTiledRows * kChunkWords,
@@ -439,16 +409,12 @@ class FewRows {
   }
 
   MatrixView<T> input_;
-  int64_t rows_;
   const TiledWeight& weight_;
   const simd::Compute<T>* bias_;
   T* output_;
-  int64_t chunks_;
-  int64_t groups_;
+  LimbRows<kLimbs> limbs_;
   ChunkScales scales_;
   RowFunction<kLimbs> multiply_row_;
-  Chunk* limbs_;
-  float* group_sums_ = nullptr;
 };
 
 }  // namespace detail

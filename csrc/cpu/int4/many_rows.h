@@ -1,17 +1,10 @@
 // Many rows of activations times a 4-bit weight: blocks of the weight become
 // the packed right operand of the product's core (cpu/gemm/gemm.h) and are
 // multiplied while they are in the cache, so that a value is unpacked once for
-// 960 rows. The summed dimension goes through both operands in the order of the
-// weight's words: in each block of 32 columns, value 8 c + 2 j + h is column 8
-// j + 2 c + h.
-//
-// Two arithmetics. In float32 and float64 the operand holds the weights
-// themselves, (q - 8) scale + zero. Pairs of bfloat16 hold the whole numbers
-// q - 8, which are exact, and the sums of each group are scaled, in float32,
-// when its steps are done; the zeros are multiplied with the sums of the
-// activations. Nothing of the weight is rounded to bfloat16 then, and making a
-// pair of values is a shift, a mask and a look-up. It costs 3 loads or stores
-// for each register of sums and group, 3 % by count for groups of 128.
+// 960 rows. The operand holds the weights themselves, (q - 8) scale + zero, in
+// float32 or float64. The summed dimension goes through both operands in the
+// order of the weight's words: in each block of 32 columns, value 8 c + 2 j + h
+// is column 8 j + 2 c + h.
 //
 // Operations: 2 M N K, and about one instruction for each value of the weight
 // and 960 rows. Bound by the multiply-add units.
@@ -28,12 +21,9 @@
 namespace pkg::cpu {
 namespace detail {
 
-// KC here, in k-groups, which is the accumulation length too; of pairs, whole
-// groups. Shorter than gemm.h's, since the rounding error of a sum grows with
-// its length: sums over 1024 were 2.1 times as far off as those of PyTorch with
-// 512. Pairs are summed by groups in any case.
-template <class Arithmetic>
-inline constexpr int64_t kInt4Depth = Arithmetic::kKGroupSize == 2 ? 512 : 128;
+// KC here, which is the accumulation length too. Shorter than gemm.h's, since
+// the rounding error of a sum grows with its length.
+inline constexpr int64_t kInt4Depth = 128;
 
 // The words of micro-panel columns [first, first + count) for one lane of the
 // tiled layout and block of columns; beyond count zero.
@@ -80,7 +70,6 @@ struct BlockScales {
 template <class Number>
 struct WeightPanels {
   using Arithmetic = Floating<Number>;
-  static constexpr bool kScalesSums = false;
 
   static void unpack(const TiledWeight& weight, int64_t first, int count,
                      int64_t begin, int64_t end, const Number* scales,
@@ -117,90 +106,6 @@ struct WeightPanels {
   }
 };
 
-#if defined(__AVX512BF16__)
-// Micro-panels of pairs of q - 8.
-struct PairPanels {
-  using Arithmetic = Bfloat16Dot;
-  static constexpr bool kScalesSums = true;
-
-  static void unpack(const TiledWeight& weight, int64_t first, int count,
-                     int64_t begin, int64_t end, const float* /*scales*/,
-                     const float* /*zeros*/, int64_t /*stride*/,
-                     uint32_t* panel) {
-    constexpr int kColumns = kNR<Arithmetic>;
-    constexpr int kLanes = simd::kLanes<uint32_t>;
-    alignas(64) uint16_t table[32];
-    for (int i = 0; i < 32; ++i) {
-      table[i] = static_cast<uint16_t>(
-          std::bit_cast<uint32_t>(static_cast<float>(i % 16 - 8)) >> 16);
-    }
-    const __m512i values = _mm512_load_si512(table);
-    uint32_t words[kColumns] = {};
-    for (int64_t block = begin / kTiledBlock; block < end / kTiledBlock;
-         ++block) {
-      for (int64_t lane = 0; lane < 4; ++lane) {
-        gather_words(weight, first, count, block, lane, words);
-        uint32_t* to =
-            panel + (block * kTiledBlock - begin + 8 * lane) / 2 * kColumns;
-        for (int v = 0; v < kNRVectors; ++v) {
-          const Vector<uint32_t> packed = simd::load(words + v * kLanes);
-          for (int j = 0; j < 4; ++j) {
-            const auto places =
-                std::bit_cast<__m512i>((packed >> (4 * j)) & 0x000F000FU);
-            simd::store(to + j * kColumns + v * kLanes,
-                        std::bit_cast<Vector<uint32_t>>(
-                            _mm512_permutexvar_epi16(places, values)));
-          }
-        }
-      }
-    }
-  }
-};
-
-#endif
-
-// Adds the sums of a group to the totals, scaled, with the zeros' part.
-struct AddScaled {
-  float* totals;
-  int64_t stride;
-  bool first;
-  const float* scales;  // of the group, by column
-  const float* zeros;
-  const float* row_sums;  // of the group's activations, by row
-
-  static constexpr bool kInOrder = false;
-
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void prefetch(int64_t /*row*/,
-                                       int64_t /*column*/) const {}
-
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void operator()(int64_t row, int64_t column,
-                                         Vector<float> (&sums)[kRows][kVectors],
-                                         int /*tail*/) const {
-    constexpr int kLanes = simd::kLanes<float>;
-    Vector<float> scale[kVectors];
-    Vector<float> zero[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      scale[v] = simd::load(scales + column + v * kLanes);
-      zero[v] = simd::load(zeros + column + v * kLanes);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const float row_sum = row_sums[row + r];
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        float* to = totals + (row + r) * stride + column + v * kLanes;
-        Vector<float> total = zero[v] * row_sum;
-        if (!first) {
-          total += simd::load(to);
-        }
-        simd::store(to, sums[r][v] * scale[v] + total);
-      }
-    }
-  }
-};
-
 // Rows in the order of the weight's words, from any strides.
 template <class T>
 void reorder_rows(const MatrixView<T>& input, int64_t rows, int64_t values,
@@ -220,26 +125,10 @@ void reorder_rows(const MatrixView<T>& input, int64_t rows, int64_t values,
   }
 }
 
-// The sums of groups of activations, by group and then row.
-template <class T, class Number>
-void sum_groups(const T* reordered, int64_t rows, int64_t values,
-                int64_t group_size, int64_t stride, Number* sums) {
-  constexpr int kLanes = simd::kLanes<Number>;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t k = 0; k < values; k += group_size) {
-      Vector<Number> sum{};
-      for (int64_t i = 0; i < group_size; i += kLanes) {
-        sum += simd::load(reordered + row * values + k + i);
-      }
-      sums[k / group_size * stride + row] = simd::reduce_add(sum);
-    }
-  }
-}
-
 // One thread's rectangle: loops 5 to 3 of cpu/gemm/contract.h, with the weight
 // unpacked where B would be packed. The sums of NC x kBufferedRows are kept in
 // the accumulator's type, and stored when all of K is done.
-template <class Panels, class T>
+template <class T>
 class Rectangle {
  public:
   Rectangle(const MatrixView<T>& input, int64_t rows, const TiledWeight& weight,
@@ -254,8 +143,7 @@ class Rectangle {
         columns_(columns),
         nc_(std::min(columns, even_block(columns, kNC, kColumns))),
         padded_((nc_ + kColumns - 1) / kColumns * kColumns),
-        kc_(std::min(kInt4Depth<Arithmetic> * Arithmetic::kKGroupSize,
-                     weight.layout.columns)),
+        kc_(std::min(kInt4Depth, weight.layout.columns)),
         buffered_rows_(std::min(rows, even_block(rows, kBufferedRows, kMR))),
         mc_(std::min(rows, even_block(rows, kMC, kMR))) {
     const int64_t depth = depth_of<Arithmetic>(kc_);
@@ -264,9 +152,7 @@ class Rectangle {
     totals_ = request<Number, Slot::PartialSums>(buffered_rows_ * padded_);
     packed_right_ = request<KGroup, Slot::PackedRight>(padded_ * depth);
     reordered_ = request<T, Slot::ReorderedRows>(mc_ * kc_);
-    numbers_ =
-        request<Number, Slot::GroupNumbers>(groups * (2 * padded_ + mc_));
-    row_sums_ = numbers_ + groups * 2 * padded_;
+    numbers_ = request<Number, Slot::GroupNumbers>(groups * 2 * padded_);
   }
 
   void run() const {
@@ -277,9 +163,9 @@ class Rectangle {
           std::fill_n(totals_, height * padded_, Number{});
         }
         for_each_block(inner, kc_, [&](int64_t k, int64_t values) {
-          const BlockScales<Number> scales = unpack(column, columns, k, values);
+          unpack(column, columns, k, values);
           for_each_block(height, mc_, [&](int64_t row, int64_t rows) {
-            multiply_rows(top + row, rows, columns, k, values, scales,
+            multiply_rows(top + row, rows, columns, k, values,
                           totals_ + row * padded_);
           });
         });
@@ -289,9 +175,10 @@ class Rectangle {
   }
 
  private:
+  using Number = simd::Compute<T>;
+  using Panels = WeightPanels<Number>;
   using Arithmetic = typename Panels::Arithmetic;
   using KGroup = typename Arithmetic::KGroup;
-  using Number = typename Arithmetic::Accumulator;
   static constexpr int kColumns = kNR<Arithmetic>;
 
   template <class Element, Slot kSlot>
@@ -299,9 +186,9 @@ class Rectangle {
     return Workspace::of_this_thread<kSlot>().template request<Element>(count);
   }
 
-  // B: the micro-panels of a block of K, and the scales of its groups.
-  BlockScales<Number> unpack(int64_t column, int64_t columns, int64_t k,
-                             int64_t values) const {
+  // B: the micro-panels of a block of K.
+  void unpack(int64_t column, int64_t columns, int64_t k,
+              int64_t values) const {
     const int64_t depth = depth_of<Arithmetic>(values);
     const BlockScales<Number> scales(
         weight_, k / weight_.group_size,
@@ -313,55 +200,22 @@ class Rectangle {
                      scales.zeros + j, scales.stride,
                      packed_right_ + j * depth);
     });
-    return scales;
   }
 
   // Loop 3's body: the block of A at (row, k), packed and multiplied.
   void multiply_rows(int64_t row, int64_t rows, int64_t columns, int64_t k,
-                     int64_t values, const BlockScales<Number>& scales,
-                     Number* totals) const {
+                     int64_t values, Number* totals) const {
     const int64_t depth = depth_of<Arithmetic>(values);
     reorder_rows(input_.from(row, k), rows, values, reordered_);
     pack_rows<Arithmetic>(MatrixView<T>{reordered_, values, 1}, rows, values,
                           packed_left_);
-    if constexpr (Panels::kScalesSums) {
-      sum_groups(reordered_, rows, values, weight_.group_size, mc_, row_sums_);
-      multiply_groups(rows, columns, depth, k == 0, scales, totals);
-    } else {
-      constexpr KeepSums kKeep;
-      const StoreSums<Number, Number, KeepSums> store{
-          totals, padded_, k == 0, k + values == weight_.layout.columns,
-          totals, padded_, kKeep};
-      multiply_panels<Arithmetic>(
-          rows, columns, depth, packed_rows<Arithmetic>(packed_left_, depth),
-          RightPanels<KGroup>{packed_right_, kColumns, kColumns * depth},
-          store);
-    }
-  }
-
-  // Loops 2 and 1, and around the micro-kernel one over the groups, whose sums
-  // are scaled each on its own.
-  void multiply_groups(int64_t rows, int64_t columns, int64_t depth, bool first,
-                       const BlockScales<Number>& scales,
-                       Number* totals) const {
-    const int64_t group_depth = depth_of<Arithmetic>(weight_.group_size);
-    for_each_block(columns, kColumns, [&](int64_t j, int64_t count) {
-      for_each_strip(rows, [&](int64_t row, int height) {
-        with_strip_height(height, [&](auto strip) {
-          for (int64_t g = 0; g * group_depth < depth; ++g) {
-            micro_kernel<Arithmetic, strip(), kNRVectors>(
-                group_depth,
-                packed_rows_from<Arithmetic>(packed_left_, depth,
-                                             g * group_depth),
-                packed_right_ + j * depth + g * group_depth * kColumns,
-                kColumns, row, j, static_cast<int>(count),
-                AddScaled{totals, padded_, first && g == 0,
-                          scales.scales + g * padded_,
-                          scales.zeros + g * padded_, row_sums_ + g * mc_});
-          }
-        });
-      });
-    });
+    constexpr KeepSums kKeep;
+    const StoreSums<Number, Number, KeepSums> store{
+        totals, padded_, k == 0, k + values == weight_.layout.columns,
+        totals, padded_, kKeep};
+    multiply_panels<Arithmetic>(
+        rows, columns, depth, packed_rows<Arithmetic>(packed_left_, depth),
+        RightPanels<KGroup>{packed_right_, kColumns, kColumns * depth}, store);
   }
 
   void store(int64_t top, int64_t height, int64_t column,
@@ -401,45 +255,8 @@ class Rectangle {
   KGroup* packed_right_;
   Number* totals_;
   T* reordered_;
-  Number* numbers_;   // scales and zeros by group
-  Number* row_sums_;  // of the groups of A's rows
+  Number* numbers_;  // scales and zeros by group
 };
-
-template <class Panels, class T>
-void multiply_rectangles(const MatrixView<T>& input, int64_t rows,
-                         const TiledWeight& weight,
-                         const simd::Compute<T>* bias, T* output,
-                         int64_t threads) {
-  using Arithmetic = typename Panels::Arithmetic;
-  for_each_rectangle<Arithmetic>(
-      rows, weight.layout.rows, kMR, kNR<Arithmetic>,
-      useful_threads(rows, weight.layout.rows, weight.layout.columns, threads),
-      [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {
-        Rectangle<Panels, T>(input.from(row, 0), part_rows, weight, column,
-                             columns, bias, output + row * weight.layout.rows)
-            .run();
-      });
-}
-
-#if defined(__AVX512BF16__)
-// Whether products with whole numbers and sums of groups stay in the range of
-// float, so that the result is that of the weights themselves.
-inline bool is_tame(const MatrixView<BFloat16>& input, int64_t rows,
-                    int64_t columns) {
-  constexpr uint16_t kLargest = 0x7080;  // 2^98
-  for (int64_t row = 0; row < rows; ++row) {
-    uint16_t most = 0;
-    for (int64_t column = 0; column < columns; ++column) {
-      const uint16_t magnitude = input.at(row, column)->x & 0x7FFFU;
-      most = std::max(most, magnitude);
-    }
-    if (most > kLargest) {
-      return false;
-    }
-  }
-  return true;
-}
-#endif
 
 }  // namespace detail
 
@@ -454,16 +271,16 @@ void multiply_many_rows(const MatrixView<T>& input, int64_t rows,
     }
   }
 #endif
-#if defined(__AVX512BF16__)
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    if (detail::is_tame(input, rows, weight.layout.columns)) {
-      return detail::multiply_rectangles<detail::PairPanels>(
-          input, rows, weight, bias, output, threads);
-    }
-  }
-#endif
-  detail::multiply_rectangles<detail::WeightPanels<simd::Compute<T>>>(
-      input, rows, weight, bias, output, threads);
+  using Arithmetic = Floating<simd::Compute<T>>;
+  detail::for_each_rectangle<Arithmetic>(
+      rows, weight.layout.rows, kMR, kNR<Arithmetic>,
+      detail::useful_threads(rows, weight.layout.rows, weight.layout.columns,
+                             threads),
+      [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) {
+        detail::Rectangle<T>(input.from(row, 0), part_rows, weight, column,
+                             columns, bias, output + row * weight.layout.rows)
+            .run();
+      });
 }
 
 }  // namespace pkg::cpu

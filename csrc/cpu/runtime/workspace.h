@@ -28,6 +28,9 @@ enum class Slot {
   BlockSums = 1,
   TileScales = 2,
   UnpackedScales = 3,
+  // By micro-panels: limbs as strips, and the units of their chunks.
+  LimbStrips = 4,
+  LimbUnits = 7,
   // Many rows: activations in the weight's order, numbers of a pass' groups.
   ReorderedRows = 3,
   GroupNumbers = 4,
