@@ -14,8 +14,6 @@ Tensor pack_linear_weight(const TensorView& weight) {
   check_pack_linear_weight(weight);
   const Tensor packed = allocate_packed_weight(weight);
   void* const to = packed.mutable_data_ptr();
-  ask_for_huge_pages(to,
-                     product(sizes_of(packed)) * element_size(weight.dtype));
   const auto sizes = sizes_of(weight);
   const auto strides = strides_of(weight);
   with_floating_type(dtype_of(weight), [&](auto example) {
@@ -28,6 +26,10 @@ Tensor pack_linear_weight(const TensorView& weight) {
     pack_right_operand(right, sizes[0], sizes[1], static_cast<T*>(to),
                        num_threads());
   });
+  // Few rows are bound by reading it. Zen 4, 4096 x 4096 from memory, one row:
+  // float32 3.3 ms and 2.4, bfloat16 1.63 and 1.19, float16 1.87 and 1.63.
+  move_to_huge_pages(to,
+                     product(sizes_of(packed)) * element_size(weight.dtype));
   return packed;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -15,6 +16,7 @@
 #include "cpu/gemm/contract.h"
 #include "cpu/gemm/operands.h"
 #include "cpu/gemm/store_sums.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/tile_registers.h"
 
@@ -55,13 +57,18 @@ template <class V, int kAccumulators, int kRows, int kVectors>
 
 // Multiplies one k-group of the rows at `strip` and of kVectors registers at
 // `right`.
-template <class Arithmetic, int kRows, int kVectors, class Left, class Cursor,
-          class RightKGroup>
+template <class Arithmetic, bool kPrefetches, int kRows, int kVectors,
+          class Left, class Cursor, class RightKGroup>
 [[gnu::always_inline]] inline void multiply_k_group(
     const Left& left, const Cursor& strip, const RightKGroup* right,
     Vector<typename Arithmetic::Accumulator> (&sums)[kRows][kVectors]) {
   using KGroup = typename Arithmetic::KGroup;
   constexpr int kLanes = simd::kLanes<KGroup>;
+  if constexpr (kPrefetches) {
+    prefetch_bytes<PrefetchTo::L1>(
+        reinterpret_cast<const std::byte*>(right) + kStreamingBytes,
+        kVectors * kLanes * int64_t{sizeof(RightKGroup)});
+  }
   Vector<KGroup> b[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     b[v] = simd::load(right + v * kLanes);
@@ -121,14 +128,17 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
           LeftMicroPanels<typename Arithmetic::KGroup> Left, class RightKGroup,
           MicroTileStore<typename Arithmetic::Accumulator> Store>
 [[gnu::noinline]] void micro_kernel(int64_t depth, const Left& left,
-                                    const RightKGroup* right,
+                                    const RightKGroup* panel,
                                     int64_t step_stride, int64_t row,
                                     int64_t column, int columns,
                                     const Store& store) {
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kLanes = simd::kLanes<Accumulator>;
   store.template prefetch<kRows, kVectors>(row, column);
+  constexpr bool kPrefetches =
+      kIsStreamed<RightKGroup> && kRows >= kStreamingRows;
   auto strip = left.template strip<kRows>(row, depth);
+  auto right = k_groups_of(panel);
   // With few sums in a micro-tile, several k-groups go on side by side.
   constexpr int kAccumulators =
       Store::kInOrder ? 1 : std::max(8 / (kRows * kVectors), 1);
@@ -153,11 +163,15 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
     }
   }
 #endif
-  const auto multiply_next = [&](auto& accumulators) {
-    multiply_k_group<Arithmetic>(left, strip, right, accumulators);
-    strip += Left::template kStep<kRows>;
-    right += step_stride;
-  };
+  // Called in three places, it is otherwise a function now and then, as the
+  // size of the whole source will have it, and the sums lie in memory.
+  const auto multiply_next = [&](auto& accumulators)
+                                 __attribute__((always_inline)) {
+                                   multiply_k_group<Arithmetic, kPrefetches>(
+                                       left, strip, right, accumulators);
+                                   strip += Left::template kStep<kRows>;
+                                   right += step_stride;
+                                 };
   if constexpr (kSumsInParts<Arithmetic> &&
                 !(kFusesMultiplyAdd && Store::kInOrder)) {
     sum_depth_in_parts(depth, multiply_next, sums);

@@ -5,5 +5,7 @@ namespace pkg::cpu {
 
 PKG_MICRO_KERNELS(Floating<double>, PackedStrips, double);
 PKG_MICRO_KERNELS(Floating<double>, RowsInPlace, double);
+PKG_MICRO_KERNELS(Floating<double>, PackedStrips, Streamed<double>);
+PKG_MICRO_KERNELS(Floating<double>, RowsInPlace, Streamed<double>);
 
 }  // namespace pkg::cpu

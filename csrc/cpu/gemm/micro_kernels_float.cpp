@@ -6,9 +6,11 @@ namespace pkg::cpu {
 
 PKG_MICRO_KERNELS(Floating<float>, PackedStrips, float);
 PKG_MICRO_KERNELS(Floating<float>, RowsInPlace, float);
-PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Half);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<float>);
+PKG_MICRO_KERNELS(Floating<float>, RowsInPlace, Streamed<float>);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<Half>);
 #if !defined(__AVX512BF16__)
-PKG_MICRO_KERNELS(Floating<float>, PackedStrips, BFloat16);
+PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<BFloat16>);
 #endif
 
 }  // namespace pkg::cpu

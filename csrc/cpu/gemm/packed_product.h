@@ -35,8 +35,8 @@ struct StoredKGroup<T, true> {
 
 template <class T>
 using PackedKGroup =
-    typename StoredKGroup<T, ArithmeticOf<T>::type::kKGroupSize == 2 &&
-                                 sizeof(T) == 2>::KGroup;
+    Streamed<typename StoredKGroup<T, ArithmeticOf<T>::type::kKGroupSize == 2 &&
+                                          sizeof(T) == 2>::KGroup>;
 
 }  // namespace detail
 

@@ -7,31 +7,12 @@
 
 #include <cstdint>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace pkg::cpu {
 
-inline constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-
-// Asks the system for such pages for what of `bytes` from `data` on fills whole
-// ones, to be called before the memory is written to. It is free to refuse, as
-// where /sys/kernel/mm/transparent_hugepage/enabled says "never".
-inline void ask_for_huge_pages(void* data, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const auto from = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (from + kHugePage - 1) / kHugePage * kHugePage;
-  const uintptr_t end =
-      (from + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
-  if (begin < end) {
-    static_cast<void>(
-        madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
-  }
-#else
-  static_cast<void>(data);
-  static_cast<void>(bytes);
-#endif
-}
+// Has what of `bytes` from `data` on fills such pages moved to them, where the
+// system can and its owner lets it. The memory has been written to; its address
+// and content stay. Up to some milliseconds a page, where memory has to be
+// cleared out for it.
+void move_to_huge_pages(void* data, int64_t bytes);
 
 }  // namespace pkg::cpu

@@ -1,0 +1,50 @@
+#include "cpu/runtime/huge_pages.h"
+
+#if defined(__linux__)
+
+#include <sys/mman.h>
+
+#include <fstream>
+#include <string>
+
+namespace pkg::cpu {
+namespace {
+
+constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+// Of Linux 6.1; older ones refuse it, and move pages by and by.
+constexpr int kCollapse = 25;
+
+// By /sys, which the second of the two requests below does not ask.
+bool are_allowed() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string setting;
+  return std::getline(file, setting) &&
+         setting.find("[never]") == std::string::npos;
+}
+
+}  // namespace
+
+void move_to_huge_pages(void* data, int64_t bytes) {
+  static const bool kAreAllowed = are_allowed();
+  const auto from = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (from + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end =
+      (from + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
+  if (kAreAllowed && begin < end) {
+    void* const pages = reinterpret_cast<void*>(begin);
+    static_cast<void>(madvise(pages, end - begin, MADV_HUGEPAGE));
+    static_cast<void>(madvise(pages, end - begin, kCollapse));
+  }
+}
+
+}  // namespace pkg::cpu
+
+#else
+
+namespace pkg::cpu {
+
+void move_to_huge_pages(void* /*data*/, int64_t /*bytes*/) {}
+
+}  // namespace pkg::cpu
+
+#endif
