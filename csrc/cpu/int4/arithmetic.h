@@ -18,6 +18,13 @@ namespace pkg::cpu {
 using simd::Vector;
 
 struct Int4Quads {
+  // An arithmetic of cpu/gemm/contract.h, for operands that are packed here.
+  using KGroup = uint32_t;
+  using Accumulator = int32_t;
+  using Right = Int4Quads;
+  static constexpr int kKGroupSize = 4;
+  static constexpr bool kCompensated = false;
+
   static constexpr uint32_t kOffset = 8;
   static constexpr uint32_t kFlip = 0x88888888U;
   static constexpr uint32_t kLow = 0x0F0F0F0FU;

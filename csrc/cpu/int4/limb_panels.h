@@ -41,20 +41,14 @@ namespace pkg::cpu {
 namespace detail {
 
 // Limbs times values of 0 to 15.
-struct LimbQuads {
-  using KGroup = uint32_t;
-  using Accumulator = int32_t;
+struct LimbQuads : Int4Quads {
   using Right = LimbQuads;
-  static constexpr int kKGroupSize = 4;
   static constexpr bool kCompensated = true;
 
-  static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
-                                      Vector<int32_t> sum) {
-    return Int4Quads::multiply_add(a, b, sum);
-  }
   static Vector<int32_t> compensate(Vector<int32_t> sum,
                                     Vector<uint32_t> k_groups) {
-    return sum - multiply_add(k_groups, Vector<uint32_t>{} + 0x08080808U,
+    return sum - multiply_add(k_groups,
+                              Vector<uint32_t>{} + 0x01010101U * kOffset,
                               Vector<int32_t>{});
   }
 };

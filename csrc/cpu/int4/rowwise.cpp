@@ -19,15 +19,16 @@
 // ms by dot products, 2.5 to 2.9 by tiles; 16 rows 1.4 and 1.1.
 //
 // Zen 4, one core, 473 GOP/s of peak, 4096 x 4096: 1 row 0.31 to 0.35 ms, 0.64
-// without software prefetch; 24 rows 433 GOP/s, 64 rows 415. Columns unpacked
-// into micro-panels for the micro-kernel of cpu/gemm reached 278 with 17 rows
-// (docs/tuning/gemm.md).
+// without software prefetch; 24 rows 433 GOP/s, 64 rows 415. Where the inner
+// dimension is short, adding up lanes for each result costs more than many rows
+// pay for unpacking (cpu/int4/rowwise_panels.h).
 #include "cpu/int4/rowwise.h"
 
 #include <cstring>
 
 #include "cpu/gemm/gemm.h"
 #include "cpu/int4/arithmetic.h"
+#include "cpu/int4/rowwise_panels.h"
 #include "cpu/int4/rowwise_store.h"
 #include "cpu/int4/rowwise_tiles.h"
 #include "cpu/int4/split_row.h"
@@ -55,23 +56,6 @@ constexpr int64_t kBlockOfColumns = 64;
 // Rows that stay in the L2 cache, and the memory that their values take.
 constexpr int64_t kMostRows = 128;
 constexpr int64_t kMostLeftBytes = int64_t{512} << 10;
-
-// Rows of bytes: the values of the even columns, and behind them those of the
-// odd ones, each filled up with zeros.
-struct LeftRows {
-  const int8_t* data;
-  int64_t stride;
-  int64_t odd;  // where the odd columns begin
-  const int32_t* totals;
-};
-
-struct RightColumns {
-  const uint8_t* data;  // bytes of a column are contiguous
-  int64_t stride;
-  int64_t bytes;
-
-  const uint8_t* column(int64_t index) const { return data + index * stride; }
-};
 
 struct Int4Problem {
   const RowwiseScaledLinearPlan& plan;
@@ -190,6 +174,10 @@ void dot(const LeftRows& left, int64_t row, const RightColumns& right,
 
 void multiply_rows(const Int4Problem& problem, const LeftRows& left,
                    int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  if (multiplies_by_quad_panels(rows, problem.plan.inner)) {
+    return multiply_by_quad_panels(left, problem.weight, problem.output, row,
+                                   rows, column, columns);
+  }
   int32_t* sums =
       Workspace::of_this_thread<Slot::IntegerSums>().template request<int32_t>(
           rows * kBlockOfColumns);

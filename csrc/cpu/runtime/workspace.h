@@ -41,6 +41,8 @@ enum class Slot {
   SplitRows = 0,
   RowTotals = 1,
   IntegerSums = 2,
+  QuadStrips = 4,
+  QuadPanel = 5,
 
   // cpu/attention, which uses none of a product's: a task's blocks; then of a
   // whole call packed heads or where heads begin, partial results, and flags of
