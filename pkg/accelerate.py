@@ -152,8 +152,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     ``_int_mm`` are taken over, and with them ``@``, ``nn.Linear``, ``einsum``, attention and what
     ``torch.compile`` makes of them, forward and backward, in float64, float32, float16, bfloat16
     and int8. A call goes here where a table says that it is faster, measured on this kind of
-    processor; every other goes to PyTorch's kernel untouched, with its errors. Nothing is changed
-    on import. Results differ as those of two kernels do: in rounding.
+    processor; every other goes to PyTorch's kernel untouched, with its errors. None of this
+    happens on import. Results differ as those of two kernels do: in rounding.
 
     The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
     kernels too, for sequences of 128 tokens or more without a mask.
@@ -169,8 +169,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     asks no table, until ``restore_flash_attention_impl()``. The two do not touch one another:
     attention runs here while either says so.
 
-    Where there is no table for this processor it is measured, once, which takes a minute, and kept
-    (``python -m pkg tune``; :mod:`pkg.tune`).
+    Where the package has no table for this processor it is measured, once, which takes a minute,
+    and kept (``python -m pkg tune``; :mod:`pkg.tune`).
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.
