@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attention_varlen
 from ._key_value_cache import (
@@ -483,8 +484,7 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     _check_rank(name, 4, "(batch, tokens, heads, size)", q=q, k_cache=k_cache, v_cache=v_cache)
-    tensors = (q, k_cache, v_cache, k, v)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if records_gradients((q, k_cache, v_cache, k, v)):
         raise RuntimeError(
             f"{name}: an argument requires grad, and this function is for inference alone; call it "
             "within torch.no_grad(), or flash_attn_func where a gradient is needed"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..ops._arguments import check_instance, check_tensor
+from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
@@ -249,7 +250,7 @@ def _is_plain_inference(input: Tensor, weight: Tensor, bias: Tensor | None) -> b
     if type(input) not in (Tensor, torch.nn.Parameter) or input.device != weight.device:
         return False
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if records_gradients(tensors):
         return False
     return (
         forward_ad._current_level < 0

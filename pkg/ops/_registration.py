@@ -51,6 +51,18 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     return register
 
 
+def records_gradients(values: Iterable[object]) -> bool:
+    """Whether autograd records a function of these.
+
+    A loop, since ``any()`` of a generator takes longer.
+    """
+    if torch.is_grad_enabled():
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return False
+
+
 def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
     """Sums a gradient over the dimensions that ``like`` was broadcast in, in its dtype."""
     if gradient.shape != like.shape:
@@ -217,11 +229,8 @@ def register_gradients(
     _C._set_short_way(name, record=_recording[name])
 
     def call_or_record(*values: Any) -> Any:
-        recording = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in values
-        )
         # In forward mode too: without a formula for it, apply() refuses.
-        if not recording and forward_ad._current_level < 0:
+        if not records_gradients(values) and forward_ad._current_level < 0:
             return below_autograd(name, dispatched, *values)
         if not torch._C._are_functorch_transforms_active():
             return recorded(*values)
