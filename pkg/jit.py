@@ -128,8 +128,8 @@ def load(
         with_cuda: Whether to compile the CUDA kernels too; by default where
             PyTorch is a CUDA build and nvcc is there, unless ``PKG_BUILD_CUDA``
             is 0. They are compiled for ``PKG_CUDA_ARCH_LIST`` or
-            ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there, and
-            without any for those that a build from source is for.
+            ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there (an H100
+            as 9.0a), and without any for those that a build from source is for.
         capability: The CPU instruction set, ``baseline`` to ``amx``; by
             default the best that runs here.
         extra_cflags: Further flags for the C++ compiler.
@@ -192,6 +192,7 @@ def load(
     ]
     cuda_cflags = [
         *_build_flags.nvcc_flags(threads=2),
+        *_build_flags.cuda_macros(_asked_or_present()),
         f"-DPKG_NAMESPACE={namespace}",
         *extra_cuda_cflags,
     ]
@@ -305,18 +306,33 @@ def _refuse_taken_namespace(namespace: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def _cuda_architectures() -> Iterator[None]:
-    """Says what nvcc is to compile for where PyTorch would ask a GPU and there is none.
+def _asked_or_present() -> str:
+    """The architectures for nvcc, as TORCH_CUDA_ARCH_LIST has them; nothing: PyTorch asks the GPUs.
 
-    It fails then, with the index of an empty list.
+    Where there is none it would fail, with the index of an empty list. Of capability 9.0 it would
+    ask for 9.0, which lacks the instructions of warpgroups: they are those of 9.0a.
     """
     import torch
 
+    if asked := _build_flags.asked_cuda_architectures():
+        return asked
+    if not torch.cuda.is_available():
+        return _build_flags.DEFAULT_CUDA_ARCHITECTURES
+    present = {
+        torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
+    }
+    if (9, 0) not in present:
+        return ""
+    return ";".join(
+        f"{major}.{minor}" + "a" * ((major, minor) == (9, 0)) for major, minor in sorted(present)
+    )
+
+
+@contextlib.contextmanager
+def _cuda_architectures() -> Iterator[None]:
+    """Says what nvcc is to compile for."""
     before = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    chosen = _build_flags.asked_cuda_architectures()
-    if not chosen and not torch.cuda.is_available():
-        chosen = _build_flags.DEFAULT_CUDA_ARCHITECTURES
+    chosen = _asked_or_present()
     if chosen:
         os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
     try:
