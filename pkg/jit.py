@@ -152,7 +152,6 @@ def load(
         FileNotFoundError: ``sources`` has no ``python/pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
     """
-    import torch
     from torch.utils import cpp_extension
 
     if not namespace.isidentifier():
@@ -160,30 +159,8 @@ def load(
     folder = Path(sources) if sources is not None else source_folder()
     if not (folder / "python" / "pybind.cpp").exists():
         raise FileNotFoundError(f"pkg.jit: {folder} has no python/pybind.cpp; it is no csrc folder")
-    level = capability or best_capability()
-    if level not in _build_flags.cpu_levels():
-        raise ValueError(
-            f"pkg.jit: capability is '{level}'; it must be one of "
-            f"{', '.join(_build_flags.cpu_levels())}"
-        )
-    if level == "amx" and not _can_use_tiles():
-        raise RuntimeError(
-            "pkg.jit: capability is 'amx' and this processor, or the system it runs under, gives "
-            "no tile registers: leave the capability out for the best that runs here"
-        )
-    cuda = can_build_cuda() if with_cuda is None else with_cuda
-    if cuda and not can_build_cuda():
-        raise RuntimeError(
-            "pkg.jit: with_cuda=True needs nvcc (CUDA_HOME) and a CUDA build of PyTorch, and "
-            f"PKG_BUILD_CUDA not 0; this is PyTorch {torch.__version__} with "
-            f"CUDA_HOME={cpp_extension.CUDA_HOME}, "
-            f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
-        )
-    files = sorted(
-        path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
-    )
-    if cuda:
-        files += sorted((folder / "cuda").glob("*.cu"))
+    level = _checked_level(capability)
+    cuda = _checked_cuda(with_cuda)
     cflags = [
         *_build_flags.cxx_flags(),
         *_build_flags.cpu_kernel_flags(level),
@@ -196,34 +173,77 @@ def load(
         f"-DPKG_NAMESPACE={namespace}",
         *extra_cuda_cflags,
     ]
-    print_of_sources = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
-    if namespace in _loaded and _loaded[namespace][0] == print_of_sources:
+    state = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
+    if namespace in _loaded and _loaded[namespace][0] == state:
         return _loaded[namespace][1]
     _refuse_taken_namespace(namespace)
-
     directory = Path(build_directory) if build_directory else _default_folder(namespace)
+    files = sorted(
+        path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
+    )
+    files += sorted((folder / "cuda").glob("*.cu")) if cuda else []
+    with _alone_in(directory), _cuda_architectures(), progress(directory, len(files), level):
+        module: ModuleType = cpp_extension.load(
+            name=f"{namespace}_C",
+            sources=[str(path) for path in files],
+            extra_cflags=cflags,
+            extra_cuda_cflags=cuda_cflags,
+            extra_ldflags=list(extra_ldflags),
+            extra_include_paths=[str(folder)],
+            build_directory=str(directory),
+            with_cuda=cuda,
+            verbose=verbose,
+        )
+    _loaded[namespace] = (state, module)
+    return module
+
+
+def _checked_level(capability: str | None) -> str:
+    """The instruction set to compile for, of those that there are."""
+    level = capability or best_capability()
+    if level not in _build_flags.cpu_levels():
+        raise ValueError(
+            f"pkg.jit: capability is '{level}'; it must be one of "
+            f"{', '.join(_build_flags.cpu_levels())}"
+        )
+    if level == "amx" and not _can_use_tiles():
+        raise RuntimeError(
+            "pkg.jit: capability is 'amx' and this processor, or the system it runs under, gives "
+            "no tile registers: leave the capability out for the best that runs here"
+        )
+    return level
+
+
+def _checked_cuda(with_cuda: bool | None) -> bool:
+    """Whether to compile the CUDA kernels, which can be done then."""
+    import torch
+    from torch.utils import cpp_extension
+
+    cuda = can_build_cuda() if with_cuda is None else with_cuda
+    if cuda and not can_build_cuda():
+        raise RuntimeError(
+            "pkg.jit: with_cuda=True needs nvcc (CUDA_HOME) and a CUDA build of PyTorch, and "
+            f"PKG_BUILD_CUDA not 0; this is PyTorch {torch.__version__} with "
+            f"CUDA_HOME={cpp_extension.CUDA_HOME}, "
+            f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
+        )
+    return cuda
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Waits for another process that builds in a folder, and tells others who does."""
+    from torch.utils import cpp_extension
+
     directory.mkdir(parents=True, exist_ok=True)
     if hasattr(cpp_extension, "FileBaton"):
         _wait_for_lock(directory / "lock")
     owner = directory / _OWNER_FILE
     owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
     try:
-        with _cuda_architectures(), progress(directory, len(files), level):
-            module: ModuleType = cpp_extension.load(
-                name=f"{namespace}_C",
-                sources=[str(path) for path in files],
-                extra_cflags=cflags,
-                extra_cuda_cflags=cuda_cflags,
-                extra_ldflags=list(extra_ldflags),
-                extra_include_paths=[str(folder)],
-                build_directory=str(directory),
-                with_cuda=cuda,
-                verbose=verbose,
-            )
+        yield
     finally:
         owner.unlink(missing_ok=True)
-    _loaded[namespace] = (print_of_sources, module)
-    return module
 
 
 @contextlib.contextmanager

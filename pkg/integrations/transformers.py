@@ -130,9 +130,7 @@ def attention(
     Raises:
         ValueError: ``options`` ask for what only eager attention can do; the message names it.
     """
-    for option, what in _REFUSED.items():
-        if options.get(option) is not None and options[option] is not False:
-            raise ValueError(f"attn_implementation='pkg': {option} is given, which asks for {what}")
+    _refuse(options, s_aux is not None and bool(softcap))
     queries, keys = query.shape[2], key.shape[2]
     window_left = -1
     window = None if position_bias is not None else window_of(attention_mask, queries, keys)
@@ -166,11 +164,6 @@ def attention(
             window_right=0 if window_left >= 0 else -1,
             softcap=softcap or 0.0,
         )
-    elif softcap:
-        raise ValueError(
-            "attn_implementation='pkg': s_aux and softcap are both given, which asks for sinks "
-            "beside capped scores; choose attn_implementation='eager'"
-        )
     else:
         output = attention_with_sinks(
             *(*arguments, s_aux, *rules),
@@ -179,6 +172,18 @@ def attention(
             window_left=window_left,
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _refuse(options: dict[str, Any], caps_sinks: bool) -> None:
+    """Raises ValueError where a model asks for what only eager attention can do."""
+    for option, what in _REFUSED.items():
+        if options.get(option) is not None and options[option] is not False:
+            raise ValueError(f"attn_implementation='pkg': {option} is given, which asks for {what}")
+    if caps_sinks:
+        raise ValueError(
+            "attn_implementation='pkg': s_aux and softcap are both given, which asks for sinks "
+            "beside capped scores; choose attn_implementation='eager'"
+        )
 
 
 def _fitting(mask: Tensor, query: Tensor, keys: int) -> Tensor:

@@ -185,12 +185,9 @@ def register_gradients(
             the backward formula wants: it is True wherever a gradient is recorded. Goes
             with a ``setup_context``.
     """
-    operator = getattr(torch.ops.pkg, name).default
-    arguments = operator._schema.arguments
+    arguments = getattr(torch.ops.pkg, name).default._schema.arguments
     defaults = tuple(argument.default_value for argument in arguments)
-    keywords = [argument.name for argument in arguments if argument.kwarg_only]
-    positional = len(arguments) - len(keywords)
-    kept = [argument.name for argument in arguments].index(keeps) if keeps else None
+    positional = sum(not argument.kwarg_only for argument in arguments)
     dispatched = in_order(name)
 
     def run_below(*values: Any) -> Any:
@@ -198,34 +195,10 @@ def register_gradients(
         with torch.enable_grad():
             return below_autograd(name, dispatched, *values)
 
-    def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(ctx: Any, *values: Any) -> Any:
-            if kept is not None and values[kept] is not True:
-                values = (*values[:kept], True, *values[kept + 1 :])
-            output = run(*values)
-            if keywords:
-                named = dict(zip(keywords, values[positional:], strict=True))
-                setup_context(ctx, values[:positional], output, named)  # type: ignore[misc]
-            else:
-                setup_context(ctx, values, output)  # type: ignore[misc]
-            return output
-
-        return forward
-
-    # That of the binding does without Python's frames, a twentieth of a small call.
-    forward_of = _C._saving_forward if setup_context is None else forward_and_context
-
-    def function(run: Callable[..., Any]) -> Any:
-        def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
-            result = backward(ctx, *gradients)
-            of_inputs = result if isinstance(result, tuple) else (result,)
-            return of_inputs + (None,) * len(keywords)
-
-        return one_level_function(name, forward_of(run), padded_backward if keywords else backward)
-
-    recorded = function(run_below)
+    record = _recorder(name, backward, setup_context, keeps)
+    recorded = record(run_below)
     _running[name] = direct_call(name, run_below, is_checked=False)
-    _recording[name] = function(_running[name])
+    _recording[name] = record(_running[name])
     _C._set_short_way(name, record=_recording[name])
 
     def call_or_record(*values: Any) -> Any:
@@ -248,6 +221,46 @@ def register_gradients(
         return direct(*values)
 
     library.impl(name, kernel, "Autograd")
+
+
+def _recorder(
+    name: str,
+    backward: Callable[..., Any],
+    setup_context: Callable[..., None] | None,
+    keeps: str | None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes what records a call of that which computes it; the rest is register_gradients()'s."""
+    arguments = getattr(torch.ops.pkg, name).default._schema.arguments
+    keywords = [argument.name for argument in arguments if argument.kwarg_only]
+    positional = len(arguments) - len(keywords)
+    kept = [argument.name for argument in arguments].index(keeps) if keeps else None
+
+    def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(ctx: Any, *values: Any) -> Any:
+            if kept is not None and values[kept] is not True:
+                values = (*values[:kept], True, *values[kept + 1 :])
+            output = run(*values)
+            if keywords:
+                named = dict(zip(keywords, values[positional:], strict=True))
+                setup_context(ctx, values[:positional], output, named)  # type: ignore[misc]
+            else:
+                setup_context(ctx, values, output)  # type: ignore[misc]
+            return output
+
+        return forward
+
+    # That of the binding does without Python's frames, a twentieth of a small call.
+    forward_of = _C._saving_forward if setup_context is None else forward_and_context
+
+    def record(run: Callable[..., Any]) -> Callable[..., Any]:
+        def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
+            result = backward(ctx, *gradients)
+            of_inputs = result if isinstance(result, tuple) else (result,)
+            return of_inputs + (None,) * len(keywords)
+
+        return one_level_function(name, forward_of(run), padded_backward if keywords else backward)
+
+    return record
 
 
 def register_recording(
