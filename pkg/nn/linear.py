@@ -153,11 +153,12 @@ class Linear(torch.nn.Linear):
         autocast, ``torch.func``, tensor subclasses and a weight that is assigned anew get the
         weight itself. The bias is not copied: it may change.
 
-        **Until the module is unpacked, nobody may write the weight**: no optimiser, no collective
-        operation, no other process that shares its memory, no view, NumPy array or
-        ``weight.data``. The calls after such a write would multiply by the old weight. What
-        PyTorch's version counter or the address of the weight betrays makes the next call raise;
-        fused optimisers and the others of this list are not betrayed. After a write, pack again.
+        **Until the module is unpacked, the weight must not be modified**: by no optimiser, no
+        collective operation, no other process that shares its memory, no view, NumPy array or
+        ``weight.data``. The calls after such a write would multiply by the old weight. A write that
+        PyTorch's version counter or the address of the weight shows makes the next call raise;
+        those of fused optimisers and of the others of this list do not show. After a write, pack
+        again.
 
         :meth:`unpack_weight` ends it, and so do :meth:`train`, ``load_state_dict``, and every move
         (``to``, ``half``, ``cuda``, ``to_empty``, ``share_memory``, also where nothing moves). The
