@@ -1,5 +1,5 @@
 // What pkg._C and the CPU library say to one another of PyTorch's own operators
-// that pkg.accelerate() takes over (pkg/accelerate.py says how).
+// that pkg.accelerate() takes over (pkg/_accelerate_routes.py says how).
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@
 
 namespace pkg {
 
-// PyTorch's operators, in the order of accelerate.py's OPERATORS. The forms
-// with `out` count as the operator.
+// PyTorch's operators, in the order of _accelerate_routes.py's OPERATORS. The
+// forms with `out` count as the operator.
 enum class AtenOperator : int32_t {
   Mm,
   Bmm,

@@ -15,10 +15,6 @@
 
 namespace pkg {
 
-// Attention over `batch` pairs of a query matrix (rows x head_size) and a key
-// matrix (columns x head_size) with a value matrix (columns x value_size). The
-// leading dimensions of the inputs are broadcast and flattened, the last of
-// them being the query's heads; a batch index is decoded with `lead_sizes`.
 // What flash-attn has beyond PyTorch's attention.
 struct AttentionExtras {
   std::optional<TensorView> alibi_slopes;
@@ -27,6 +23,10 @@ struct AttentionExtras {
   double softcap = 0.0;
 };
 
+// Attention over `batch` pairs of a query matrix (rows x head_size) and a key
+// matrix (columns x head_size) with a value matrix (columns x value_size). The
+// leading dimensions of the inputs are broadcast and flattened, the last of
+// them being the query's heads; a batch index is decoded with `lead_sizes`.
 struct AttentionShape {
   ScalarType type;
   int64_t rows;        // L: length of the query
@@ -325,29 +325,42 @@ inline AttentionOperand alibi_slopes_operand(const AttentionShape& shape,
   return operand;
 }
 
+namespace detail {
+
+inline void check_seed(const char* op, const char* name,
+                       const TensorView& seed) {
+  check_strided(op, name, seed);
+  PKG_CHECK(dtype_of(seed) == ScalarType::Long && product(sizes_of(seed)) == 1,
+            op, ": ", name, " is ", dtype_name(dtype_of(seed)), " of shape ",
+            shape_text(seed), "; it must be torch.int64 with one element");
+}
+
 // With dropout there must be a seed: one int64 on the query's device.
-inline void check_dropout_seed(const TensorView& query,
+inline void check_dropout_seed(const char* op, const TensorView& query,
                                const std::optional<TensorView>& seed,
                                double dropout_p) {
-  const char* op = "scaled_dot_product_attention";
   PKG_CHECK(seed || dropout_p == 0.0, op, ": dropout_p is ", dropout_p,
             " but there is no dropout_seed");
   if (seed) {
-    PKG_CHECK(
-        dtype_of(*seed) == ScalarType::Long && product(sizes_of(*seed)) == 1,
-        op, ": dropout_seed is ", dtype_name(dtype_of(*seed)), " of shape ",
-        shape_text(*seed), "; it must be torch.int64 with one element");
+    check_seed(op, "dropout_seed", *seed);
     check_same_device(op, "query", query, "dropout_seed", *seed);
   }
+}
+
+}  // namespace detail
+
+inline void check_dropout_seed(const TensorView& query,
+                               const std::optional<TensorView>& seed,
+                               double dropout_p) {
+  detail::check_dropout_seed("scaled_dot_product_attention", query, seed,
+                             dropout_p);
 }
 
 inline void check_dropout_mask(const TensorView& seed, int64_t batch,
                                int64_t rows, int64_t columns,
                                double dropout_p) {
   const char* op = "attention_dropout_mask";
-  PKG_CHECK(dtype_of(seed) == ScalarType::Long && product(sizes_of(seed)) == 1,
-            op, ": seed is ", dtype_name(dtype_of(seed)), " of shape ",
-            shape_text(seed), "; it must be torch.int64 with one element");
+  detail::check_seed(op, "seed", seed);
   PKG_CHECK(batch >= 0 && rows >= 0 && columns >= 0, op, ": batch ", batch,
             ", rows ", rows, " and columns ", columns, " must not be negative");
   PKG_CHECK(dropout_p >= 0.0 && dropout_p <= 1.0, op, ": dropout_p is ",
@@ -444,6 +457,7 @@ inline void check_attention_backward(
   sizes[shape.lead_dims + 1] = shape.value_size;
   const auto check = [&](const char* name, const TensorView& tensor,
                          size_t dims, ScalarType type) {
+    check_strided(op, name, tensor);
     check_same_device(op, "query", query, name, tensor);
     PKG_CHECK(dtype_of(tensor) == type, op, ": ", name, " is ",
               dtype_name(dtype_of(tensor)), "; it must be ", dtype_name(type));

@@ -226,16 +226,7 @@ inline PackedSlopeStrides packed_slope_strides(const TensorView& slopes) {
 inline void check_packed_dropout_seed(const TensorView& query,
                                       const std::optional<TensorView>& seed,
                                       double dropout_p) {
-  const char* op = detail::kVarlen;
-  PKG_CHECK(seed || dropout_p == 0.0, op, ": dropout_p is ", dropout_p,
-            " but there is no dropout_seed");
-  if (seed) {
-    PKG_CHECK(
-        dtype_of(*seed) == ScalarType::Long && product(sizes_of(*seed)) == 1,
-        op, ": dropout_seed is ", dtype_name(dtype_of(*seed)), " of shape ",
-        shape_text(*seed), "; it must be torch.int64 with one element");
-    check_same_device(op, "query", query, "dropout_seed", *seed);
-  }
+  detail::check_dropout_seed(detail::kVarlen, query, seed, dropout_p);
 }
 
 // As allocate_output_residual.
@@ -259,8 +250,8 @@ inline void check_packed_attention_backward(const PackedAttentionShape& shape,
   const char* op = "scaled_dot_product_attention_varlen_backward";
   const auto check = [&](const char* name, const TensorView& tensor,
                          std::span<const int64_t> sizes, ScalarType type) {
-    check_same_device(op, "query", query, name, tensor);
     check_strided(op, name, tensor);
+    check_same_device(op, "query", query, name, tensor);
     PKG_CHECK(dtype_of(tensor) == type, op, ": ", name, " is ",
               dtype_name(dtype_of(tensor)), "; it must be ", dtype_name(type));
     PKG_CHECK(std::ranges::equal(sizes_of(tensor), sizes), op, ": ", name,

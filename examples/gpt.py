@@ -2,7 +2,7 @@
 
 Both runs start from the same weights and read the same batches of the same text: a file of yours,
 or the sources of Python's standard library. The program shows that the losses agree, how fast
-either trains and writes, and what the model writes after a prompt. It leaves the loss curves
+each trains and generates text, and what it writes after a prompt. It leaves the loss curves
 (losses.png) and the weights (gpt.safetensors, which --resume goes on from) in the output folder.
 With --int4 it also rounds the weights to four bits, and shows what that costs and gains.
 

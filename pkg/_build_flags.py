@@ -70,9 +70,13 @@ def package_cuda_architectures() -> str:
 
 
 def package_nvcc_flags(threads: int) -> list[str]:
-    """Flags of pkg's own CUDA files; what the host has to know of the device code is a macro."""
-    has_90a = re.search(r"\b9\.0a\b", package_cuda_architectures()) is not None
-    return [*nvcc_flags(threads), *(["-DPKG_CUDA_90A"] if has_90a else [])]
+    """Flags of pkg's own CUDA files."""
+    return [*nvcc_flags(threads), *cuda_macros(package_cuda_architectures())]
+
+
+def cuda_macros(architectures: str) -> list[str]:
+    """Macros of what the host has to know of the device code."""
+    return ["-DPKG_CUDA_90A"] if re.search(r"\b9\.0a\b", architectures) else []
 
 
 def _words(flags: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -81,15 +81,20 @@ def _milliseconds(seconds: float | None) -> str:
 class Acceleration:
     """What :func:`accelerate` returns: a context, a decorator, and the report."""
 
-    def __init__(self, switch: _Switch, before: _Switch) -> None:
-        """Made by :func:`accelerate`."""
+    def __init__(
+        self, switch: _Switch, before: _Switch, last_words: Acceleration | None = None
+    ) -> None:
+        """Made by :func:`accelerate`; of what it replaced."""
         self._switch = switch
-        self._before = before
+        self._before = before, last_words
+        self._set_aside: list[list[Counts]] = []
 
     def __enter__(self) -> Acceleration:
         """On, or off, until the end of the block."""
         with _lock:
             self._take_back()
+            if self._switch.is_timed:
+                self._set_aside.append(_take())
             _open.append(self)
             settle()
         return self
@@ -104,8 +109,11 @@ class Acceleration:
         with _lock:
             del _open[max(i for i, each in enumerate(_open) if each is self)]
             settle()
-        if self._switch.is_timed:
-            print(self.report())
+            if not self._switch.is_timed:
+                return
+            report = self.report()
+            _add(self._set_aside.pop())  # what others were to report
+        print(report)
 
     def __call__(self, function: _Function) -> _Function:
         """A function that runs accelerated: a decorator."""
@@ -115,7 +123,7 @@ class Acceleration:
 
         @functools.wraps(function)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
-            with Acceleration(self._switch, _base):  # which each call opens anew
+            with Acceleration(self._switch, _base, _last_words):  # which each call opens anew
                 return function(*args, **kwargs)
 
         return accelerated  # type: ignore[return-value]
@@ -123,17 +131,12 @@ class Acceleration:
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
         global _base, _last_words
-        _base = self._before
-        if _last_words is self:
-            _last_words = None
+        _base, _last_words = self._before
 
     def report(self) -> Report:
         """What was counted since acceleration was turned on, or since the last report."""
         with _lock:
-            _collect()
-            found = Report(list(_counts.values()))
-            _counts.clear()
-            return found
+            return Report(_take())
 
 
 @overload
@@ -149,8 +152,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     ``_int_mm`` are taken over, and with them ``@``, ``nn.Linear``, ``einsum``, attention and what
     ``torch.compile`` makes of them, forward and backward, in float64, float32, float16, bfloat16
     and int8. A call goes here where a table says that it is faster, measured on this kind of
-    processor; every other goes to PyTorch's kernel untouched, with its errors. Nothing is changed
-    on import. Results differ as those of two kernels do: in rounding.
+    processor; every other goes to PyTorch's kernel untouched, with its errors. None of this
+    happens on import. Results differ as those of two kernels do: in rounding.
 
     The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
     kernels too, for sequences of 128 tokens or more without a mask.
@@ -166,8 +169,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     asks no table, until ``restore_flash_attention_impl()``. The two do not touch one another:
     attention runs here while either says so.
 
-    Where there is no table for this processor it is measured, once, which takes a minute, and kept
-    (``python -m pkg tune``; :mod:`pkg.tune`).
+    Where the package has no table for this processor it is measured, once, which takes a minute,
+    and kept (``python -m pkg tune``; :mod:`pkg.tune`).
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.
@@ -220,18 +223,18 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
             _accelerate_routes.register()
             _accelerate_optimizers.register()
         switch = _Switch(bool(on), bool(on) and report, bool(on) and keep_memory)
-        if switch.is_timed:
-            _collect()
-            _counts.clear()
         if callable(on):
-            return Acceleration(switch, _base)(on)
-        made, before = Acceleration(switch, _base), _last_words
+            return Acceleration(switch, _base, _last_words)(on)
+        replaced = None if _last_words is None else _last_words.report()
+        if switch.is_timed and not any(each._switch.is_timed for each in _open):
+            _take()  # what nobody is to report
+        made = Acceleration(switch, _base, _last_words)
         _base, _last_words = switch, made if switch.is_timed else None
         settle()
         if not _newest().is_on:
             _freed_memory.give_back()
-    if before is not None:
-        print(before.report())
+    if replaced is not None:
+        print(replaced)
     return made
 
 
@@ -289,8 +292,22 @@ def _say_last_words() -> None:
         print(_last_words.report())
 
 
-def _collect() -> None:
-    for counts in (*_accelerate_routes.take_counts(), *_accelerate_optimizers.route.take()):
+def collect() -> None:
+    """Keeps for the reports what was counted so far, before somebody else counts."""
+    with _lock:
+        _add((*_accelerate_routes.take_counts(), *_accelerate_optimizers.route.take()))
+
+
+def _take() -> list[Counts]:
+    """What was counted and is in no report; it is in none from now on."""
+    collect()
+    found = list(_counts.values())
+    _counts.clear()
+    return found
+
+
+def _add(found: Iterable[Counts]) -> None:
+    for counts in found:
         known = _counts.setdefault((counts.operator, counts.dtype), counts)
         if known is not counts:
             known.taken += counts.taken

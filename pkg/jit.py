@@ -128,8 +128,8 @@ def load(
         with_cuda: Whether to compile the CUDA kernels too; by default where
             PyTorch is a CUDA build and nvcc is there, unless ``PKG_BUILD_CUDA``
             is 0. They are compiled for ``PKG_CUDA_ARCH_LIST`` or
-            ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there, and
-            without any for those that a build from source is for.
+            ``TORCH_CUDA_ARCH_LIST``; else for the GPUs that are there (an H100
+            as 9.0a), and without any for those that a build from source is for.
         capability: The CPU instruction set, ``baseline`` to ``amx``; by
             default the best that runs here.
         extra_cflags: Further flags for the C++ compiler.
@@ -152,7 +152,6 @@ def load(
         FileNotFoundError: ``sources`` has no ``python/pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
     """
-    import torch
     from torch.utils import cpp_extension
 
     if not namespace.isidentifier():
@@ -160,6 +159,47 @@ def load(
     folder = Path(sources) if sources is not None else source_folder()
     if not (folder / "python" / "pybind.cpp").exists():
         raise FileNotFoundError(f"pkg.jit: {folder} has no python/pybind.cpp; it is no csrc folder")
+    level = _checked_level(capability)
+    cuda = _checked_cuda(with_cuda)
+    cflags = [
+        *_build_flags.cxx_flags(),
+        *_build_flags.cpu_kernel_flags(level),
+        f"-DPKG_NAMESPACE={namespace}",
+        *extra_cflags,
+    ]
+    cuda_cflags = [
+        *_build_flags.nvcc_flags(threads=2),
+        *_build_flags.cuda_macros(_asked_or_present()),
+        f"-DPKG_NAMESPACE={namespace}",
+        *extra_cuda_cflags,
+    ]
+    state = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
+    if namespace in _loaded and _loaded[namespace][0] == state:
+        return _loaded[namespace][1]
+    _refuse_taken_namespace(namespace)
+    directory = Path(build_directory) if build_directory else _default_folder(namespace)
+    files = sorted(
+        path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
+    )
+    files += sorted((folder / "cuda").glob("*.cu")) if cuda else []
+    with _alone_in(directory), _cuda_architectures(), progress(directory, len(files), level):
+        module: ModuleType = cpp_extension.load(
+            name=f"{namespace}_C",
+            sources=[str(path) for path in files],
+            extra_cflags=cflags,
+            extra_cuda_cflags=cuda_cflags,
+            extra_ldflags=list(extra_ldflags),
+            extra_include_paths=[str(folder)],
+            build_directory=str(directory),
+            with_cuda=cuda,
+            verbose=verbose,
+        )
+    _loaded[namespace] = (state, module)
+    return module
+
+
+def _checked_level(capability: str | None) -> str:
+    """The instruction set to compile for, of those that there are."""
     level = capability or best_capability()
     if level not in _build_flags.cpu_levels():
         raise ValueError(
@@ -171,6 +211,14 @@ def load(
             "pkg.jit: capability is 'amx' and this processor, or the system it runs under, gives "
             "no tile registers: leave the capability out for the best that runs here"
         )
+    return level
+
+
+def _checked_cuda(with_cuda: bool | None) -> bool:
+    """Whether to compile the CUDA kernels, which can be done then."""
+    import torch
+    from torch.utils import cpp_extension
+
     cuda = can_build_cuda() if with_cuda is None else with_cuda
     if cuda and not can_build_cuda():
         raise RuntimeError(
@@ -179,50 +227,23 @@ def load(
             f"CUDA_HOME={cpp_extension.CUDA_HOME}, "
             f"PKG_BUILD_CUDA={os.environ.get('PKG_BUILD_CUDA', '')}"
         )
-    files = sorted(
-        path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
-    )
-    if cuda:
-        files += sorted((folder / "cuda").glob("*.cu"))
-    cflags = [
-        *_build_flags.cxx_flags(),
-        *_build_flags.cpu_kernel_flags(level),
-        f"-DPKG_NAMESPACE={namespace}",
-        *extra_cflags,
-    ]
-    cuda_cflags = [
-        *_build_flags.nvcc_flags(threads=2),
-        f"-DPKG_NAMESPACE={namespace}",
-        *extra_cuda_cflags,
-    ]
-    print_of_sources = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
-    if namespace in _loaded and _loaded[namespace][0] == print_of_sources:
-        return _loaded[namespace][1]
-    _refuse_taken_namespace(namespace)
+    return cuda
 
-    directory = Path(build_directory) if build_directory else _default_folder(namespace)
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Waits for another process that builds in a folder, and tells others who does."""
+    from torch.utils import cpp_extension
+
     directory.mkdir(parents=True, exist_ok=True)
     if hasattr(cpp_extension, "FileBaton"):
         _wait_for_lock(directory / "lock")
     owner = directory / _OWNER_FILE
     owner.write_text(f"{os.getpid()} {socket.gethostname()}", encoding="utf-8")
     try:
-        with _cuda_architectures(), progress(directory, len(files), level):
-            module: ModuleType = cpp_extension.load(
-                name=f"{namespace}_C",
-                sources=[str(path) for path in files],
-                extra_cflags=cflags,
-                extra_cuda_cflags=cuda_cflags,
-                extra_ldflags=list(extra_ldflags),
-                extra_include_paths=[str(folder)],
-                build_directory=str(directory),
-                with_cuda=cuda,
-                verbose=verbose,
-            )
+        yield
     finally:
         owner.unlink(missing_ok=True)
-    _loaded[namespace] = (print_of_sources, module)
-    return module
 
 
 @contextlib.contextmanager
@@ -305,18 +326,33 @@ def _refuse_taken_namespace(namespace: str) -> None:
     )
 
 
-@contextlib.contextmanager
-def _cuda_architectures() -> Iterator[None]:
-    """Says what nvcc is to compile for where PyTorch would ask a GPU and there is none.
+def _asked_or_present() -> str:
+    """The architectures for nvcc, as TORCH_CUDA_ARCH_LIST has them; nothing: PyTorch asks the GPUs.
 
-    It fails then, with the index of an empty list.
+    Where there is none it would fail, with the index of an empty list. Of capability 9.0 it would
+    ask for 9.0, which lacks the instructions of warpgroups: they are those of 9.0a.
     """
     import torch
 
+    if asked := _build_flags.asked_cuda_architectures():
+        return asked
+    if not torch.cuda.is_available():
+        return _build_flags.DEFAULT_CUDA_ARCHITECTURES
+    present = {
+        torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
+    }
+    if (9, 0) not in present:
+        return ""
+    return ";".join(
+        f"{major}.{minor}" + "a" * ((major, minor) == (9, 0)) for major, minor in sorted(present)
+    )
+
+
+@contextlib.contextmanager
+def _cuda_architectures() -> Iterator[None]:
+    """Says what nvcc is to compile for."""
     before = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    chosen = _build_flags.asked_cuda_architectures()
-    if not chosen and not torch.cuda.is_available():
-        chosen = _build_flags.DEFAULT_CUDA_ARCHITECTURES
+    chosen = _asked_or_present()
     if chosen:
         os.environ["TORCH_CUDA_ARCH_LIST"] = chosen
     try:

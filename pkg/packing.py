@@ -14,8 +14,8 @@ def pack_weights_(model: torch.nn.Module) -> torch.nn.Module:
     """Packs the weight of every :class:`pkg.nn.Linear` of a model, for inference on frozen weights.
 
     What :meth:`pkg.nn.Linear.pack_weight` says of one layer is true of them all: **until the model
-    is unpacked, nobody may write its weights**; what the calls after a write would multiply by is
-    the old weight. ``model.train()`` unpacks it, and so do ``load_state_dict`` and every move;
+    is unpacked, its weights must not be modified**; what the calls after a write would multiply by
+    is the old weight. ``model.train()`` unpacks it, and so do ``load_state_dict`` and every move;
     ``model.train().eval()`` if nothing else is wanted. It takes as much memory again as those
     weights.
 

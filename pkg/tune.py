@@ -234,8 +234,9 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
 @contextlib.contextmanager
 def everything_ours() -> Iterator[None]:
     """While it is open our kernels take whatever they can where they are on, table or no table."""
-    from .accelerate import settle
+    from .accelerate import collect, settle
 
+    collect()
     _accelerate_routes.register()
     place = _accelerate_routes.table()
     before = list(place)

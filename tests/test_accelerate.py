@@ -18,6 +18,7 @@ import accelerate_tables
 import pytest
 import torch
 from accelerate_tables import filled
+from resident_memory import needs_resident_bytes, resident_bytes
 from torch import Tensor, nn
 
 import pkg
@@ -483,6 +484,67 @@ def test_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "float16" not in printed
 
 
+def multiply(dtype: torch.dtype) -> None:
+    torch.mm(torch.ones(64, 64, dtype=dtype), torch.ones(64, 64, dtype=dtype))
+
+
+def reported(printed: str) -> dict[str, int]:
+    """The dtypes of a report, with the calls that ran here."""
+    rows = (line.split() for line in printed.splitlines() if line.startswith("mm "))
+    return {dtype: int(taken) for _, dtype, taken, *_ in rows}
+
+
+def test_a_call_that_replaces_another_prints_the_report_of_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pkg.accelerate(report=True)
+    multiply(torch.float32)
+    pkg.accelerate(report=True)
+    assert reported(capsys.readouterr().out) == {"float32": 1}
+    multiply(torch.float16)
+    pkg.accelerate(False)
+    assert reported(capsys.readouterr().out) == {"float16": 1}
+    pkg.accelerate(False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_a_report_goes_on_after_a_block(capsys: pytest.CaptureFixture[str], report: bool) -> None:
+    pkg.accelerate(report=True)
+    with pkg.accelerate(report=report):
+        multiply(torch.float16)
+    assert reported(capsys.readouterr().out) == ({"float16": 1} if report else {})
+    multiply(torch.float32)
+    pkg.accelerate(False)
+    expected = {"float32": 1} if report else {"float32": 1, "float16": 1}
+    assert reported(capsys.readouterr().out) == expected
+
+
+def test_a_block_s_report_goes_on_after_one_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    @pkg.accelerate(report=True)
+    def inside() -> None:
+        multiply(torch.float16)
+
+    with pkg.accelerate(report=True):
+        multiply(torch.float32)
+        with pkg.accelerate(report=True):
+            multiply(torch.float64)
+        assert reported(capsys.readouterr().out) == {"float64": 1}
+        inside()
+        assert reported(capsys.readouterr().out) == {"float16": 1}
+    assert reported(capsys.readouterr().out) == {"float32": 1}
+
+
+def test_a_measurement_leaves_a_report_what_was_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pkg.accelerate(report=True):
+        multiply(torch.float32)
+        with tune.everything_ours():
+            multiply(torch.float64)
+    assert reported(capsys.readouterr().out) == {"float32": 1}
+
+
 def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
     _accelerate_table.put(filled(1.0))
     a = torch.ones(64, 64)
@@ -685,17 +747,17 @@ def test_threads_switch_while_others_compute() -> None:
     assert not failures
 
 
+@needs_resident_bytes
 def test_switches_do_not_leak() -> None:
-    resource = pytest.importorskip("resource")
     for _ in range(1000):
         pkg.accelerate()
         pkg.accelerate(False)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_bytes()
     for _ in range(50_000):
         with pkg.accelerate():
             pass
-    # KiB: a hundred bytes a switch would be 5 MiB.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048
+    # A hundred bytes a switch would be 5 MB.
+    assert resident_bytes() - before < 2 << 20
 
 
 def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resident_memory import needs_resident_bytes
 
 needs_cpp = pytest.mark.skipif(
     torch.__version__ < "2.13", reason="this PyTorch does not tell C++ what its kernels refuse"
@@ -167,13 +168,16 @@ def test_errors_are_pytorch_s(in_cpp: bool) -> None:
     run(script, in_cpp)
 
 
+@needs_resident_bytes
 @pytest.mark.long
 @WAYS
 def test_references_do_not_grow(in_cpp: bool) -> None:
     """Of 10^5 calls, refused ones too: a tensor that is kept would be 100 bytes a call at least."""
     script = """
-    import resource
     import weakref
+
+    sys.path.append("tests")
+    from resident_memory import resident_bytes
 
     accelerate()
 
@@ -189,14 +193,13 @@ def test_references_do_not_grow(in_cpp: bool) -> None:
     counts = [each._use_count() for each in inputs]
     with torch.inference_mode():
         repeat(500)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = resident_bytes()
         repeat(100_000 // len(calls))
     assert [each._use_count() for each in inputs] == counts
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048  # KiB
+    assert resident_bytes() - before < 2 << 20
     made = weakref.ref(calls["_int_mm"]())
     assert made() is None
     """
-    pytest.importorskip("resource")
     run(script, in_cpp)
 
 

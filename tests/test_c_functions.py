@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from operator_collection import INFERENCE_ONLY, operator_classes, public_operators
 from operator_tests import EVERY
+from resident_memory import needs_resident_bytes, resident_bytes
 from samples import normal
 from torch import Tensor
 
@@ -143,12 +143,7 @@ def test_autocast_and_vmap_apply(device: torch.device) -> None:
     assert torch.equal(mapped, a * a)
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+@needs_resident_bytes
 @pytest.mark.long
 def test_a_hundred_thousand_calls_do_not_grow_the_process() -> None:
     a, out = torch.ones(4), torch.ones(4)

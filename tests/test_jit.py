@@ -162,11 +162,52 @@ def test_architectures_are_known_without_a_gpu(monkeypatch: pytest.MonkeyPatch) 
         flags = cpp_extension._get_cuda_arch_flags()
     assert flags == ["-gencode=arch=compute_86,code=sm_86"]
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "7.5"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "architectures", "has_warpgroups"),
+    [
+        ([(8, 6)], None, False),  # PyTorch asks the GPU
+        ([(9, 0)], "9.0a", True),
+        ([(9, 0), (8, 0), (9, 0)], "8.0;9.0a", True),
+    ],
+)
+def test_kernels_are_compiled_for_the_gpus_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    gpus: list[tuple[int, int]],
+    architectures: str | None,
+    has_warpgroups: bool,
+) -> None:
+    """Those of warpgroups too, of which the host has to be told by a macro."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
-    monkeypatch.delenv("PKG_CUDA_ARCH_LIST")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index])
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.delenv("PKG_CUDA_ARCH_LIST", raising=False)
     with pkg.jit._cuda_architectures():
-        assert "TORCH_CUDA_ARCH_LIST" not in os.environ, "PyTorch asks the GPU"
+        assert os.environ.get("TORCH_CUDA_ARCH_LIST") == architectures
+    flags = flags_of_a_build(monkeypatch, tmp_path)
+    assert ("-DPKG_CUDA_90A" in flags) == has_warpgroups
+    monkeypatch.setenv("PKG_CUDA_ARCH_LIST", "8.0;9.0a")
+    assert "-DPKG_CUDA_90A" in flags_of_a_build(monkeypatch, tmp_path)
+
+
+def flags_of_a_build(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """What nvcc would be given, with a build that ends before it begins."""
+
+    class BuiltError(Exception):
+        pass
+
+    def load(*, extra_cuda_cflags: list[str], **others: object) -> None:
+        raise BuiltError(extra_cuda_cflags)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setattr(pkg.jit, "can_build_cuda", lambda: True)
+    with pytest.raises(BuiltError) as built:
+        pkg.jit.load(namespace="pkg_jit_flags", with_cuda=True, build_directory=folder)
+    (flags,) = built.value.args
+    return flags
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,16 @@ def test_import_errors_say_what_the_table_says(pieces: list[str]) -> None:
 @pytest.mark.checkout
 def test_environment_variables_are_in_the_sources() -> None:
     table = README.partition("## Environment variables")[2].partition("\n## ")[0]
-    names = re.findall(r"`([A-Z_]{3,})`", table)
-    assert names
+    named = set(re.findall(r"`([A-Z][A-Z0-9_]{2,})`", table))
     compiled = (ROOT / "csrc").rglob("*.[ch]*")  # and .cu
     sources = [ROOT / "setup.py", *(ROOT / "pkg").rglob("*.py"), *compiled]
     text = "".join(path.read_text("utf-8") for path in sources)
-    unused = {name for name in names if name not in text}
+    unused = {name for name in named if name not in text}
     assert unused <= {"CXX", "CUDA_HOME", "MAX_JOBS"}  # read by PyTorch
+    reads = r"""(?:environ\.get\(|environ\[|getenv\(|is_turned_off\()\s*f?["'](PKG_[A-Z0-9_]+)"""
+    read = set(re.findall(reads, text))
+    assert read
+    assert read <= named
 
 
 def test_the_table_of_operators_is_complete() -> None:

@@ -1,4 +1,4 @@
-// Functions of PyTorch's C shim that newer versions have and older ones lack.
+// Functions and variables that a loaded PyTorch may have or lack, by name.
 #pragma once
 
 #if defined(_WIN32)
@@ -9,20 +9,20 @@
 
 namespace pkg {
 
-// Null where the loaded PyTorch does not have the function.
-template <class Function>
-Function find_torch_symbol(const char* name) {
+// Null where the loaded PyTorch does not have it.
+template <class Pointer>
+Pointer find_torch_symbol(const char* name) {
 #if defined(_WIN32)
   for (const char* library : {"torch_cpu.dll", "torch_python.dll"}) {
     if (const HMODULE module = GetModuleHandleA(library)) {
       if (const FARPROC address = GetProcAddress(module, name)) {
-        return reinterpret_cast<Function>(address);
+        return reinterpret_cast<Pointer>(address);
       }
     }
   }
   return nullptr;
 #else
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  return reinterpret_cast<Pointer>(dlsym(RTLD_DEFAULT, name));
 #endif
 }
 

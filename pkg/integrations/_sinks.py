@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 
 
@@ -41,7 +42,7 @@ def attention_with_sinks(
         enable_gqa: Whether key and value may have fewer heads.
         window_left: How many keys before its own a query sees, which is the last key for the last
             query, and none behind it; -1: as the other arguments say. Not where
-            :func:`records_gradients` says that a gradient is recorded.
+            ``records_gradients`` says that a gradient is recorded.
 
     Returns:
         Shape (B, heads, L, Ev).
@@ -60,7 +61,7 @@ def attention_with_sinks(
             f"[{query.shape[1]}], one for each head of the query"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if records_gradients(query, key, value, sinks, attn_mask):
+    if records_gradients((query, key, value, sinks, attn_mask)):
         if window_left >= 0:
             raise RuntimeError(
                 f"attention with sinks: window_left is {window_left} and a gradient is recorded; "
@@ -80,11 +81,6 @@ def attention_with_sinks(
     share = torch.sigmoid(log_sum_exp - sinks.to(log_sum_exp.dtype)[:, None])
     scaled: Tensor = output * share.unsqueeze(-1)
     return scaled.to(query.dtype)
-
-
-def records_gradients(*tensors: Tensor | None) -> bool:
-    """Whether a function of these would be differentiated."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _with_a_key(

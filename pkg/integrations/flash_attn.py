@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attention_varlen
 from ._key_value_cache import (
@@ -293,21 +294,8 @@ def flash_attn_varlen_func(
         kept = torch.ops.pkg.attention_dropout_mask.default(
             seed, batch[0] * batch[1], max_seqlen_q, max_seqlen_k, dropout_p
         ).view(*batch, max_seqlen_q, max_seqlen_k)
-        weights = q.new_zeros(kept.shape)
-        for b in range(batch[0]):
-            rows = _sequence(cu_seqlens_q, b, max_seqlen_q)
-            columns = _sequence(cu_seqlens_k, b, max_seqlen_k)
-            slopes = (
-                alibi_slopes[b]
-                if alibi_slopes is not None and alibi_slopes.dim() == 2
-                else (alibi_slopes)
-            )
-            query, key = q[rows].transpose(0, 1)[None], k[columns].transpose(0, 1)[None]
-            options = (softmax_scale, left, right, softcap, slopes)
-            part = _weights(query, key, log_sum_exp[None, :, rows], *options)[0]
-            counts = part.shape[1:]
-            part = torch.where(kept[b, :, : counts[0], : counts[1]], part, -part)
-            weights[b, :, : counts[0], : counts[1]] = part
+        starts, rules = (cu_seqlens_q, cu_seqlens_k), (softmax_scale, left, right, softcap)
+        weights = _weights_of_sequences(q, k, log_sum_exp, starts, kept, rules, alibi_slopes)
     return output, with_infinity(log_sum_exp), weights
 
 
@@ -483,8 +471,7 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     _check_rank(name, 4, "(batch, tokens, heads, size)", q=q, k_cache=k_cache, v_cache=v_cache)
-    tensors = (q, k_cache, v_cache, k, v)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if records_gradients((q, k_cache, v_cache, k, v)):
         raise RuntimeError(
             f"{name}: an argument requires grad, and this function is for inference alone; call it "
             "within torch.no_grad(), or flash_attn_func where a gradient is needed"
@@ -500,14 +487,10 @@ def flash_attn_with_kvcache(
     if k is not None or v is not None:
         if k is None or v is None:
             raise RuntimeError(f"{name}: of k and v only one is given; they go together")
-        places = cache.places_of_new(lengths, k, v)
+        turn = None
         if rotary_cos is not None or rotary_sin is not None:
             turn = Rotary(name, rotary_cos, rotary_sin, rotary_interleaved, "rotary_")
-            k = turn(k, places)
-            moves = left >= 0 or right >= 0
-            steps = torch.arange(q.shape[1], device=q.device) * int(moves)
-            q = turn(q, lengths[:, None] + steps)
-        cache.write(places, k, v)
+        q = _append(cache, lengths, q, k, v, turn, moves=left >= 0 or right >= 0)
         lengths = lengths + k.shape[1]
     elif rotary_cos is not None or rotary_sin is not None:
         raise RuntimeError(
@@ -522,6 +505,29 @@ def flash_attn_with_kvcache(
             return output
     output, log_sum_exp = attend_to_copy(name, q, cache, lengths, *options)
     return (output, log_sum_exp) if return_softmax_lse else output
+
+
+def _append(
+    cache: KeyValueCache,
+    lengths: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    turn: Rotary | None,
+    *,
+    moves: bool,
+) -> Tensor:
+    """Writes new keys and values behind those of the cache; the queries, turned as the keys are.
+
+    All queries of a sequence are turned as the first new key; where ``moves``, each as its own.
+    """
+    places = cache.places_of_new(lengths, k, v)
+    if turn is not None:
+        k = turn(k, places)
+        steps = torch.arange(q.shape[1], device=q.device) * int(moves)
+        q = turn(q, lengths[:, None] + steps)
+    cache.write(places, k, v)
+    return q
 
 
 def _rules(window_size: tuple[int, int], causal: bool, softcap: float) -> tuple[int, int, float]:
@@ -575,6 +581,33 @@ def _weights(
             hidden |= distance > right
         weights = (scores - log_sum_exp[..., None]).exp().masked_fill(hidden, 0.0)
         return weights.to(query.dtype)
+
+
+def _weights_of_sequences(
+    q: Tensor,
+    k: Tensor,
+    log_sum_exp: Tensor,
+    starts: tuple[Tensor, Tensor],
+    kept: Tensor,
+    rules: tuple[float | None, int, int, float],
+    alibi_slopes: Tensor | None,
+) -> Tensor:
+    """The weights of a packed batch in the shape of ``kept``, negative where it is False."""
+    weights = q.new_zeros(kept.shape)
+    for b in range(len(kept)):
+        rows, columns = (
+            _sequence(offsets, b, longest)
+            for offsets, longest in zip(starts, kept.shape[2:], strict=True)
+        )
+        slopes = alibi_slopes
+        if slopes is not None and slopes.dim() == 2:
+            slopes = slopes[b]
+        query, key = q[rows].transpose(0, 1)[None], k[columns].transpose(0, 1)[None]
+        part = _weights(query, key, log_sum_exp[None, :, rows], *rules, slopes)[0]
+        counts = part.shape[1:]
+        part = torch.where(kept[b, :, : counts[0], : counts[1]], part, -part)
+        weights[b, :, : counts[0], : counts[1]] = part
+    return weights
 
 
 def _unpacked(name: str, argument: str, tensor: Tensor, count: int, rank: int) -> Any:

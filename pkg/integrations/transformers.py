@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
-from ._sinks import attention_with_sinks, records_gradients
+from ._sinks import attention_with_sinks
 from ._window_mask import window_of, with_windows
 
 NAME = "pkg"
@@ -129,13 +130,11 @@ def attention(
     Raises:
         ValueError: ``options`` ask for what only eager attention can do; the message names it.
     """
-    for option, what in _REFUSED.items():
-        if options.get(option) is not None and options[option] is not False:
-            raise ValueError(f"attn_implementation='pkg': {option} is given, which asks for {what}")
+    _refuse(options, s_aux is not None and bool(softcap))
     queries, keys = query.shape[2], key.shape[2]
     window_left = -1
     window = None if position_bias is not None else window_of(attention_mask, queries, keys)
-    if window is not None and (s_aux is None or not records_gradients(query, key, value, s_aux)):
+    if window is not None and (s_aux is None or not records_gradients((query, key, value, s_aux))):
         key, value = (each[:, :, window.begin : window.end] for each in (key, value))
         attention_mask, is_causal, keys = None, False, window.end - window.begin
         window_left = window.left if queries > 1 else -1  # a single query sees all that are left
@@ -165,11 +164,6 @@ def attention(
             window_right=0 if window_left >= 0 else -1,
             softcap=softcap or 0.0,
         )
-    elif softcap:
-        raise ValueError(
-            "attn_implementation='pkg': s_aux and softcap are both given, which asks for sinks "
-            "beside capped scores; choose attn_implementation='eager'"
-        )
     else:
         output = attention_with_sinks(
             *(*arguments, s_aux, *rules),
@@ -178,6 +172,18 @@ def attention(
             window_left=window_left,
         )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _refuse(options: dict[str, Any], caps_sinks: bool) -> None:
+    """Raises ValueError where a model asks for what only eager attention can do."""
+    for option, what in _REFUSED.items():
+        if options.get(option) is not None and options[option] is not False:
+            raise ValueError(f"attn_implementation='pkg': {option} is given, which asks for {what}")
+    if caps_sinks:
+        raise ValueError(
+            "attn_implementation='pkg': s_aux and softcap are both given, which asks for sinks "
+            "beside capped scores; choose attn_implementation='eager'"
+        )
 
 
 def _fitting(mask: Tensor, query: Tensor, keys: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..ops._arguments import check_instance, check_tensor
+from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
@@ -152,11 +153,12 @@ class Linear(torch.nn.Linear):
         autocast, ``torch.func``, tensor subclasses and a weight that is assigned anew get the
         weight itself. The bias is not copied: it may change.
 
-        **Until the module is unpacked, nobody may write the weight**: no optimiser, no collective
-        operation, no other process that shares its memory, no view, NumPy array or
-        ``weight.data``. The calls after such a write would multiply by the old weight. What
-        PyTorch's version counter or the address of the weight betrays makes the next call raise;
-        fused optimisers and the others of this list are not betrayed. After a write, pack again.
+        **Until the module is unpacked, the weight must not be modified**: by no optimiser, no
+        collective operation, no other process that shares its memory, no view, NumPy array or
+        ``weight.data``. The calls after such a write would multiply by the old weight. A write that
+        PyTorch's version counter or the address of the weight shows makes the next call raise;
+        those of fused optimisers and of the others of this list do not show. After a write, pack
+        again.
 
         :meth:`unpack_weight` ends it, and so do :meth:`train`, ``load_state_dict``, and every move
         (``to``, ``half``, ``cuda``, ``to_empty``, ``share_memory``, also where nothing moves). The
@@ -249,7 +251,7 @@ def _is_plain_inference(input: Tensor, weight: Tensor, bias: Tensor | None) -> b
     if type(input) not in (Tensor, torch.nn.Parameter) or input.device != weight.device:
         return False
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if records_gradients(tensors):
         return False
     return (
         forward_ad._current_level < 0

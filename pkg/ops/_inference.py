@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._registration import below_autograd, library
+from ._registration import below_autograd, library, records_gradients
 
 
 def register_inference_only(name: str, instead: str) -> None:
@@ -21,11 +20,7 @@ def register_inference_only(name: str, instead: str) -> None:
     operator = getattr(torch.ops.pkg, name).default
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
-        recording = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in values
-        )
-        if recording or forward_ad._current_level >= 0:
+        if records_gradients((*args, *kwargs.values())) or forward_ad._current_level >= 0:
             raise RuntimeError(
                 f"{name}: an argument requires grad, and this operator is for inference alone; "
                 f"{instead}"

@@ -51,6 +51,18 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     return register
 
 
+def records_gradients(values: Iterable[object]) -> bool:
+    """Whether autograd records a function of these.
+
+    A loop, since ``any()`` of a generator takes longer.
+    """
+    if torch.is_grad_enabled():
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return False
+
+
 def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
     """Sums a gradient over the dimensions that ``like`` was broadcast in, in its dtype."""
     if gradient.shape != like.shape:
@@ -173,18 +185,55 @@ def register_gradients(
             the backward formula wants: it is True wherever a gradient is recorded. Goes
             with a ``setup_context``.
     """
-    operator = getattr(torch.ops.pkg, name).default
-    arguments = operator._schema.arguments
+    arguments = getattr(torch.ops.pkg, name).default._schema.arguments
     defaults = tuple(argument.default_value for argument in arguments)
-    keywords = [argument.name for argument in arguments if argument.kwarg_only]
-    positional = len(arguments) - len(keywords)
-    kept = [argument.name for argument in arguments].index(keeps) if keeps else None
+    positional = sum(not argument.kwarg_only for argument in arguments)
     dispatched = in_order(name)
 
     def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled.
         with torch.enable_grad():
             return below_autograd(name, dispatched, *values)
+
+    record = _recorder(name, backward, setup_context, keeps)
+    recorded = record(run_below)
+    _running[name] = direct_call(name, run_below, is_checked=False)
+    _recording[name] = record(_running[name])
+    _C._set_short_way(name, record=_recording[name])
+
+    def call_or_record(*values: Any) -> Any:
+        # In forward mode too: without a formula for it, apply() refuses.
+        if not records_gradients(values) and forward_ad._current_level < 0:
+            return below_autograd(name, dispatched, *values)
+        if not torch._C._are_functorch_transforms_active():
+            return recorded(*values)
+        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+            return recorded(*values)
+
+    direct = direct_call(name, call_or_record, is_observed=False)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # The dispatcher leaves trailing arguments out that equal their defaults.
+        values = args + defaults[len(args) :]
+        if kwargs:
+            given = (kwargs.get(a.name, a.default_value) for a in arguments[positional:])
+            values = values[:positional] + tuple(given)
+        return direct(*values)
+
+    library.impl(name, kernel, "Autograd")
+
+
+def _recorder(
+    name: str,
+    backward: Callable[..., Any],
+    setup_context: Callable[..., None] | None,
+    keeps: str | None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes what records a call of that which computes it; the rest is register_gradients()'s."""
+    arguments = getattr(torch.ops.pkg, name).default._schema.arguments
+    keywords = [argument.name for argument in arguments if argument.kwarg_only]
+    positional = len(arguments) - len(keywords)
+    kept = [argument.name for argument in arguments].index(keeps) if keeps else None
 
     def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(ctx: Any, *values: Any) -> Any:
@@ -203,7 +252,7 @@ def register_gradients(
     # That of the binding does without Python's frames, a twentieth of a small call.
     forward_of = _C._saving_forward if setup_context is None else forward_and_context
 
-    def function(run: Callable[..., Any]) -> Any:
+    def record(run: Callable[..., Any]) -> Callable[..., Any]:
         def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
             result = backward(ctx, *gradients)
             of_inputs = result if isinstance(result, tuple) else (result,)
@@ -211,34 +260,7 @@ def register_gradients(
 
         return one_level_function(name, forward_of(run), padded_backward if keywords else backward)
 
-    recorded = function(run_below)
-    _running[name] = direct_call(name, run_below, is_checked=False)
-    _recording[name] = function(_running[name])
-    _C._set_short_way(name, record=_recording[name])
-
-    def call_or_record(*values: Any) -> Any:
-        recording = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in values
-        )
-        # In forward mode too: without a formula for it, apply() refuses.
-        if not recording and forward_ad._current_level < 0:
-            return below_autograd(name, dispatched, *values)
-        if not torch._C._are_functorch_transforms_active():
-            return recorded(*values)
-        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
-            return recorded(*values)
-
-    direct = direct_call(name, call_or_record, is_observed=False)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        # The dispatcher leaves trailing arguments out that equal their defaults.
-        values = args + defaults[len(args) :]
-        if kwargs:
-            given = (kwargs.get(a.name, a.default_value) for a in arguments[positional:])
-            values = values[:positional] + tuple(given)
-        return direct(*values)
-
-    library.impl(name, kernel, "Autograd")
+    return record
 
 
 def register_recording(

@@ -19,6 +19,7 @@ from ._registration import (
     fake_pointwise,
     library,
     recording,
+    records_gradients,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -121,11 +122,8 @@ def _autograd(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """Records a call through the operator that keeps what the gradient needs."""
-    recording = torch.is_grad_enabled() and any(
-        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in (input, weight, bias)
-    )
     # In forward mode too: without a formula for it, the other operator refuses.
-    if recording or forward_ad._current_level >= 0:
+    if records_gradients((input, weight, bias)) or forward_ad._current_level >= 0:
         forward = torch.ops.pkg.linear_forward.default
         output: Tensor = forward(input, weight, bias, activation)[0]
         return output

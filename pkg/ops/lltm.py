@@ -15,6 +15,7 @@ from ._registration import (
     check_one_device,
     library,
     recording,
+    records_gradients,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -259,11 +260,8 @@ def autograd_through(name: str) -> Callable[..., _Two]:
     operator = getattr(torch.ops.pkg, name).default
 
     def kernel(*tensors: Tensor) -> _Two:
-        recording = torch.is_grad_enabled() and any(
-            isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors
-        )
         # In forward mode too: without a formula for it, the other operator refuses.
-        if recording or torch.autograd.forward_ad._current_level >= 0:
+        if records_gradients(tensors) or torch.autograd.forward_ad._current_level >= 0:
             hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
             return hidden, cells
         result: _Two = below_autograd(name, operator, *tensors)

@@ -405,6 +405,23 @@ def _weights(scores: Tensor, hidden: Tensor | None, attn_mask: Tensor | None) ->
     return weights.masked_fill(excluded, 0.0)
 
 
+def _weights_again(
+    ctx: Any, scores: Tensor, lead: torch.Size
+) -> tuple[Tensor, Tensor | float, Tensor | None]:
+    """As the forward pass had them: weights, dropout's factors, and the tanh of capped scores."""
+    dropout_p, is_causal, *_ = ctx.options
+    window_left, window_right, softcap = ctx.extras
+    *_, mask, seed, slopes = ctx.saved_tensors
+    share = torch.tanh(scores / softcap) if softcap else None
+    modified = scores if share is None else share * softcap
+    if slopes is not None:
+        modified = modified + _alibi_bias(scores, slopes)
+    weights = _weights(
+        modified, _hidden_by_place(scores, is_causal, window_left, window_right), mask
+    )
+    return weights, _dropout_factors(seed, lead, weights, dropout_p), share
+
+
 def _softmax_gradient(weights: Tensor, gradient: Tensor) -> Tensor:
     return weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
 
@@ -421,9 +438,9 @@ def _double_backward(
     they are functions of. Where scores are capped, S = c t with t = tanh(S' / c), and
     dS' = dS (1 - t^2) takes the place of dS in dQ and dK.
     """
-    dropout_p, is_causal, scale, enable_gqa, needs_mask_grad = ctx.options
-    window_left, window_right, softcap = ctx.extras
-    *tensors, mask, seed, slopes = ctx.saved_tensors
+    *_, scale, enable_gqa, needs_mask_grad = ctx.options
+    softcap = ctx.extras[-1]
+    *tensors, mask, _, _ = ctx.saved_tensors
     dtype = torch.promote_types(tensors[1].dtype, torch.float32)
     upstream, query, key, value = (tensor.to(dtype) for tensor in tensors)
     key_heads = key.shape[-3] if enable_gqa else 0
@@ -436,15 +453,8 @@ def _double_backward(
     grad_key = _grouped(grad_key.to(dtype), group)
     grad_value = _grouped(grad_value.to(dtype), group)
 
-    scores = matmul(query, key.mT) * scale
-    share = torch.tanh(scores / softcap) if softcap else None
+    weights, factors, share = _weights_again(ctx, matmul(query, key.mT) * scale, lead)
     slope = 1.0 if share is None else 1.0 - share * share
-    hidden = _hidden_by_place(scores, is_causal, window_left, window_right)
-    modified = scores if share is None else share * softcap
-    if slopes is not None:
-        modified = modified + _alibi_bias(scores, slopes)
-    weights = _weights(modified, hidden, mask)
-    factors = _dropout_factors(seed, lead, weights, dropout_p)
     grad_weights = matmul(upstream, value.mT) * factors
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - delta)

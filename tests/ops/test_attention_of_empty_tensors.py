@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import references
 import torch
+from derivatives import derivatives
 from samples import normal
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,33 +34,18 @@ def math_attention(*tensors: Tensor | None, **options: Any) -> Tensor:
         return F.scaled_dot_product_attention(*tensors, **options)
 
 
-def derivatives(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The result, the gradients of all inputs, and theirs with respect to all they depend on."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output = function(*leaves)
-    upstream = normal(*output.shape, seed=10).to(output).requires_grad_()
-    gradients = torch.autograd.grad(
-        output, leaves, upstream, create_graph=True, materialize_grads=True
-    )
-    directions = [
-        normal(*gradient.shape, seed=11 + index).to(output)
-        for index, gradient in enumerate(gradients)
-    ]
-    recorded = [(g, d) for g, d in zip(gradients, directions, strict=True) if g.requires_grad]
-    second = torch.autograd.grad(
-        [gradient for gradient, _ in recorded],
-        [*leaves, upstream],
-        [direction for _, direction in recorded],
-        materialize_grads=True,  # a gradient that does not depend on an input
-    )
-    return [output.detach(), *(gradient.detach() for gradient in gradients), *second]
+def normal_like(tensor: Tensor, seed: int) -> Tensor:
+    return normal(*tensor.shape, seed=seed).to(tensor)
+
+
+results_of = partial(derivatives, draw=normal_like, may_leave_out=True)
 
 
 def check(
     ours: Callable[..., Tensor], expected: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> None:
     shapes = [tuple(tensor.shape) for tensor in inputs]
-    results = zip(derivatives(ours, inputs), derivatives(expected, inputs), strict=True)
+    results = zip(results_of(ours, inputs), results_of(expected, inputs), strict=True)
     for index, (result, wanted) in enumerate(results):
         torch.testing.assert_close(
             result, wanted, msg=lambda text, at=(index, shapes): f"result {at}: {text}"
@@ -229,7 +215,7 @@ def test_dropout_in_packed_sequences(
             return pkg.ops.scaled_dot_product_attention_varlen(*given, *rest, 1.0)
 
         output = (sum(rows), heads[0], sizes[1])
-        results = derivatives(ours, operands(*shapes, device=device))
+        results = results_of(ours, operands(*shapes, device=device))
         expected = [output, *shapes, *shapes, output]
         for result, shape in zip(results, expected, strict=True):
             assert result.shape == shape

@@ -7,12 +7,13 @@ and second derivatives are PyTorch's to the last bit, and of its shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from derivatives import derivatives
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -64,30 +65,17 @@ def whole_numbers(shape: Sequence[int], device: torch.device, seed: int) -> Tens
     return drawn.to(device, torch.float64)
 
 
-def derivatives(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The result, the gradients of all inputs, and theirs with respect to all they depend on."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    output = function(*leaves)
-    upstream = whole_numbers(output.shape, output.device, 10).requires_grad_()
-    gradients = torch.autograd.grad(output, leaves, upstream, create_graph=True)
-    directions = [
-        whole_numbers(gradient.shape, gradient.device, 11 + index)
-        for index, gradient in enumerate(gradients)
-    ]
-    recorded = [(g, d) for g, d in zip(gradients, directions, strict=True) if g.requires_grad]
-    second = torch.autograd.grad(
-        [gradient for gradient, _ in recorded],
-        [*leaves, upstream],
-        [direction for _, direction in recorded],
-        materialize_grads=True,  # a gradient that does not depend on an input
-    )
-    return [output.detach(), *(gradient.detach() for gradient in gradients), *second]
+def whole_numbers_like(tensor: Tensor, seed: int) -> Tensor:
+    return whole_numbers(tensor.shape, tensor.device, seed)
+
+
+results_of = partial(derivatives, draw=whole_numbers_like)
 
 
 def check(
     ours: Callable[..., Tensor], pytorch: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> None:
-    results = zip(derivatives(ours, inputs), derivatives(pytorch, inputs), strict=True)
+    results = zip(results_of(ours, inputs), results_of(pytorch, inputs), strict=True)
     for index, (actual, expected) in enumerate(results):
         where = f"result {index} of {[tuple(tensor.shape) for tensor in inputs]}"
         assert actual.shape == expected.shape, where
@@ -135,7 +123,7 @@ def test_linear_with_an_activation_is_pytorchs(device: torch.device, activation:
             if all(0 not in shape for shape in given):
                 continue
             inputs = [whole_numbers(shape, device, seed) for seed, shape in enumerate(given)]
-            results = zip(derivatives(ours, inputs), derivatives(pytorch, inputs), strict=True)
+            results = zip(results_of(ours, inputs), results_of(pytorch, inputs), strict=True)
             for actual, expected in results:
                 torch.testing.assert_close(actual, expected, msg=f"{given}: {actual}, {expected}")
 

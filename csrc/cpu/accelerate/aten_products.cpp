@@ -1,7 +1,7 @@
 // mm, bmm and _int_mm of PyTorch's own namespace on the CPU.
 //
 // The products with numbers among their arguments (addmm and its kin) cannot be
-// registered by the stable ABI; pkg/accelerate.py does it.
+// registered by the stable ABI; pkg/_accelerate_routes.py does it.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <algorithm>

@@ -147,7 +147,7 @@ using pkg::cpu::accelerate::state;
 
 }  // namespace
 
-// For pkg/accelerate.py, by ctypes.
+// For pkg/_accelerate_routes.py, by ctypes.
 extern "C" PKG_EXPORT void pkg_accelerate_switch(int is_on, int attention,
                                                  int takes_time) {
   state().takes_time.store(takes_time);

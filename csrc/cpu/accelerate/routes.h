@@ -3,9 +3,10 @@
 //
 // The table has, for each kind of product and of attention, the time that
 // PyTorch's kernel took divided by ours, measured at the sizes below
-// (pkg/tune.py); a call is taken over where all of those around its own sizes
-// say so. Python writes the table before it turns the switch, and reads the
-// counters: see pkg/accelerate.py.
+// (pkg/tune.py); a call is taken over where what lies between those around its
+// own sizes is enough, and the least of them too (if_enough). Python writes the
+// table before it turns the switch, and reads the counters: see
+// pkg/_accelerate_routes.py.
 #pragma once
 
 #include <array>

@@ -101,13 +101,13 @@ concept LeftMicroPanels =
       left.template strip<1>(row, depth) + Left::template kStep<1>;
     };
 
-// What the micro-kernel does with finished sums: micro_kernel.h's own store to
-// where C lies (MicroTileSums), attention's and int4's scale or weigh them.
+// What the micro-kernel does with finished sums: MicroTileSums of store_sums.h
+// puts them where C lies, attention's and int4's scale or weigh them.
 //   given   a micro-tile's sums in registers, its place, and how many elements
 //           of each row's last register exist
 //   owes    prefetch() what it will read, before the loop over K. kInOrder:
-//   that
-//           products are added one after the other, in a single accumulator
+//           that products are added one after the other, in a single
+//           accumulator
 template <class Store, class Accumulator>
 concept MicroTileStore =
     requires(const Store& store, int64_t row, int64_t column,
@@ -129,7 +129,7 @@ concept ProductEpilogue =
              int tail) { epilogue(row, column, sums, rows, vectors, tail); };
 
 // What becomes of a product's sums, from block to block of K (StoreSums in
-// micro_kernel.h).
+// store_sums.h).
 //   given   a micro-tile's place and size, its depth, and scratch for an edge
 //           tile
 //   owes    place(): where the micro-kernel reads and writes whole registers,

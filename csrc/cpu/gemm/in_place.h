@@ -113,13 +113,12 @@ int64_t most_values_in_place(const MatrixView<Input>& right, int64_t inner) {
   constexpr int64_t kFollowed = 32;
   constexpr int64_t kFollowedInL2 = 64;
   constexpr int64_t kFarApart = 1024;
-  constexpr int64_t kL2 = 1 << 21;
   const int64_t row_bytes =
       right.row_stride * static_cast<int64_t>(sizeof(Input));
-  if (row_bytes < kFarApart || row_bytes * inner <= kL2 / 4) {
+  if (row_bytes < kFarApart || row_bytes * inner <= kLargeL2Bytes / 4) {
     return kKC<Arithmetic>;
   }
-  return row_bytes * inner <= kL2 ? kFollowedInL2 : kFollowed;
+  return row_bytes * inner <= kLargeL2Bytes ? kFollowedInL2 : kFollowed;
 }
 
 }  // namespace pkg::cpu::detail

@@ -15,7 +15,7 @@ namespace pkg::cpu {
 
 // output (rows x columns, contiguous columns, rows output_stride apart) = left
 // right; finished sums are handed through the epilogue (KeepSums in
-// cpu/gemm/micro_kernel.h) before they are rounded.
+// cpu/gemm/store_sums.h) before they are rounded.
 template <class Input, class Output, class Epilogue = KeepSums>
 void matrix_product(const MatrixView<Input>& left,
                     const MatrixView<Input>& right, int64_t rows,

@@ -102,7 +102,8 @@ inline bool multiply_by_tiles(const RowwiseScaledLinearPlan& plan,
         detail::reorder_rows_for_tiles(plan, input, row + done, count, padded);
     const detail::StoreScaled store{output, row + done, column};
     tiles::PlainProduct<tiles::Int8By1, int32_t, detail::StoreScaled,
-                        tiles::Int4Blocks, tiles::RowsInPlace<tiles::Int8By1>>(
+                        tiles::Int4Blocks,
+                        tiles::PlainRowsInPlace<tiles::Int8By1>>(
         tiles::strips_of(left, padded, 1),
         {weight.data + column * weight.stride, weight.stride, plan.inner / 2},
         count, columns, padded, static_cast<int32_t*>(nullptr), 0, store)

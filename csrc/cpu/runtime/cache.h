@@ -14,6 +14,9 @@ inline constexpr int64_t kCacheLine = 64;
 inline constexpr int64_t kL1Way = 4096;
 // Of the L2 cache, as much as the kernels reckon with.
 inline constexpr int64_t kL2Bytes = 1 << 20;
+// The L2 cache of the processor with tile registers on which reading in place
+// and the blocks of cpu/tiles were measured.
+inline constexpr int64_t kLargeL2Bytes = 2 << 20;
 
 // Which rows are too often in the same sets to be read side by side, MR at a
 // time. There are two rules, since what else there is to do differs:

@@ -57,8 +57,8 @@ enum class Slot {
   Bias = 8,
   ContiguousWeight = 9,  // rowwise_scaled_linear
   // lltm: packed weights, sums of a sequence or the gates' gradients, and of
-  // the
-  // backward what is carried from step to step, rows of all steps, bias sums.
+  // the backward what is carried from step to step, rows of all steps, bias
+  // sums.
   LltmWeights = 9,
   LltmSums = 10,
   LltmGradients = 10,

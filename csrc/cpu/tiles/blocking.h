@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/grid.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/scheme.h"
 
@@ -27,7 +28,7 @@ template <class Scheme>
 BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   using cpu::detail::even_block;
   // Packed blocks that stay, beside the sums and what is packed meanwhile.
-  constexpr int64_t kKeptBytes = int64_t{1} << 20;
+  constexpr int64_t kKeptBytes = kLargeL2Bytes / 2;
   constexpr int64_t kMostBlocks = 32;
   constexpr int64_t kMostRows = 512;
   constexpr int64_t kMostRowsBesideKept = 128;
@@ -65,7 +66,7 @@ BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
                              bool turns_left) {
   using cpu::detail::even_block;
   constexpr bool kMayStay = Right::kMayStay || Right::kInPlace;
-  constexpr int64_t kStayingBytes = int64_t{1} << 20;
+  constexpr int64_t kStayingBytes = kLargeL2Bytes / 2;
   constexpr int64_t kLeastStaying = 256;
   constexpr int64_t kLeastStayingBesideTurned = 512;
   constexpr int64_t kMostRows = 512;

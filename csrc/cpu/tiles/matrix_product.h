@@ -55,7 +55,7 @@ bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
 // of parts: with few rows or columns each value that is split is used too
 // rarely, whatever the other sizes.
 template <class Output>
-bool is_better_in_place(const cpu::Product<float, Output>& product) {
+bool is_better_in_place(const Product<float, Output>& product) {
   using Arithmetic = typename ArithmeticOf<float>::type;
   constexpr int64_t kMostColumns = 32;
   if (float32_products() != Float32Products::Six) {
@@ -68,7 +68,7 @@ bool is_better_in_place(const cpu::Product<float, Output>& product) {
           k_groups_are_contiguous<Arithmetic>(product.left));
 }
 template <class Input, class Output>
-bool is_better_in_place(const cpu::Product<Input, Output>& /*product*/) {
+bool is_better_in_place(const Product<Input, Output>& /*product*/) {
   return false;
 }
 
@@ -119,10 +119,10 @@ bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
   };
   using Packed = OperandBlocks<Scheme, Side::Left>;
   if constexpr (Scheme::kParts > 1) {
-    return run(std::type_identity<Product<Scheme, Output, Epilogue>>{});
-  } else if (RowsInPlace<Scheme>::suits(left, inner, columns)) {
+    return run(std::type_identity<SplitProduct<Scheme, Output, Epilogue>>{});
+  } else if (PlainRowsInPlace<Scheme>::suits(left, inner, columns)) {
     return run(std::type_identity<PlainProduct<Scheme, Output, Epilogue, Right,
-                                               RowsInPlace<Scheme>>>{});
+                                               PlainRowsInPlace<Scheme>>>{});
   } else {
     return run(std::type_identity<
                PlainProduct<Scheme, Output, Epilogue, Right, Packed>>{});
@@ -134,7 +134,7 @@ bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
 // values are not in the scheme's range.
 template <class Scheme, class Right, class Input, class Output, class Epilogue,
           class RightFrom, class Otherwise>
-void multiply_parts(const cpu::Product<Input, Output>& product, int64_t threads,
+void multiply_parts(const Product<Input, Output>& product, int64_t threads,
                     const Epilogue& epilogue, const RightFrom& right,
                     const Otherwise& otherwise) {
   const auto multiply_part = [&](int64_t row, int64_t rows, int64_t column,
@@ -171,7 +171,7 @@ bool multiplies(int64_t rows, int64_t columns, int64_t inner) {
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // these operands, and nothing was done.
 template <class Input, class Output, class Epilogue>
-bool multiply(const cpu::Product<Input, Output>& product, int64_t threads,
+bool multiply(const Product<Input, Output>& product, int64_t threads,
               const Epilogue& epilogue) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
                                       product.inner) ||
@@ -202,8 +202,8 @@ bool multiplies(int64_t /*rows*/, int64_t /*columns*/, int64_t /*inner*/) {
 }
 
 template <class Input, class Output, class Epilogue>
-bool multiply(const cpu::Product<Input, Output>& /*product*/,
-              int64_t /*threads*/, const Epilogue& /*epilogue*/) {
+bool multiply(const Product<Input, Output>& /*product*/, int64_t /*threads*/,
+              const Epilogue& /*epilogue*/) {
   return false;
 }
 

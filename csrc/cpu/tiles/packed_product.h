@@ -105,10 +105,9 @@ inline constexpr int64_t kLeastPackedRows<Half> = 24;
 // `panel_elements` apart; product.right is not used. Otherwise as multiply and
 // multiply_parts in cpu/tiles/matrix_product.h.
 template <class Input, class Output, class Epilogue, class Otherwise>
-bool multiply_packed(const cpu::Product<Input, Output>& product,
-                     const Input* packed, int64_t panel_elements,
-                     int64_t threads, const Epilogue& epilogue,
-                     const Otherwise& otherwise) {
+bool multiply_packed(const Product<Input, Output>& product, const Input* packed,
+                     int64_t panel_elements, int64_t threads,
+                     const Epilogue& epilogue, const Otherwise& otherwise) {
   if (product.rows < detail::kLeastPackedRows<Input> ||
       !detail::is_large_enough<Input>(product.rows, product.columns,
                                       product.inner)) {
@@ -142,7 +141,7 @@ bool multiply_packed(const cpu::Product<Input, Output>& product,
 #else
 
 template <class Input, class Output, class Epilogue, class Otherwise>
-bool multiply_packed(const cpu::Product<Input, Output>& /*product*/,
+bool multiply_packed(const Product<Input, Output>& /*product*/,
                      const Input* /*packed*/, int64_t /*panel_elements*/,
                      int64_t /*threads*/, const Epilogue& /*epilogue*/,
                      const Otherwise& /*otherwise*/) {

@@ -50,16 +50,16 @@ struct Pending {
 
 // One thread's product.
 template <class Scheme, class Output, class Epilogue>
-class Product {
+class SplitProduct {
   static_assert(Scheme::kParts > 1);
 
  public:
   using Input = typename Scheme::Input;
   using Accumulator = typename Scheme::Accumulator;
 
-  Product(const Strips<Input>& left, const Strips<Input>& right, int64_t rows,
-          int64_t columns, int64_t inner, Output* output, int64_t output_stride,
-          const Epilogue& epilogue)
+  SplitProduct(const Strips<Input>& left, const Strips<Input>& right,
+               int64_t rows, int64_t columns, int64_t inner, Output* output,
+               int64_t output_stride, const Epilogue& epilogue)
       : rows_(rows),
         columns_(columns),
         inner_(inner),
@@ -210,7 +210,7 @@ class Product {
         next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
         {left, right,
          pending_.stored != nullptr ? pending_.stored : scratch_[0],
-         kSumsStride, Work{&Product::step, this}});
+         kSumsStride, Work{&SplitProduct::step, this}});
     stored_ = pending_;
     pending_ = next;
   }
@@ -224,7 +224,7 @@ class Product {
     pieces_a_step_ = (finish_pieces_ + pack_pieces_ + steps - 1) / steps;
   }
   static void step(void* state) {
-    auto& product = *static_cast<Product*>(state);
+    auto& product = *static_cast<SplitProduct*>(state);
     for (int64_t i = 0; i < product.pieces_a_step_; ++i) {
       if (product.finished_ < product.finish_pieces_) {
         product.finish_piece(product.stored_, product.finished_++);

@@ -16,7 +16,7 @@
 namespace pkg::cpu::tiles {
 
 template <class Scheme>
-class RowsInPlace {
+class PlainRowsInPlace {
  public:
   using Input = typename Scheme::Input;
   using Source = Strips<Input>;
@@ -51,8 +51,8 @@ class RowsInPlace {
     }
   };
 
-  RowsInPlace(const Source& source, int64_t total_lines, int64_t inner,
-              int64_t /*lines*/, int64_t /*units*/, bool /*keeps*/)
+  PlainRowsInPlace(const Source& source, int64_t total_lines, int64_t inner,
+                   int64_t /*lines*/, int64_t /*units*/, bool /*keeps*/)
       : lines_(source.first),
         row_bytes_(lines_.line_stride * int64_t{sizeof(Input)}) {
     const int64_t present = total_lines % kStrip;
