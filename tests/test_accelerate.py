@@ -545,6 +545,13 @@ def test_a_measurement_leaves_a_report_what_was_counted(
     assert reported(capsys.readouterr().out) == {"float32": 1}
 
 
+def test_what_pytorch_refuses_to_write_to_is_left_to_it() -> None:
+    _accelerate_table.put(filled(0.0))
+    a, out = torch.ones(4, 8, dtype=torch.int8), torch.empty(8, 4, dtype=torch.int32)
+    with pkg.accelerate(), pytest.raises(RuntimeError, match="contiguous"):
+        torch._int_mm(a, torch.ones(8, 8, dtype=torch.int8), out=out.mT)
+
+
 def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
     _accelerate_table.put(filled(1.0))
     a = torch.ones(64, 64)

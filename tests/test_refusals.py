@@ -178,3 +178,39 @@ def test_a_proxy_goes_into_the_graph() -> None:
     assert targets == ["pkg.mul.default", "pkg.matmul.default"]
     a = torch.rand(3, 3)
     assert torch.equal(graph(a, a), Module()(a, a))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_is_refused_is_refused_beside_a_gradient_too(operator: str) -> None:
+    """By the same words, though another operator may record it."""
+    tests = operator_classes()[operator]()
+    function = getattr(pkg.ops, operator)
+    for wrong in tests.errors():
+        tensors = [t for t in Sample(wrong.args, wrong.kwargs).tensors if t.layout == torch.strided]
+        leaves = [t for t in tensors if t.is_floating_point() and t.is_leaf]
+        if not leaves or any(t.requires_grad for t in leaves):
+            continue
+        with torch.no_grad(), pytest.raises(wrong.error) as without:
+            function(*wrong.args, **wrong.kwargs)
+        leaves[0].requires_grad_()
+        with pytest.raises(wrong.error) as beside:
+            function(*wrong.args, **wrong.kwargs)
+        if "requires" not in str(beside.value):  # those that have no gradient at all
+            assert str(beside.value) == str(without.value)
+
+
+@pytest.mark.parametrize("requires_gradient", [False, True])
+def test_a_sparse_tensor_that_may_require_a_gradient(requires_gradient: bool) -> None:
+    sparse = torch.eye(4).to_sparse().requires_grad_(requires_gradient)
+    for call in (lambda: pkg.ops.matmul(sparse, torch.eye(4)), lambda: pkg.ops.d_sigmoid(sparse)):
+        with pytest.raises(RuntimeError, match=r"is a sparse tensor .*convert it with"):
+            call()
+
+
+def test_a_result_for_which_there_is_no_memory() -> None:
+    column, row = torch.ones(1, 1).expand(2**20, 1), torch.ones(1, 1).expand(1, 2**30)
+    for function in (pkg.ops.matmul, pkg.ops.mul, torch.ops.pkg.matmul.default):
+        with pytest.raises(
+            RuntimeError, match=r"no memory for a result of shape \(1048576, 107374"
+        ):
+            function(column, row)

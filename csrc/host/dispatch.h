@@ -43,14 +43,6 @@ struct ResultOf<std::tuple<Results...>> {
   }
 };
 
-using LastError = const char* (*)();
-
-inline LastError last_error_function() {
-  static const auto function = find_torch_symbol<LastError>(
-      "torch_exception_get_what_without_backtrace");
-  return function;
-}
-
 // An error that was raised in Python comes back as "RuntimeError: its words",
 // followed by the Python frames; only the words are wanted.
 inline std::string words_of(std::string message) {
@@ -67,7 +59,7 @@ inline std::string words_of(std::string message) {
 // From PyTorch 2.13 on the message of a failed call can be had. Before, it goes
 // to stderr and the caller learns only that the call failed: check first.
 inline bool dispatch_errors_have_messages() {
-  return detail::last_error_function() != nullptr;
+  return last_error_function() != nullptr;
 }
 
 template <class Result, class... Arguments>
@@ -80,7 +72,7 @@ Result dispatch(const char* name, const char* overload,
       TORCH_SUCCESS) [[unlikely]] {
     throw std::runtime_error(
         dispatch_errors_have_messages()
-            ? detail::words_of(detail::last_error_function()())
+            ? detail::words_of(last_error_function()())
             : std::string(name) + " failed; PyTorch printed why on stderr");
   }
   return detail::ResultOf<Result>::take(stack.data());

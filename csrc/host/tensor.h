@@ -10,6 +10,7 @@
 #include <string>
 
 #include "host/check.h"
+#include "host/last_error.h"
 
 namespace pkg {
 
@@ -367,13 +368,24 @@ inline void check_same_device(const char* op, const char* first_name,
             "; move them to one device");
 }
 
+[[noreturn]] [[gnu::cold]] inline void fail_to_allocate(
+    std::span<const int64_t> sizes, ScalarType dtype) {
+  const LastError last_error = last_error_function();
+  fail("no memory for a result of shape ", shape_text(sizes), " and dtype ",
+       dtype_name(dtype), ": ",
+       last_error != nullptr ? last_error() : "PyTorch printed why on stderr");
+}
+
 inline Tensor empty_strided(std::span<const int64_t> sizes,
                             std::span<const int64_t> strides, ScalarType dtype,
                             DeviceId device) {
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-      code_of_scalar_type(dtype), device.type, device.index, &handle));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                               strides.data(), code_of_scalar_type(dtype),
+                               device.type, device.index,
+                               &handle) != TORCH_SUCCESS) {
+    fail_to_allocate(sizes, dtype);
+  }
   return Tensor(handle);
 }
 

@@ -10,6 +10,7 @@
 
 #include "accelerate.h"
 #include "host/dispatch.h"
+#include "python/guarded.h"
 #include "python/interpreter_lock.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
@@ -158,13 +159,13 @@ using Shim = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                 AtenTensorHandle, AtenTensorHandle, double,
                                 double);
 
-// The implementations of a call's tensors, and handles on them.
+// The implementations of a call's tensors, and handles on them. Made under
+// Python's lock, which it may take to ask for them.
 class BorrowedHandles {
  public:
   explicit BorrowedHandles(const ProductArguments& arguments)
-      : implementations_{
-            of(arguments.input), of(arguments.a), of(arguments.b),
-            arguments.out != Py_None ? of(arguments.out) : nullptr} {}
+      : implementations_{of(arguments.input), of(arguments.a), of(arguments.b),
+                         of(arguments.out)} {}
 
   AtenTensorHandle input() { return at(0); }
   AtenTensorHandle a() { return at(1); }
@@ -173,7 +174,8 @@ class BorrowedHandles {
 
  private:
   static void* of(PyObject* object) {
-    return ThreadState::instance().implementation_of(object);
+    return object != Py_None ? ThreadState::instance().implementation_of(object)
+                             : nullptr;
   }
   AtenTensorHandle at(size_t i) {
     return reinterpret_cast<AtenTensorHandle>(&implementations_[i]);
@@ -197,13 +199,12 @@ bool call_activation_shim(BorrowedHandles& handles, const AddmmCall& call,
 }
 
 // False where PyTorch is to be called by Python.
-bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
+bool call_shim(BorrowedHandles& handles, const AddmmCall& call,
                AddmmOutput& output) {
   if (!may_call_shim) {
     return false;
   }
   if (call.op == AtenOperator::AddmmActivation) {
-    BorrowedHandles handles(arguments);
     return call_activation_shim(handles, call, output);
   }
   const Shim shim = call.op == AtenOperator::Addmm ? &aoti_torch_cpu_addmm_out
@@ -213,7 +214,6 @@ bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
   if (shim == nullptr) {
     return false;
   }
-  BorrowedHandles handles(arguments);
   if (output.view == nullptr) {
     output.made = empty_contiguous(output.result_sizes(), call.a->dtype,
                                    {aoti_torch_device_type_cpu(), -1});
@@ -223,11 +223,11 @@ bool call_shim(const ProductArguments& arguments, const AddmmCall& call,
 }
 
 // False where PyTorch is to be called by Python.
-bool run_product(const ProductArguments& arguments, const AddmmCall& call,
+bool run_product(BorrowedHandles& handles, const AddmmCall& call,
                  AddmmOutput& output) {
   const Answer answer = accelerated_addmm(call, output);
   return answer == Answer::Taken ||
-         (answer == Answer::Left && call_shim(arguments, call, output));
+         (answer == Answer::Left && call_shim(handles, call, output));
 }
 
 PyObject* call_original(const ProductKernel& kernel, PyObject* const* values,
@@ -241,10 +241,8 @@ PyObject* call_original(const ProductKernel& kernel, PyObject* const* values,
 
 constexpr const char* kKernelCapsule = "pkg.ProductKernel";
 
-PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
-                  PyObject* names) {
-  const auto& kernel = *static_cast<const ProductKernel*>(
-      PyCapsule_GetPointer(self, kKernelCapsule));
+PyObject* call_product(const ProductKernel& kernel, PyObject* const* values,
+                       Py_ssize_t count, PyObject* names) {
   ProductArguments arguments;
   ReadTensors tensors;
   AddmmCall call{};
@@ -252,8 +250,11 @@ PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
   AddmmOutput output;
   if (accelerated_addmm == nullptr ||
       !arguments.read(kernel, values, count, names) ||
-      !read_call(arguments, tensors, call, output) ||
-      !run(tensors, [&] { return run_product(arguments, call, output); })) {
+      !read_call(arguments, tensors, call, output)) {
+    return call_original(kernel, values, count, names);
+  }
+  BorrowedHandles handles(arguments);
+  if (!run(tensors, [&] { return run_product(handles, call, output); })) {
     return call_original(kernel, values, count, names);
   }
   if (output.view != nullptr) {
@@ -262,11 +263,17 @@ PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
   return TensorBridge::instance().object_of(output.made->get());
 }
 
+PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
+                  PyObject* names) {
+  const auto& kernel = *static_cast<const ProductKernel*>(
+      PyCapsule_GetPointer(self, kKernelCapsule));
+  return guarded([&] { return call_product(kernel, values, count, names); });
+}
+
 // (query, key, value, attn_mask or None, is_causal, scale or None), and for the
 // backward pass (grad_output, output, log_sum_exp) after these: a tuple of the
 // operator's results, None where PyTorch's own kernel is to be called.
-PyObject* attention(PyObject* /*module*/, PyObject* const* values,
-                    Py_ssize_t count) {
+PyObject* call_attention(PyObject* const* values, Py_ssize_t count) {
   constexpr Py_ssize_t kForward = 6;
   constexpr Py_ssize_t kBackward = 9;
   if (count != kForward && count != kBackward) {
@@ -296,9 +303,18 @@ PyObject* attention(PyObject* /*module*/, PyObject* const* values,
   }
   py::tuple made(is_backward ? 3 : 2);
   for (size_t i = 0; i < made.size(); ++i) {
-    made[i] = *results[i];
+    PyObject* tensor = TensorBridge::instance().object_of(results[i]->get());
+    if (tensor == nullptr) {
+      throw py::error_already_set();
+    }
+    made[i] = py::reinterpret_steal<py::object>(tensor);
   }
   return made.release().ptr();
+}
+
+PyObject* attention(PyObject* /*module*/, PyObject* const* values,
+                    Py_ssize_t count) {
+  return guarded([&] { return call_attention(values, count); });
 }
 
 template <class Function>
@@ -348,9 +364,7 @@ void define_accelerate_functions(py::module_& module) {
              py::arg("attention"), "Called by the loader.");
   module.def(
       "_let_products_call_shim",
-      [](bool may) {
-        may_call_shim = may && pkg::detail::last_error_function() != nullptr;
-      },
+      [](bool may) { may_call_shim = may && last_error_function() != nullptr; },
       py::arg("may"), "See pkg/_accelerate_routes.py.");
 }
 

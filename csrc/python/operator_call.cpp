@@ -193,17 +193,24 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
       return long_way(values);
     }
     if (needs_gradient(values)) {
-      return record && state.is_autograd_on()
-                 ? PyObject_Vectorcall(
-                       record.ptr(), ListedArguments(*signature, values).data(),
-                       signature->size(), nullptr)
-                 : long_way(values);
+      return record && state.is_autograd_on() ? call_record(values)
+                                              : long_way(values);
     }
   }
   PyObject* result = run(values, may_be_observed);
   return result != nullptr || PyErr_Occurred() != nullptr
              ? result
              : other_way(values, may_be_observed);
+}
+
+PyObject* OperatorCall::call_record(PyObject* const* values) const {
+  const ListedArguments listed(*signature, values);
+  PyObject* result = PyObject_Vectorcall(record.ptr(), listed.data(),
+                                         signature->size(), nullptr);
+  if (result == nullptr && !otherwise) {
+    explain(values);
+  }
+  return result;
 }
 
 // Where the thread is plain and the kernel does not take the values. The

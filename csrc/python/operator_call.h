@@ -37,6 +37,7 @@ struct OperatorCall {
   bool count_writes(PyObject* const* values) const;
   bool enter(const DirectArgument* arguments, DirectResults& results,
              bool may_be_observed) const;
+  PyObject* call_record(PyObject* const* values) const;
   PyObject* other_way(PyObject* const* values, bool may_be_observed) const;
   PyObject* long_way(PyObject* const* values) const;
   PyObject* dispatch(PyObject* const* values) const;

@@ -9,6 +9,7 @@
 
 #include "host/namespace.h"
 #include "library.h"
+#include "python/guarded.h"
 #include "python/operator_call.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
@@ -49,10 +50,12 @@ const OperatorCall& call_of(PyObject* capsule) {
 
 PyObject* call_by_name(PyObject* self, PyObject* const* values,
                        Py_ssize_t count, PyObject* names) {
-  const auto& call = call_of(self);
-  const auto bound =
-      call.signature->bind(values, static_cast<size_t>(count), names);
-  return bound ? call(bound->data()) : nullptr;
+  return guarded([&]() -> PyObject* {
+    const auto& call = call_of(self);
+    const auto bound =
+        call.signature->bind(values, static_cast<size_t>(count), names);
+    return bound ? call(bound->data()) : nullptr;
+  });
 }
 
 PyObject* call_by_position(PyObject* self, PyObject* const* values,
@@ -63,7 +66,7 @@ PyObject* call_by_position(PyObject* self, PyObject* const* values,
                  call.signature->name().c_str(), call.signature->size(), count);
     return nullptr;
   }
-  return call(values);
+  return guarded([&] { return call(values); });
 }
 
 bool is_tensor(PyObject* value) {

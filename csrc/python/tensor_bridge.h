@@ -1,5 +1,4 @@
-// torch.Tensor and torch.dtype as arguments and results of pybind11 functions,
-// using the stable ABI alone.
+// Python's torch.Tensor and torch.dtype, and what the stable ABI knows them by.
 //
 // From PyTorch 2.14 on two functions of the C shim convert tensors; they are
 // looked up at run time. Before that, torch._C._aoti hands tensor handles over
@@ -33,10 +32,6 @@ class TensorBridge {
 
   bool is_tensor(PyObject* object) const {
     return PyObject_TypeCheck(object, tensor_type_) != 0;
-  }
-
-  bool is_exactly_tensor(PyObject* object) const {
-    return Py_TYPE(object) == tensor_type_;
   }
 
   // A new handle on the tensor, or null with a Python error set.
@@ -144,64 +139,3 @@ class TensorBridge {
 };
 
 }  // namespace pkg::python
-
-namespace pybind11::detail {
-
-template <>
-struct type_caster<torch::stable::Tensor> {
-  static constexpr auto name = const_name("torch.Tensor");
-
-  bool load(handle source, bool /*convert*/) {
-    const auto& bridge = pkg::python::TensorBridge::instance();
-    if (!bridge.is_tensor(source.ptr())) {
-      return false;
-    }
-    AtenTensorHandle handle = bridge.handle_of(source.ptr());
-    if (handle == nullptr) {
-      throw_python_error("PyTorch gave no handle for a tensor");
-    }
-    value_.emplace(handle);
-    return true;
-  }
-
-  static handle cast(const torch::stable::Tensor& tensor,
-                     return_value_policy /*policy*/, handle /*parent*/) {
-    PyObject* object =
-        pkg::python::TensorBridge::instance().object_of(tensor.get());
-    if (object == nullptr) {
-      throw_python_error("PyTorch made no Python tensor of a handle");
-    }
-    return object;
-  }
-
-  template <class T>
-  using cast_op_type = movable_cast_op_type<T>;
-  operator torch::stable::Tensor*() { return &*value_; }
-  operator torch::stable::Tensor&() { return *value_; }
-  operator torch::stable::Tensor&&() && { return std::move(*value_); }
-
- private:
-  [[noreturn]] static void throw_python_error(const char* otherwise) {
-    if (PyErr_Occurred() != nullptr) {
-      throw error_already_set();
-    }
-    throw std::runtime_error(otherwise);
-  }
-
-  std::optional<torch::stable::Tensor> value_;
-};
-
-template <>
-struct type_caster<torch::headeronly::ScalarType> {
-  PYBIND11_TYPE_CASTER(torch::headeronly::ScalarType,
-                       const_name("torch.dtype"));
-
-  bool load(handle source, bool /*convert*/) {
-    const auto type =
-        pkg::python::TensorBridge::instance().dtype_of_object(source.ptr());
-    value = type.value_or(torch::headeronly::ScalarType::Undefined);
-    return type.has_value();
-  }
-};
-
-}  // namespace pybind11::detail

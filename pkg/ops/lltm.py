@@ -250,30 +250,41 @@ def _double_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None
     )
 
 
-def autograd_through(name: str) -> Callable[..., _Two]:
-    """The autograd kernel of an operator that records through ``lltm_forward``.
+def register_through_forward(name: str, rank: int) -> None:
+    """Registers the autograd kernel of an operator that records through ``lltm_forward``.
 
     Args:
         name: The operator; it takes the arguments of ``lltm_forward``, whose first two results
             are its own.
+        rank: How many dimensions ``input`` has, of which ``lltm_forward`` takes two or three.
     """
     operator = getattr(torch.ops.pkg, name).default
+
+    def alone(*tensors: Tensor) -> _Two:
+        result: _Two = below_autograd(name, operator, *tensors)
+        return result
+
+    def through(forward: Callable[..., _Three], tensors: tuple[Tensor, ...]) -> _Two:
+        if tensors[0].dim() != rank:
+            return alone(*tensors)  # which refuses them
+        try:
+            hidden, cells, _ = forward(*tensors)
+        except RuntimeError:
+            alone(*tensors)  # what is refused is refused in this operator's name
+            raise
+        return hidden, cells
 
     def kernel(*tensors: Tensor) -> _Two:
         # In forward mode too: without a formula for it, the other operator refuses.
         if records_gradients(tensors) or torch.autograd.forward_ad._current_level >= 0:
-            hidden, cells, _ = torch.ops.pkg.lltm_forward.default(*tensors)
-            return hidden, cells
-        result: _Two = below_autograd(name, operator, *tensors)
-        return result
+            return through(torch.ops.pkg.lltm_forward.default, tensors)
+        return alone(*tensors)
 
-    return kernel
+    def record(*tensors: Tensor) -> _Two:
+        return through(recording("lltm_forward"), tensors)
 
-
-def record_states(*tensors: Tensor) -> _Two:
-    """Such an operator's results and their gradient, with the dispatcher left out."""
-    hidden, cells, _ = recording("lltm_forward")(*tensors)
-    return hidden, cells
+    library.impl(name, kernel, "Autograd")
+    register_recording(name, record)
 
 
 def each_slice(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,14 +368,13 @@ def _sharding_backward(
     )
 
 
-library.impl("lltm", autograd_through("lltm"), "Autograd")
+register_through_forward("lltm", rank=2)
 register_gradients("lltm_forward", _backward, setup_context=_setup_context)
 register_gradients("lltm_backward", _double_backward, setup_context=_setup_backward_context)
 torch.library.register_vmap("pkg::lltm", vmap_rule(torch.ops.pkg.lltm.default))
 torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_forward.default))
 torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))
 register_lower_precision_autocast("lltm")
-register_recording("lltm", record_states)
 register_sharding("lltm", "input b _, old_h b _, old_cell b _ -> b _, b _")
 register_sharding("lltm_forward", _sharding_forward)
 register_sharding("lltm_backward", _sharding_backward)

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import (
-    library,
     register_fake,
     register_lower_precision_autocast,
-    register_recording,
 )
 from ._sharding import register_sharding
-from .lltm import _Two, autograd_through, fake_states, record_states, vmap_rule
+from .lltm import _Two, fake_states, register_through_forward, vmap_rule
 
 TABLE = (
     "all steps of a sequence: weights packed once, the input multiplied for many steps at a time",
@@ -64,8 +62,7 @@ def _fake(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell:
     return input.new_empty(shape), input.new_empty(shape)
 
 
-library.impl("lltm_sequence", autograd_through("lltm_sequence"), "Autograd")
+register_through_forward("lltm_sequence", rank=3)
 torch.library.register_vmap("pkg::lltm_sequence", vmap_rule(torch.ops.pkg.lltm_sequence.default))
 register_lower_precision_autocast("lltm_sequence")
-register_recording("lltm_sequence", record_states)
 register_sharding("lltm_sequence", "input _ b _, old_h b _, old_cell b _ -> _ b _, _ b _")

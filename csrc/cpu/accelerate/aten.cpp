@@ -46,8 +46,7 @@ extern "C" PKG_EXPORT bool pkg_accelerate_register(const char* name,
   using namespace pkg::cpu::accelerate;
   const AtenKernel* kernel = find_kernel(name);
   if (kernel == nullptr || !kernel->is_available ||
-      kernel->results != results ||
-      pkg::detail::last_error_function() == nullptr) {
+      kernel->results != results || pkg::last_error_function() == nullptr) {
     return false;
   }
   try {

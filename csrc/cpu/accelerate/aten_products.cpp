@@ -22,17 +22,16 @@ namespace {
 using Original = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle,
                                     AtenTensorHandle);
 
-void call_original(Original original, const OwnedHandle& out,
+void call_original(Original original, AtenTensorHandle out,
                    const OwnedHandle& a, const OwnedHandle& b) {
-  if (original(out.get(), a.get(), b.get()) != TORCH_SUCCESS) {
-    throw std::runtime_error(pkg::detail::last_error_function()());
+  if (original(out, a.get(), b.get()) != TORCH_SUCCESS) {
+    throw std::runtime_error(last_error_function()());
   }
 }
 
 // What PyTorch's kernel writes its result to: of that size, or of one that it
 // never gets to, since it refuses operands of other dimensions.
-AtenTensorHandle empty_result(const OwnedHandle& a, const OwnedHandle& b,
-                              size_t dims) {
+Tensor empty_result(const OwnedHandle& a, const OwnedHandle& b, size_t dims) {
   const auto a_sizes = sizes_of(a.get());
   const auto b_sizes = sizes_of(b.get());
   std::array<int64_t, 3> sizes{};
@@ -42,19 +41,8 @@ AtenTensorHandle empty_result(const OwnedHandle& a, const OwnedHandle& b,
     sizes[dims - 1] = b_sizes[dims - 1];
     count = dims;
   }
-  std::array<int64_t, 3> strides{};
-  int64_t stride = 1;
-  for (size_t d = count; d-- > 0;) {
-    strides[d] = stride;
-    stride *= sizes[d] > 0 ? sizes[d] : 1;
-  }
-  int32_t dtype = -1;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(a.get(), &dtype));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(count), sizes.data(), strides.data(), dtype,
-      aoti_torch_device_type_cpu(), 0, &handle));
-  return handle;
+  return empty_contiguous({sizes.data(), count}, dtype_of(a.get()),
+                          {aoti_torch_device_type_cpu(), 0});
 }
 
 bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
@@ -65,9 +53,23 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
                output) == Answer::Taken;
 }
 
+bool is_contiguous(const TensorView& tensor) {
+  int64_t stride = 1;
+  for (size_t d = tensor.sizes.size(); d-- > 0;) {
+    if (tensor.sizes[d] != 1 && tensor.strides[d] != stride) {
+      return false;
+    }
+    stride *= tensor.sizes[d];
+  }
+  return true;
+}
+
 bool take_into(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
                const OwnedHandle& out) {
   const TensorView view(out.get());
+  if (op == AtenOperator::IntMm && !is_contiguous(view)) {
+    return false;  // PyTorch refuses it
+  }
   AddmmOutput output;
   output.view = &view;
   TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(out.get(), &output.data));
@@ -101,15 +103,15 @@ void product_out(StableIValue* stack, uint64_t /*arguments*/,
 
 template <size_t dims, Original original>
 StableIValue by_shim(const OwnedHandle& a, const OwnedHandle& b) {
-  OwnedHandle result(empty_result(a, b, dims));
-  call_original(original, result, a, b);
-  return result.hand_over();
+  const Tensor result = empty_result(a, b, dims);
+  call_original(original, result.get(), a, b);
+  return torch::stable::detail::from(result);
 }
 
 template <Original original>
 void by_shim_into(const OwnedHandle& out, const OwnedHandle& a,
                   const OwnedHandle& b) {
-  call_original(original, out, a, b);
+  call_original(original, out.get(), a, b);
 }
 
 StableIValue int_mm(const OwnedHandle& a, const OwnedHandle& b) {
