@@ -14,7 +14,7 @@ constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
 // Of Linux 6.1; older ones refuse it, and move pages by and by.
 constexpr int kCollapse = 25;
 
-// By /sys, which the second of the two requests below does not ask.
+// By /sys, which kCollapse does not ask.
 bool are_allowed() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string setting;
@@ -22,19 +22,26 @@ bool are_allowed() {
          setting.find("[never]") == std::string::npos;
 }
 
-}  // namespace
-
-void move_to_huge_pages(void* data, int64_t bytes) {
+void advise(void* data, int64_t bytes, int advice) {
   static const bool kAreAllowed = are_allowed();
   const auto from = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (from + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t end =
       (from + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
   if (kAreAllowed && begin < end) {
-    void* const pages = reinterpret_cast<void*>(begin);
-    static_cast<void>(madvise(pages, end - begin, MADV_HUGEPAGE));
-    static_cast<void>(madvise(pages, end - begin, kCollapse));
+    static_cast<void>(
+        madvise(reinterpret_cast<void*>(begin), end - begin, advice));
   }
+}
+
+}  // namespace
+
+void prefer_huge_pages(void* data, int64_t bytes) {
+  advise(data, bytes, MADV_HUGEPAGE);
+}
+
+void move_to_huge_pages(void* data, int64_t bytes) {
+  advise(data, bytes, kCollapse);
 }
 
 }  // namespace pkg::cpu
@@ -42,6 +49,8 @@ void move_to_huge_pages(void* data, int64_t bytes) {
 #else
 
 namespace pkg::cpu {
+
+void prefer_huge_pages(void* /*data*/, int64_t /*bytes*/) {}
 
 void move_to_huge_pages(void* /*data*/, int64_t /*bytes*/) {}
 

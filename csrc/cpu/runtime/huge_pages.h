@@ -9,10 +9,13 @@
 
 namespace pkg::cpu {
 
-// Has what of `bytes` from `data` on fills such pages moved to them, where the
-// system can and its owner lets it. The memory has been written to; its address
-// and content stay. Up to some milliseconds a page, where memory has to be
-// cleared out for it.
+// Of what of `bytes` from `data` on fills such pages, where the system can and
+// its owner lets it. Before the memory is written to: pages that are free are
+// taken at once.
+void prefer_huge_pages(void* data, int64_t bytes);
+
+// After that: has the others moved, so that address and content stay. Up to
+// some milliseconds a page, where memory has to be cleared out for it.
 void move_to_huge_pages(void* data, int64_t bytes);
 
 }  // namespace pkg::cpu
