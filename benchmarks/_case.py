@@ -76,7 +76,8 @@ class Case:
             tensors; each is verified.
         work: what one call does, in units of 1e9: operations, or bytes of input and output.
         unit: of the work a second, ``GFLOP/s`` or ``GB/s``.
-        terms: that are summed for one element of the result.
+        terms: that are summed for one element of the result; None for a whole model, where the
+            result of the second peer alone tells what error is plain.
         limit: what bounds the case on a CPU, one of ``_limits.WAYS``: an arithmetic, or ``memory``;
             None where neither does, as in small cases that a cache holds. A case of memory has to
             go round copies that no cache holds (:func:`copies_beyond_caches`, :func:`in_turn`);
@@ -94,7 +95,7 @@ class Case:
     exact: Reference | Callable[[], Returned]
     work: float
     unit: str
-    terms: int = 1
+    terms: int | None = 1
     limit: str | None = None
     zentorch: ForeignCall | None = None
     part: Callable[[Tensor], Tensor] | None = None

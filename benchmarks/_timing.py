@@ -33,7 +33,8 @@ def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> d
     Args:
         case: to check.
         is_slow: whether the second peer, of its name, takes too long to be called; then plain
-            PyTorch's error is not measured, and that of rounding each term stands in its place.
+            PyTorch's error is not measured, and that of rounding each term stands in its place,
+            where the case has terms.
 
     Returns:
         The seconds of each call that was made, by peer: first calls, so rough figures.
@@ -43,7 +44,8 @@ def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> d
     """
     seconds: dict[str, float] = {}
     second = next(itertools.islice(case.peers, 1, None), None)
-    plain_is_slow = second is not None and is_slow(second)
+    terms = case.terms or 1
+    plain_is_slow = second is not None and case.terms is not None and is_slow(second)
     expected: Sequence[Expected] = ()
     if isinstance(case.exact, Reference) and not plain_is_slow:
         expected = expect(case.exact.evaluate, case.exact.sample)
@@ -54,10 +56,10 @@ def verify(case: Case, is_slow: Callable[[str], bool] = lambda peer: False) -> d
     if not expected and second is not None and not plain_is_slow:
         plain, seconds[second] = first_call(case.peers[second])
         pairs = zip(exact, _tensors(plain), strict=True)
-        expected = [expect_beside(*pair, case.terms) for pair in pairs]
+        expected = [expect_beside(*pair, terms) for pair in pairs]
     elif not expected:
         pairs = zip(exact, ours, strict=True)
-        expected = [expect_of_terms(each, result.dtype, case.terms) for each, result in pairs]
+        expected = [expect_of_terms(each, result.dtype, terms) for each, result in pairs]
     for index, (result, wanted) in enumerate(zip(ours, expected, strict=True)):
         which = f"result {index + 1} of {OURS}" if len(ours) > 1 else f"the result of {OURS}"
         try:

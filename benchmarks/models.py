@@ -139,6 +139,7 @@ class Recipe:
             exactly,
             _operations(exactly) / 1e9,
             "GFLOP/s",
+            terms=None,
             limit=limit.get(self.dtype, "bfloat16"),
             kind=self.mode,
             compiles=self.mode == "forward",

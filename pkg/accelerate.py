@@ -153,7 +153,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     ``torch.compile`` makes of them, forward and backward, in float64, float32, float16, bfloat16
     and int8. A call goes here where a table says that it is faster, measured on this kind of
     processor; every other goes to PyTorch's kernel untouched, with its errors. None of this
-    happens on import. Results differ as those of two kernels do: in rounding.
+    happens on import. Results differ as those of two kernels do: in rounding. Where a key that
+    causality or a mask hides is NaN or infinite, so may be the result, as by PyTorch's own formula
+    without a fused kernel.
 
     The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
     kernels too, for sequences of 128 tokens or more without a mask.

@@ -188,6 +188,16 @@ def test_each_of_several_results_is_verified(harness: ModuleType) -> None:
         harness.verify(dataclasses.replace(case, peers=wrong, exact=lambda: exact))
 
 
+def test_a_model_is_held_to_a_slow_peer_too(harness: ModuleType) -> None:
+    # Its error is that of many sums, which no number of terms tells.
+    exact = torch.linspace(1, 2, 50, dtype=torch.float64)
+    peers = {"pkg": lambda: (exact * 1.01).half(), "PyTorch": lambda: (exact * 0.99).half()}
+    case = harness.Case("model", peers, lambda: exact, 1, "GFLOP/s", terms=None)
+    assert set(harness.verify(case, lambda _: True)) == {"pkg", "PyTorch"}
+    with pytest.raises(ArithmeticError, match="the result of pkg"):
+        harness.verify(dataclasses.replace(case, terms=1), lambda _: True)
+
+
 def test_a_part_is_verified(harness: ModuleType) -> None:
     numbers = torch.rand(50)
     reference = harness.Reference(lambda numbers: numbers / 3, numbers)

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.checkout
 
 def document(ratios: dict[str, list[float]], wrong: list[str]) -> str:
     machine = {"processor": "P", "cpu_capability": "avx2", "torch": "2"}
-    result = {"case": "GPT, forward bfloat16", "threads": 1}
-    results = [{**result, "ratios": {"pkg": [1, 1, 1], **ratios}}]
+    result = {"case": "GPT, forward bfloat16", "ratios": {"pkg": [1, 1, 1], **ratios}}
+    twice = {name: [2 * each for each in of_peer] for name, of_peer in ratios.items()}
+    results = [{**result, "ratios": twice, "threads": 2}, {**result, "threads": 1}]
     machine["date"] = "2026-01-02T03:04"
     return json.dumps({"machine": machine, "results": results, "wrong": wrong})
 
@@ -35,7 +36,10 @@ def test_the_table_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     done = run(results, "--readme", readme, "--picture", picture)
     assert done.returncode == 0, done.stderr
     text = readme.read_text("utf-8")
-    assert "| GPT | 2.00 (1.90 to 2.10) |" in text
+    with_one, with_two = text.split("With 2 threads:")
+    assert "avx2, PyTorch 2, 1 thread, 2026-01-02" in with_one
+    assert "| GPT | 2.00 (1.90 to 2.10) |" in with_one
+    assert "| GPT | 4.00 (3.80 to 4.20) |" in with_two
     assert "old" not in text
     assert text.startswith("before\n<!--")
     assert text.endswith("-->\nafter\n")

@@ -4,7 +4,8 @@
     python tools/models_table.py models.json --picture docs/pictures/models.svg --readme README.md
 
 Several files, of runs with ``--cases`` or with ``--compiled``, are joined: a case of a later one
-takes the place of the same case of an earlier one.
+takes the place of the same case of an earlier one. A run with ``--threads 1,2`` gets a table for
+each number of threads; the picture is of the first.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ WAYS = (
     "forward float16",
 )
 Quartiles = list[float]
+Results = dict[str, dict[str, Any]]
 
 
-def read(files: list[Path]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The machine, and the results of all cases by name.
+def read(files: list[Path]) -> tuple[dict[str, Any], dict[int, Results]]:
+    """The machine, and for each number of threads the results of all cases by name.
 
     Raises:
         SystemExit: a result was wrong, or a file is not of this benchmark.
     """
     machine: dict[str, Any] = {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[int, Results] = {}
     for file in files:
         document = json.loads(file.read_text("utf-8"))
         machine = document["machine"]
         if document["wrong"]:
             raise SystemExit(f"{file}: {'; '.join(document['wrong'])}")
-        found |= {each["case"]: each for each in document["results"] if each["ratios"]}
+        for each in document["results"]:
+            if each["ratios"]:
+                found.setdefault(each["threads"], {})[each["case"]] = each
     if not found:
         raise SystemExit("no results of `python -m pkg bench models --json` are in these files")
-    return machine, found
+    return machine, dict(sorted(found.items()))
 
 
-def ratios(results: dict[str, dict[str, Any]], peer: str) -> dict[str, dict[str, Quartiles]]:
+def ratios(results: Results, peer: str) -> dict[str, dict[str, Quartiles]]:
     """The quartiles of a peer's time divided by ours, by model and by what it does."""
     table: dict[str, dict[str, Quartiles]] = {}
     for name, result in results.items():
@@ -67,14 +71,16 @@ def markdown(table: dict[str, dict[str, Quartiles]]) -> str:
     return "\n".join(lines)
 
 
-def about(machine: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
+def about(machine: dict[str, Any], threads: int) -> str:
     """What the figures were measured on."""
-    counts = sorted({result["threads"] for result in results.values()})
-    threads = f"{' and '.join(map(str, counts))} thread{'s' if counts != [1] else ''}"
     return (
         f"{machine['processor']}, CPU library {machine['cpu_capability']}, PyTorch "
-        f"{machine['torch']}, {threads}, {machine['date'][:10]}"
+        f"{machine['torch']}, {_threads(threads)}, {machine['date'][:10]}"
     )
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count != 1 else ''}"
 
 
 def draw(table: dict[str, dict[str, Quartiles]], title: str, file: Path) -> None:
@@ -108,18 +114,23 @@ def draw(table: dict[str, dict[str, Quartiles]], title: str, file: Path) -> None
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def section(machine: dict[str, Any], results: dict[str, dict[str, Any]], picture: str) -> str:
+def section(machine: dict[str, Any], found: dict[int, Results], picture: str) -> str:
     """What stands between the marks of the README."""
+    first, *others = found
     parts = [
         BEGIN,
-        f"{about(machine, results)}: PyTorch's time divided by that with `pkg.accelerate()`, the "
+        f"{about(machine, first)}: PyTorch's time divided by that with `pkg.accelerate()`, the "
         "median of rounds that alternate, and their quartiles.",
     ]
     if picture:
         parts.append(f"![PyTorch's time divided by that with pkg.accelerate()]({picture})")
-    parts.append(markdown(ratios(results, "PyTorch")))
-    if compiled := ratios(results, "torch.compile"):
-        parts += ["The same with the time of `torch.compile`:", markdown(compiled)]
+    parts.append(markdown(ratios(found[first], "PyTorch")))
+    for count in others:
+        parts += [f"With {_threads(count)}:", markdown(ratios(found[count], "PyTorch"))]
+    for count, results in found.items():
+        if compiled := ratios(results, "torch.compile"):
+            what = f"With the time of `torch.compile`, {_threads(count)}:"
+            parts += [what, markdown(compiled)]
     return "\n\n".join([*parts, END])
 
 
@@ -130,10 +141,11 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="SVG or PNG to draw")
     parser.add_argument("--readme", type=Path, help="file with the marks, whose text is replaced")
     options = parser.parse_args()
-    machine, results = read(options.json)
+    machine, found = read(options.json)
     if options.picture:
-        draw(ratios(results, "PyTorch"), about(machine, results), options.picture)
-    text = section(machine, results, options.picture.as_posix() if options.picture else "")
+        first = next(iter(found))
+        draw(ratios(found[first], "PyTorch"), about(machine, first), options.picture)
+    text = section(machine, found, options.picture.as_posix() if options.picture else "")
     if not options.readme:
         print(text)
         return
