@@ -47,8 +47,9 @@ constexpr IntegerRows integer_rows() {
 #endif
 }
 
-// Any but the last two ways. Rows that the micro-panels do not take, for their
-// values, are multiplied by the others, with those of their block.
+// False, with nothing written, where integers are not the way. Rows that the
+// micro-panels do not take, for their values, are multiplied by
+// multiply_many_rows, with those of their block.
 template <class T>
 bool multiply_in_integers(const MatrixView<T>& input, int64_t rows,
                           const TiledWeight& weight,

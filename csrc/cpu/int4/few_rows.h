@@ -240,6 +240,15 @@ void multiply_row(const uint32_t* tile, const LimbChunk<kLimbs>* input,
 using TileBits = simd::VectorOf<uint32_t, 4 * kTiledRows>::type;
 using TileFloats = simd::VectorOf<float, 4 * kTiledRows>::type;
 
+// The scales and the zeros of a tile's rows, of pairs of bfloat16.
+[[gnu::always_inline]] inline void split_pairs(TileBits pairs, float* scales,
+                                               float* zeros) {
+  const TileBits of_scales = pairs << 16;
+  const TileBits of_zeros = pairs & 0xFFFF0000U;
+  std::memcpy(scales, &of_scales, sizeof(of_scales));
+  std::memcpy(zeros, &of_zeros, sizeof(of_zeros));
+}
+
 // Scales and zeros of two tiles: by tile and group, eight of either. A group's
 // are a cache line, far from that of the next group, often in the same set of
 // the L1 cache, and where no prefetcher of the processor foresees it: it is
@@ -255,10 +264,7 @@ inline void unpack_scales(const TiledWeight& weight, int64_t tile,
       TileBits bits;
       std::memcpy(&bits, pairs + i * sizeof(bits), sizeof(bits));
       float* at = to + (i * weight.groups() + group) * kScalesOfGroup;
-      const TileBits of_scales = bits << 16;
-      const TileBits of_zeros = bits & 0xFFFF0000U;
-      std::memcpy(at, &of_scales, sizeof(bits));
-      std::memcpy(at + kTiledRows, &of_zeros, sizeof(bits));
+      split_pairs(bits, at, at + kTiledRows);
     }
   }
 }

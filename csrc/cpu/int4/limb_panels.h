@@ -23,7 +23,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -284,10 +283,8 @@ class LimbPanels {
         if (tile < tiles) {
           std::memcpy(&bits, pairs + tile * sizeof(bits), sizeof(bits));
         }
-        const TileBits scale = bits << 16;
-        const TileBits zero = bits & 0xFFFF0000U;
-        std::memcpy(of_scales + tile * kTiledRows, &scale, sizeof(scale));
-        std::memcpy(of_zeros + tile * kTiledRows, &zero, sizeof(zero));
+        split_pairs(bits, of_scales + tile * kTiledRows,
+                    of_zeros + tile * kTiledRows);
       }
     }
   }

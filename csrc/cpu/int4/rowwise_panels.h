@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -46,26 +45,6 @@ namespace detail {
 
 inline constexpr int64_t kQuadColumns = kNR<Int4Quads>;
 inline constexpr int kQuadLanes = simd::kLanes<uint32_t>;
-
-// Stores sums as they are.
-struct KeepIntegers {
-  static constexpr bool kInOrder = false;
-
-  int32_t* to;  // rows of kQuadColumns
-
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void prefetch(int64_t /*row*/,
-                                       int64_t /*column*/) const {}
-
-  template <int kRows, int kVectors>
-  [[gnu::always_inline]] void operator()(
-      int64_t row, int64_t /*column*/, Vector<int32_t> (&sums)[kRows][kVectors],
-      int /*tail*/) const {
-    for_each_register<kRows, kVectors>([&](int r, int v) {
-      simd::store(to + (row + r) * kQuadColumns + v * kQuadLanes, sums[r][v]);
-    });
-  }
-};
 
 // The left rows as strips, a word of even columns and one of odd ones in turn.
 inline void pack_quads(const LeftRows& left, int64_t rows, int64_t words,
@@ -168,7 +147,9 @@ inline void multiply_by_quad_panels(const LeftRows& left,
                 depth, PackedStrips<uint32_t>{strips}, panel,
                 detail::kQuadColumns, first, 0,
                 static_cast<int>(detail::kQuadColumns),
-                detail::KeepIntegers{sums});
+                MicroTileSums<int32_t>{nullptr, 0,
+                                       sums + first * detail::kQuadColumns,
+                                       detail::kQuadColumns, nullptr});
           });
         });
         output.store(output, {sums, detail::kQuadColumns, left.totals, row,
