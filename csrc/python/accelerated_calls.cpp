@@ -301,15 +301,7 @@ PyObject* call_attention(PyObject* const* values, Py_ssize_t count) {
       !run(tensors, [&] { return accelerated_attention(call, results); })) {
     Py_RETURN_NONE;
   }
-  py::tuple made(is_backward ? 3 : 2);
-  for (size_t i = 0; i < made.size(); ++i) {
-    PyObject* tensor = TensorBridge::instance().object_of(results[i]->get());
-    if (tensor == nullptr) {
-      throw py::error_already_set();
-    }
-    made[i] = py::reinterpret_steal<py::object>(tensor);
-  }
-  return made.release().ptr();
+  return TensorBridge::instance().tuple_of(results);
 }
 
 PyObject* attention(PyObject* /*module*/, PyObject* const* values,

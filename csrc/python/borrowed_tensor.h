@@ -99,13 +99,10 @@ class BorrowedTensors {
   std::optional<WritableView> read_to_write(void* implementation) const {
     const auto view = read(implementation);
     void* data = nullptr;
-    const bool is_writable =
-        view && aoti_torch_get_data_ptr(
-                    reinterpret_cast<AtenTensorHandle>(&implementation),
-                    &data) == TORCH_SUCCESS;
-    return is_writable ? std::optional(WritableView(data, view->sizes,
-                                                    view->strides, view->dtype))
-                       : std::nullopt;
+    return view && finds_memory_to_write(implementation, data)
+               ? std::optional(WritableView(data, view->sizes, view->strides,
+                                            view->dtype))
+               : std::nullopt;
   }
 
   // Where to write to such a tensor, or null. One that shares its memory until
@@ -114,14 +111,18 @@ class BorrowedTensors {
     void* implementation = implementation_of(object);
     void* data = nullptr;
     return implementation != nullptr &&
-                   aoti_torch_get_data_ptr(
-                       reinterpret_cast<AtenTensorHandle>(&implementation),
-                       &data) == TORCH_SUCCESS
+                   finds_memory_to_write(implementation, data)
                ? data
                : nullptr;
   }
 
  private:
+  static bool finds_memory_to_write(void* implementation, void*& data) {
+    return aoti_torch_get_data_ptr(
+               reinterpret_cast<AtenTensorHandle>(&implementation), &data) ==
+           TORCH_SUCCESS;
+  }
+
   // A storage that was freed leaves its tensors with an offset for an address.
   static bool has_memory(AtenTensorHandle tensor) {
     int64_t bytes = 0;

@@ -129,23 +129,6 @@ PyObject* object_of(const Tensor& tensor) {
   return TensorBridge::instance().object_of(tensor.get());
 }
 
-PyObject* tuple_of(const DirectResults& results) {
-  Py_ssize_t count = 0;
-  while (count < static_cast<Py_ssize_t>(results.size()) && results[count]) {
-    ++count;
-  }
-  PyObject* objects = PyTuple_New(count);
-  for (Py_ssize_t i = 0; objects != nullptr && i < count; ++i) {
-    PyObject* object = object_of(*results[i]);
-    if (object == nullptr) {
-      Py_CLEAR(objects);
-      break;
-    }
-    PyTuple_SET_ITEM(objects, i, object);
-  }
-  return objects;
-}
-
 // Arguments with a list where a number stands for one, as PyTorch's dispatcher
 // and all that it calls want them.
 class ListedArguments {
@@ -271,7 +254,7 @@ PyObject* OperatorCall::run(PyObject* const* values,
       (signature->writes() && !count_writes(values))) {
     return nullptr;
   }
-  return results[1]   ? tuple_of(results)
+  return results[1]   ? TensorBridge::instance().tuple_of(results)
          : results[0] ? object_of(*results[0])
                       : Py_NewRef(Py_None);
 }

@@ -8,9 +8,11 @@
 
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <optional>
+#include <span>
 
 #include "host/symbol_lookup.h"
 #include "host/tensor.h"
@@ -71,6 +73,23 @@ class TensorBridge {
     PyObject* object = PyObject_CallOneArg(handle_from_capsule_, capsule);
     Py_DECREF(capsule);
     return object;
+  }
+
+  // The objects of as many results as there are, of an operator with several.
+  PyObject* tuple_of(std::span<const std::optional<Tensor>> results) const {
+    const auto end = std::ranges::find(
+        results, false, [](const auto& result) { return result.has_value(); });
+    const Py_ssize_t count = end - results.begin();
+    PyObject* objects = PyTuple_New(count);
+    for (Py_ssize_t i = 0; objects != nullptr && i < count; ++i) {
+      PyObject* object = object_of(results[static_cast<size_t>(i)]->get());
+      if (object == nullptr) {
+        Py_CLEAR(objects);
+        break;
+      }
+      PyTuple_SET_ITEM(objects, i, object);
+    }
+    return objects;
   }
 
   std::optional<ScalarType> dtype_of_object(PyObject* object) const {
