@@ -385,7 +385,7 @@ def native_level() -> str:
         #include <cstdio>
         #include "python/cpu_features.h"
         int main() {
-          const auto best = pkg::best_capability(pkg::detect_cpu_features());
+          const auto best = pkg::best_capability();
           if (best) std::puts(pkg::capability_name(*best).data());
         }
     """

@@ -13,13 +13,14 @@ import sys
 WINDOWS = sys.platform == "win32"
 MACOS = sys.platform == "darwin"
 X86_64 = platform.machine().lower() in {"x86_64", "amd64"}
+ARM64 = platform.machine().lower() in {"aarch64", "arm64"}
 
 # The oldest PyTorch whose stable ABI the libraries use: 2.10.
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"]
 
 # The instruction sets that a CPU library may use, from the least to the most demanding;
 # csrc/python/cpu_features.cpp tells which of them a processor runs.
-_CPU_LEVELS = {
+_X86_LEVELS = {
     "baseline": ["-march=x86-64-v2"],
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4"],
@@ -28,7 +29,12 @@ _CPU_LEVELS = {
 }
 # Tile registers: csrc/python/cpu_features.cpp asks the system for them, on Linux alone.
 if sys.platform == "linux":
-    _CPU_LEVELS["amx"] = [*_CPU_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+    _X86_LEVELS["amx"] = [*_X86_LEVELS["avx512_bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+_ARM_LEVELS = {
+    "baseline": ["-march=armv8-a"],
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_bf16": ["-march=armv8.2-a+dotprod+bf16"],
+}
 
 # PTX of the oldest, for GPUs newer than both: that of 9.0a runs on 9.0 alone.
 DEFAULT_CUDA_ARCHITECTURES = "8.0+PTX;9.0a"
@@ -87,8 +93,8 @@ def _words(flags: list[str]) -> list[str]:
 def cpu_levels() -> dict[str, list[str]]:
     """Instruction sets of this system's processors, with their compiler flags."""
     if not X86_64:
-        return {"baseline": []}
-    return {level: _words(flags) for level, flags in _CPU_LEVELS.items()}
+        return _ARM_LEVELS if ARM64 and not WINDOWS else {"baseline": []}
+    return {level: _words(flags) for level, flags in _X86_LEVELS.items()}
 
 
 def cxx_flags() -> list[str]:

@@ -21,7 +21,11 @@ from types import ModuleType
 from .version import __version__
 
 OLDEST_TORCH = (2, 10)
-CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+X86_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+ARM_CAPABILITIES = ("baseline", "neon_dotprod", "neon_bf16")
+CPU_CAPABILITIES = (
+    ARM_CAPABILITIES if platform.machine().lower() in {"aarch64", "arm64"} else X86_CAPABILITIES
+)
 FOLDER = Path(__file__).parent
 
 # Set by load(): the CPU library in use, and that of the CUDA kernels where they are loaded.

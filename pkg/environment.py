@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
-CPU_TARGETS = (
+X86_TARGETS = (
     "_cpu_baseline",
     "_cpu_avx2",
     "_cpu_avx512",
@@ -28,6 +28,8 @@ CPU_TARGETS = (
     "_cpu_avx512_bf16",
     "_cpu_amx",
 )
+ARM_TARGETS = ("_cpu_baseline", "_cpu_neon_dotprod", "_cpu_neon_bf16")
+CPU_TARGETS = ARM_TARGETS if platform.machine().lower() in {"aarch64", "arm64"} else X86_TARGETS
 TARGETS = ("_C", *CPU_TARGETS, "_cuda")
 COMPILERS = ("c++", "g++", "clang++", "nvcc", "ninja")
 # Importing PyTorch from a cold disk takes half a minute.

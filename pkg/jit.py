@@ -18,6 +18,7 @@ an installed package into a folder of its own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -64,6 +65,8 @@ def best_capability() -> str:
                 f"PKG_CPU_CAPABILITY is '{asked}'; it must be one of {', '.join(levels)}"
             )
         return asked
+    if _build_flags.ARM64:
+        return _arm_capability() if len(levels) > 1 else "baseline"
     import torch
 
     level = {"AVX512": "avx512", "AVX2": "avx2"}.get(
@@ -74,6 +77,29 @@ def best_capability() -> str:
         if _has("avx512_bf16"):
             level = "amx" if _can_use_tiles() else "avx512_bf16"
     return level if level in levels else "baseline"
+
+
+def _arm_capability() -> str:
+    """As csrc/python/cpu_features.cpp asks: PyTorch does not tell of these instructions."""
+    libc = ctypes.CDLL(None)
+    if sys.platform == "darwin":
+        dotprod, bf16 = (_sysctl(libc, f"hw.optional.arm.FEAT_{n}") for n in ("DotProd", "BF16"))
+    else:
+        libc.getauxval.restype, libc.getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+        at_hwcap, at_hwcap2 = 16, 26
+        dotprod = bool(libc.getauxval(at_hwcap) >> 20 & 1)
+        bf16 = bool(libc.getauxval(at_hwcap2) >> 14 & 1)
+    if not dotprod:
+        return "baseline"
+    return "neon_bf16" if bf16 else "neon_dotprod"
+
+
+def _sysctl(libc: ctypes.CDLL, name: str) -> bool:
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = libc.sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return not failed and bool(value.value)
 
 
 def _has(instructions: str) -> bool:

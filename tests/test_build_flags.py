@@ -29,22 +29,30 @@ def test_the_wheels_are_built_for_architectures_that_the_build_takes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the system is asked for tile registers")
 def test_the_build_and_the_import_know_the_same_cpu_levels() -> None:
-    assert tuple(_build_flags._CPU_LEVELS) == LEVELS
-    assert tuple(f"_cpu_{level}" for level in LEVELS) == environment.CPU_TARGETS
+    assert tuple(_build_flags._X86_LEVELS) == _loader.X86_CAPABILITIES
+    assert tuple(_build_flags._ARM_LEVELS) == _loader.ARM_CAPABILITIES
+    for levels, targets in (
+        (_loader.X86_CAPABILITIES, environment.X86_TARGETS),
+        (_loader.ARM_CAPABILITIES, environment.ARM_TARGETS),
+        (LEVELS, environment.CPU_TARGETS),
+    ):
+        assert tuple(f"_cpu_{level}" for level in levels) == targets
 
 
-def test_the_processor_is_asked_for_the_same_cpu_levels() -> None:
+@pytest.mark.parametrize("architecture", ["X86", "Arm"])
+def test_the_processor_is_asked_for_the_same_cpu_levels(architecture: str) -> None:
     folder = jit.source_folder() / "python"
     source = (folder / "cpu_features.cpp").read_text()
-    names = re.findall(r"case CpuCapability::(\w+):\s*return \"(\w+)\";", source)
-    assert tuple(text for _, text in names) == LEVELS
-    header = (folder / "cpu_features.h").read_text().partition("kCpuCapabilities[]")[2]
+    names = dict(re.findall(r"case CpuCapability::(\w+):\s*return \"(\w+)\";", source))
+    list_of_levels = f"k{architecture}Capabilities[]"
+    header = (folder / "cpu_features.h").read_text().partition(list_of_levels)[2]
     listed = re.findall(r"CpuCapability::(\w+)", header.partition(";")[0])
-    assert listed == [name for name, _ in names]
+    expected = getattr(_loader, f"{architecture.upper()}_CAPABILITIES")
+    assert tuple(names[name] for name in listed) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the system is asked for tile registers")
-@pytest.mark.skipif(not _build_flags.X86_64, reason="other processors have one level")
+@pytest.mark.skipif(not _build_flags.X86_64, reason="asks about x86-64")
 def test_pytorch_is_asked_for_the_same_cpu_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
     asked = ("vnni", "avx512_bf16", "amx_tile")
@@ -62,11 +70,14 @@ def test_pytorch_is_asked_for_the_same_cpu_levels(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.checkout
 def test_wheels_and_the_readme_have_the_same_cpu_levels() -> None:
     expected = runpy.run_path(str(ROOT / "tools" / "check_wheel.py"))["libraries_expected"]
-    assert expected("p-manylinux_2_28_x86_64.whl") == {"_C", *environment.CPU_TARGETS}
-    assert expected("p-win_amd64.whl") == {"_C", *environment.CPU_TARGETS} - {"_cpu_amx"}
+    assert expected("p-manylinux_2_28_x86_64.whl") == {"_C", *environment.X86_TARGETS}
+    assert expected("p-win_amd64.whl") == {"_C", *environment.X86_TARGETS} - {"_cpu_amx"}
+    for system in ("manylinux_2_28_aarch64", "macosx_14_0_arm64"):
+        assert expected(f"p-{system}.whl") == {"_C", *environment.ARM_TARGETS}
     lists = [
         line for line in (ROOT / "README.md").read_text().splitlines() if "`avx512_vnni`" in line
     ]
     assert lists
     for line in lists:
-        assert tuple(re.findall(r"`(baseline|avx\w*|amx)`", line)) == LEVELS
+        named = tuple(re.findall(r"`(baseline|avx\w*|amx|neon\w*)`", line))
+        assert named == (*_loader.X86_CAPABILITIES, *_loader.ARM_CAPABILITIES[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import subprocess
@@ -12,10 +11,7 @@ import pytest
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or shutil.which("c++") is None,
-    reason="compiles a program for x86-64",
-)
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="compiles a program")
 
 NEHALEM = {"sse42", "popcnt"}
 SANDY_BRIDGE = NEHALEM | {"avx", "os_saves_ymm"}
@@ -47,25 +43,40 @@ PROCESSORS = {
     ),
 }
 
+M1 = {"dotprod"}  # Neoverse N1 and Cortex-A76 too
+NEOVERSE_V1 = M1 | {"bf16"}  # Neoverse N2, Apple's M2 too
+ARM_PROCESSORS = {
+    "Cortex-A72": (set(), "baseline"),
+    "M1": (M1, "neon_dotprod"),
+    "Neoverse V1": (NEOVERSE_V1, "neon_bf16"),
+    "BF16 without dot products of bytes": ({"bf16"}, "baseline"),
+}
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prints the level of a processor with the features that its arguments name."""
     folder = tmp_path_factory.mktemp("features")
     header = (CSRC / "python" / "cpu_features.h").read_text()
-    fields = re.findall(r"^  bool (\w+) = false;", header, re.MULTILINE)
-    assert set(fields) == SAPPHIRE_RAPIDS
-    setters = "\n".join(f'    if (name == "{field}") features.{field} = true;' for field in fields)
+    setters = ""
+    for architecture, expected in (("x86", SAPPHIRE_RAPIDS), ("arm", NEOVERSE_V1)):
+        struct = header.partition(f"struct {architecture.capitalize()}Features {{")[2]
+        fields = re.findall(r"^  bool (\w+) = false;", struct.partition("};")[0], re.MULTILINE)
+        assert set(fields) == expected
+        for field in fields:
+            setters += f'    if (name == "{field}") {architecture}.{field} = true;\n'
     source = f"""
 #include <iostream>
 #include "python/cpu_features.h"
 int main(int count, char** arguments) {{
-  pkg::CpuFeatures features;
-  for (int i = 1; i < count; ++i) {{
+  pkg::X86Features x86;
+  pkg::ArmFeatures arm;
+  for (int i = 2; i < count; ++i) {{
     const std::string_view name = arguments[i];
 {setters}
   }}
-  const auto best = pkg::best_capability(features);
+  const auto best = std::string_view(arguments[1]) == "arm" ? pkg::best_capability(arm)
+                                                            : pkg::best_capability(x86);
   std::cout << (best ? pkg::capability_name(*best) : "none");
 }}
 """
@@ -76,14 +87,21 @@ int main(int count, char** arguments) {{
     return folder / "program"
 
 
-def level_of(program: Path, features: set[str]) -> str:
-    return subprocess.run([program, *features], capture_output=True, text=True, check=True).stdout
+def level_of(program: Path, features: set[str], architecture: str = "x86") -> str:
+    command = [program, architecture, *features]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_gets_its_library(program: Path, name: str) -> None:
     features, expected = PROCESSORS[name]
     assert level_of(program, features) == expected
+
+
+@pytest.mark.parametrize("name", ARM_PROCESSORS)
+def test_a_processor_of_arm_gets_its_library(program: Path, name: str) -> None:
+    features, expected = ARM_PROCESSORS[name]
+    assert level_of(program, features, "arm") == expected
 
 
 @pytest.mark.parametrize("missing", sorted(SAPPHIRE_RAPIDS))

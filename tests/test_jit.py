@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def load(sources: Path, build_folder: Path, flags: Sequence[str] = QUICK):
         with_cuda=False,
         extra_cflags=flags,
     )
+
+
+def test_no_two_sources_have_one_name() -> None:
+    """PyTorch's loader names an object file after its source, without the folder."""
+    for suffix in ("cpp", "cu"):
+        names = Counter(path.name for path in pkg.jit.source_folder().rglob(f"*.{suffix}"))
+        assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_loads_beside_the_installed_package(module) -> None:

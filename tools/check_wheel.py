@@ -27,6 +27,8 @@ def libraries_expected(wheel: str) -> set[str]:
         levels += ["avx2", "avx512", "avx512_vnni", "avx512_bf16"]
         if "linux" in wheel:
             levels.append("amx")
+    elif wheel.endswith("aarch64.whl") or ("macosx" in wheel and wheel.endswith("arm64.whl")):
+        levels += ["neon_dotprod", "neon_bf16"]
     return {"_C", *(f"_cpu_{level}" for level in levels)}
 
 

@@ -34,7 +34,7 @@ constexpr IntegerRows integer_rows() {
   // group_tiles.h): bfloat16 and float16 4 rows 1.4 and 1.7, 8 rows 2.7 and
   // 1.7; float32 1.7 and 2.0, 3.3 and 2.1.
   return {4, 0};
-#elif defined(__AVX512VNNI__)
+#elif defined(PKG_HAS_BYTE_DOT)
   return {2, kAny};
 #elif defined(__AVX512F__)
   return kIsHalf ? IntegerRows{2, kAny} : IntegerRows{4, 12};

@@ -1,21 +1,25 @@
 #include "python/cpu_features.h"
 
 #include <cstdint>
+#include <span>
 
 #if defined(__x86_64__)
-#define PKG_X86_64 1
 #include <cpuid.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace pkg {
 
-#if defined(PKG_X86_64)
-
 namespace {
+
+#if defined(__x86_64__)
 
 struct CpuidRegisters {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -48,10 +52,8 @@ bool request_tiles() {
 
 bool bit(uint64_t word, int position) { return (word >> position) & 1U; }
 
-}  // namespace
-
-CpuFeatures detect_cpu_features() {
-  CpuFeatures features;
+X86Features features_of_this_processor() {
+  X86Features features;
   const CpuidRegisters leaf1 = cpuid(1, 0);
   features.sse42 = bit(leaf1.ecx, 20);
   features.popcnt = bit(leaf1.ecx, 23);
@@ -91,7 +93,39 @@ CpuFeatures detect_cpu_features() {
   return features;
 }
 
-std::optional<CpuCapability> best_capability(const CpuFeatures& f) {
+constexpr std::span<const CpuCapability> kCapabilities = kX86Capabilities;
+
+#else
+
+#if defined(__aarch64__) && defined(__APPLE__)
+bool has(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+ArmFeatures features_of_this_processor() {
+  return {.dotprod = has("hw.optional.arm.FEAT_DotProd"),
+          .bf16 = has("hw.optional.arm.FEAT_BF16")};
+}
+#elif defined(__aarch64__) && defined(__linux__)
+// By numbers: older headers have no name for the last one.
+ArmFeatures features_of_this_processor() {
+  constexpr unsigned long kDotProd = 1UL << 20;  // HWCAP_ASIMDDP
+  constexpr unsigned long kBf16 = 1UL << 14;     // HWCAP2_BF16
+  return {.dotprod = (getauxval(AT_HWCAP) & kDotProd) != 0,
+          .bf16 = (getauxval(AT_HWCAP2) & kBf16) != 0};
+}
+#else
+ArmFeatures features_of_this_processor() { return {}; }
+#endif
+
+constexpr std::span<const CpuCapability> kCapabilities = kArmCapabilities;
+
+#endif
+
+}  // namespace
+
+std::optional<CpuCapability> best_capability(const X86Features& f) {
   if (!(f.sse42 && f.popcnt)) {
     return std::nullopt;
   }
@@ -110,15 +144,27 @@ std::optional<CpuCapability> best_capability(const CpuFeatures& f) {
   return avx2 ? CpuCapability::kAvx2 : CpuCapability::kBaseline;
 }
 
-#else
-
-CpuFeatures detect_cpu_features() { return {}; }
-
-std::optional<CpuCapability> best_capability(const CpuFeatures&) {
-  return CpuCapability::kBaseline;
+std::optional<CpuCapability> best_capability(const ArmFeatures& f) {
+  if (!f.dotprod) {
+    return CpuCapability::kBaseline;
+  }
+  return f.bf16 ? CpuCapability::kNeonBf16 : CpuCapability::kNeonDotProd;
 }
 
-#endif
+std::optional<CpuCapability> best_capability() {
+  return best_capability(features_of_this_processor());
+}
+
+std::vector<CpuCapability> runnable_capabilities() {
+  const auto best = best_capability();
+  std::vector<CpuCapability> runnable;
+  for (const CpuCapability capability : kCapabilities) {
+    if (best && capability <= *best) {
+      runnable.push_back(capability);
+    }
+  }
+  return runnable;
+}
 
 std::string_view capability_name(CpuCapability capability) {
   switch (capability) {
@@ -134,6 +180,10 @@ std::string_view capability_name(CpuCapability capability) {
       return "avx512_bf16";
     case CpuCapability::kAmx:
       return "amx";
+    case CpuCapability::kNeonDotProd:
+      return "neon_dotprod";
+    case CpuCapability::kNeonBf16:
+      return "neon_bf16";
   }
   return "unknown";
 }

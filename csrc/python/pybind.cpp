@@ -97,18 +97,15 @@ std::optional<std::string> cpu_capability() {
   if (!cpu_capability_in_use().empty()) {
     return cpu_capability_in_use();
   }
-  const auto best = best_capability(detect_cpu_features());
+  const auto best = best_capability();
   return best ? std::optional<std::string>(capability_name(*best))
               : std::nullopt;
 }
 
 std::vector<std::string> cpu_capabilities() {
   std::vector<std::string> names;
-  const auto best = best_capability(detect_cpu_features());
-  for (const CpuCapability capability : kCpuCapabilities) {
-    if (best && capability <= *best) {
-      names.emplace_back(capability_name(capability));
-    }
+  for (const CpuCapability capability : runnable_capabilities()) {
+    names.emplace_back(capability_name(capability));
   }
   return names;
 }

@@ -39,14 +39,13 @@ struct ProbabilityFormat {
     return sum;
   }
 };
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 template <>
 struct ProbabilityFormat<Bfloat16Dot> {
   using Element = uint16_t;
   static Vector<float> store(uint16_t* to, Vector<float> probabilities,
                              Vector<float> sum = Vector<float>{}) {
-    const auto bits = std::bit_cast<simd::detail::Bits16>(
-        _mm512_cvtneps_pbh(std::bit_cast<__m512>(probabilities)));
+    const auto bits = simd::bfloat16_of_normals(probabilities);
     std::memcpy(to, &bits, sizeof(bits));
     constexpr uint32_t kOne = 0x3F80;  // and 0 in the other half
     return Bfloat16Dot::multiply_add(simd::detail::widen(bits),
@@ -57,9 +56,8 @@ struct ProbabilityFormat<Bfloat16Dot> {
                                  const Vector<float>* probabilities,
                                  Vector<float> sum) {
     if constexpr (kVectors == 2) {
-      const auto bits = std::bit_cast<Vector<uint32_t>>(
-          _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(probabilities[1]),
-                              std::bit_cast<__m512>(probabilities[0])));
+      const auto bits =
+          simd::bfloat16_of_normals(probabilities[0], probabilities[1]);
       std::memcpy(to, &bits, sizeof(bits));
       constexpr uint32_t kOnes = 0x3F803F80;
       return Bfloat16Dot::multiply_add(bits, simd::broadcast(kOnes), sum);

@@ -49,7 +49,7 @@ struct ScoreBlock {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 // Rounded to bfloat16 pairs, when a strip is done: neighbours in a row, or the
 // same key of two rows.
 template <>
@@ -80,10 +80,7 @@ struct ScoreBlock<Bfloat16Dot> {
   // The numbers of one row in the low halves, those of the next in the high.
   static void store_pairs(const float* first, uint32_t* to) {
     const auto bits = [](const float* from) {
-      return __builtin_convertvector(
-          std::bit_cast<simd::detail::Bits16>(
-              _mm512_cvtneps_pbh(std::bit_cast<__m512>(simd::load(from)))),
-          Vector<uint32_t>);
+      return simd::detail::widen(simd::bfloat16_of_normals(simd::load(from)));
     };
     simd::store(to, bits(first) | bits(first + kScoreStride) << 16);
   }

@@ -27,7 +27,7 @@
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/tiles/micro_kernel.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
 #include "scaled_dot_product_attention.h"

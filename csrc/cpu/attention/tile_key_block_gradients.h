@@ -41,7 +41,7 @@
 #include "cpu/simd/simd.h"
 #include "cpu/simd/transpose.h"
 #include "cpu/tiles/micro_kernel.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "scaled_dot_product_attention.h"
 
 #if defined(PKG_HAS_TILES)

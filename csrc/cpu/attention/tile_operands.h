@@ -16,7 +16,7 @@
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/problem.h"
 #include "cpu/gemm/arithmetic.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"

@@ -23,7 +23,7 @@
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/transpose.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/split.h"
 

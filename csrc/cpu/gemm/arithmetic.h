@@ -16,6 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu/simd/dot_products.h"
 #include "cpu/simd/simd.h"
 
 namespace pkg::cpu {
@@ -58,6 +59,13 @@ Vector<uint32_t> widen(const void* from) {
     const __m128i values = _mm_cvtsi32_si128(bytes);
     return std::bit_cast<Vector<uint32_t>>(kSigned ? _mm_cvtepi8_epi32(values)
                                                    : _mm_cvtepu8_epi32(values));
+#elif defined(__aarch64__)
+    uint32_t bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    return kSigned ? std::bit_cast<Vector<uint32_t>>(
+                         vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes)))))
+                   : std::bit_cast<Vector<uint32_t>>(
+                         vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes)))));
 #else
     const Narrow* values = static_cast<const Narrow*>(from);
     Vector<uint32_t> words{};
@@ -93,11 +101,28 @@ struct Floating {
   static Vector<T> multiply_add(Vector<T> a, Vector<T> b, Vector<T> sum) {
     return a * b + sum;
   }
+#if defined(__aarch64__)
+  // By one k-group of A, and by one of a register of them.
+  static Vector<T> multiply_add(T a, Vector<T> b, Vector<T> sum) {
+    return simd::broadcast(a) * b + sum;
+  }
+  template <int kLane>
+  static Vector<T> multiply_add_lane(Vector<T> a, Vector<T> b, Vector<T> sum) {
+    if constexpr (std::is_same_v<T, float>) {
+      return std::bit_cast<Vector<T>>(vfmaq_laneq_f32(
+          std::bit_cast<float32x4_t>(sum), std::bit_cast<float32x4_t>(b),
+          std::bit_cast<float32x4_t>(a), kLane));
+    } else {
+      return std::bit_cast<Vector<T>>(vfmaq_laneq_f64(
+          std::bit_cast<float64x2_t>(sum), std::bit_cast<float64x2_t>(b),
+          std::bit_cast<float64x2_t>(a), kLane));
+    }
+  }
+#endif
 };
 
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 // Pairs of bfloat16: two products and two additions an element.
-// VDPBF16PS takes denormal inputs as zero and flushes denormal results.
 struct Bfloat16Dot {
   using KGroup = uint32_t;
   using Accumulator = float;
@@ -115,10 +140,23 @@ struct Bfloat16Dot {
 
   static Vector<float> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                     Vector<float> sum) {
-    return std::bit_cast<Vector<float>>(
-        _mm512_dpbf16_ps(std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a),
-                         std::bit_cast<__m512bh>(b)));
+    return simd::dot_bfloat16(a, b, sum);
   }
+#if defined(__aarch64__)
+  static Vector<float> multiply_add(uint32_t a, Vector<uint32_t> b,
+                                    Vector<float> sum) {
+    return std::bit_cast<Vector<float>>(vbfdotq_lane_f32(
+        std::bit_cast<float32x4_t>(sum), std::bit_cast<bfloat16x8_t>(b),
+        vreinterpret_bf16_u64(vcreate_u64(a)), 0));
+  }
+  template <int kLane>
+  static Vector<float> multiply_add_lane(Vector<uint32_t> a, Vector<uint32_t> b,
+                                         Vector<float> sum) {
+    return std::bit_cast<Vector<float>>(vbfdotq_laneq_f32(
+        std::bit_cast<float32x4_t>(sum), std::bit_cast<bfloat16x8_t>(b),
+        std::bit_cast<bfloat16x8_t>(a), kLane));
+  }
+#endif
 };
 #endif
 
@@ -133,11 +171,15 @@ struct Int8Pairs {
   static constexpr bool kCompensated = false;
 
   static Vector<uint32_t> load_k_groups(const int8_t* from) {
+#if defined(__aarch64__)
+    return std::bit_cast<Vector<uint32_t>>(vmovl_s8(vld1_s8(from)));
+#else
     using Bytes = typename simd::VectorOf<int8_t, simd::kVectorBytes / 2>::type;
     Bytes values;
     std::memcpy(&values, from, sizeof(values));
     return std::bit_cast<Vector<uint32_t>>(
         __builtin_convertvector(values, Vector<int16_t>));
+#endif
   }
   static Vector<uint32_t> interleave(const int8_t* const (&lines)[2]) {
     return (detail::widen<int8_t>(lines[0]) & 0xFFFFU) |
@@ -225,7 +267,56 @@ struct Int8Quads::Right : Int8Quads {
 };
 #endif
 
-#if defined(__AVX512VNNI__)
+#if defined(__ARM_FEATURE_DOTPROD)
+// Four int8 a k-group, by SDOT, which takes both as signed. Exact modulo 2^32.
+struct Int8Quads {
+  using KGroup = uint32_t;
+  using Accumulator = int32_t;
+  using Right = Int8Quads;
+  static constexpr int kKGroupSize = 4;
+  static constexpr bool kCompensated = false;
+
+  static Vector<uint32_t> load_k_groups(const int8_t* from) {
+    return detail::load_words(from);
+  }
+  // The lines' bytes and then their pairs in turns.
+  static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
+    const auto line = [&](int i) {
+      uint32_t bytes;
+      std::memcpy(&bytes, lines[i], sizeof(bytes));
+      return vcreate_s8(bytes);
+    };
+    const auto pairs = [&](int i) {
+      return vreinterpret_s16_s8(vzip1_s8(line(i), line(i + 1)));
+    };
+    const int16x4x2_t quads = vzip_s16(pairs(0), pairs(2));
+    return std::bit_cast<Vector<uint32_t>>(
+        vcombine_s16(quads.val[0], quads.val[1]));
+  }
+  static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
+                                      Vector<int32_t> sum) {
+    return std::bit_cast<Vector<int32_t>>(
+        vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(a),
+                  std::bit_cast<int8x16_t>(b)));
+  }
+  static Vector<int32_t> multiply_add(uint32_t a, Vector<uint32_t> b,
+                                      Vector<int32_t> sum) {
+    return std::bit_cast<Vector<int32_t>>(
+        vdotq_lane_s32(std::bit_cast<int32x4_t>(sum),
+                       std::bit_cast<int8x16_t>(b), vcreate_s8(a), 0));
+  }
+  template <int kLane>
+  static Vector<int32_t> multiply_add_lane(Vector<uint32_t> a,
+                                           Vector<uint32_t> b,
+                                           Vector<int32_t> sum) {
+    return std::bit_cast<Vector<int32_t>>(vdotq_laneq_s32(
+        std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(b),
+        std::bit_cast<int8x16_t>(a), kLane));
+  }
+};
+#endif
+
+#if defined(PKG_HAS_BYTE_DOT)
 using Int8Dot = Int8Quads;
 #else
 using Int8Dot = Int8Pairs;
@@ -240,7 +331,7 @@ template <>
 struct ArithmeticOf<int8_t> {
   using type = Int8Dot;
 };
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 template <>
 struct ArithmeticOf<BFloat16> {
   using type = Bfloat16Dot;

@@ -35,7 +35,7 @@ inline constexpr int64_t kDotColumns = 64;
 // 620 / 790 / 1110 (by packing as reckoned from 25 to 65 rows). Without either
 // not measured.
 inline constexpr int64_t kMostInt8DotRows =
-#if defined(__AVX512VNNI__)
+#if defined(PKG_HAS_BYTE_DOT)
     kMostDotRows;
 #else
     kInstructionSet == InstructionSet::Avx512 ? 8

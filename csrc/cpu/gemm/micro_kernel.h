@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/gemm/blocking.h"
@@ -55,6 +56,30 @@ template <class V, int kAccumulators, int kRows, int kVectors>
   }
 }
 
+// Whether k-groups of A are multiplied where they lie in a register, each by
+// its lane, as NEON's instructions can: those that broadcast it would be half
+// as many as the products, and of the same units. Of packed strips a register
+// has the k-groups of kLanes rows.
+template <class Arithmetic>
+inline constexpr bool kMultipliesByLane =
+    requires(Vector<typename Arithmetic::KGroup> k_groups,
+             Vector<typename Arithmetic::Accumulator> sum) {
+      Arithmetic::template multiply_add_lane<0>(k_groups, k_groups, sum);
+    };
+
+template <class Arithmetic, class KGroups, class V, int kRows, int kVectors,
+          int... kLane>
+[[gnu::always_inline]] inline void multiply_lanes(
+    KGroups a, const KGroups (&b)[kVectors], V (&sums)[kRows][kVectors],
+    int row, std::integer_sequence<int, kLane...>) {
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) {
+    ((sums[row + kLane][v] = Arithmetic::template multiply_add_lane<kLane>(
+          a, b[v], sums[row + kLane][v])),
+     ...);
+  }
+}
+
 // Multiplies one k-group of the rows at `strip` and of kVectors registers at
 // `right`.
 template <class Arithmetic, bool kPrefetches, int kRows, int kVectors,
@@ -73,11 +98,29 @@ template <class Arithmetic, bool kPrefetches, int kRows, int kVectors,
   for (int v = 0; v < kVectors; ++v) {
     b[v] = simd::load(right + v * kLanes);
   }
-  for (int r = 0; r < kRows; ++r) {
-    const Vector<KGroup> a =
-        simd::broadcast(left.template k_group<kRows>(strip, r));
-    for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+  if constexpr (!kMultipliesByLane<Arithmetic>) {
+    for (int r = 0; r < kRows; ++r) {
+      const Vector<KGroup> a =
+          simd::broadcast(left.template k_group<kRows>(strip, r));
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+      }
+    }
+  } else if constexpr (kRows % kLanes == 0 &&
+                       requires { left.k_groups(strip, 0); }) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r += kLanes) {
+      multiply_lanes<Arithmetic>(simd::load(left.k_groups(strip, r)), b, sums,
+                                 r, std::make_integer_sequence<int, kLanes>{});
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const KGroup a = left.template k_group<kRows>(strip, r);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = Arithmetic::multiply_add(a, b[v], sums[r][v]);
+      }
     }
   }
 }

@@ -5,13 +5,13 @@
 namespace pkg::cpu {
 
 PKG_MICRO_KERNELS(Int8Dot, RowsInPlace, uint32_t);
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 PKG_MICRO_KERNELS(Bfloat16Dot, RowsInPlace, uint32_t);
 PKG_MICRO_KERNELS(Bfloat16Dot, RowsInPlace, Streamed<uint32_t>);
 #endif
 #if !defined(PKG_HAS_TILES)
 PKG_MICRO_KERNELS(Int8Dot, PackedStrips, uint32_t);
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 PKG_MICRO_KERNELS(Bfloat16Dot, PackedStrips, uint32_t);
 PKG_MICRO_KERNELS(Bfloat16Dot, PackedStrips, Streamed<uint32_t>);
 #endif

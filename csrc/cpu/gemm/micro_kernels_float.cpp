@@ -9,7 +9,7 @@ PKG_MICRO_KERNELS(Floating<float>, RowsInPlace, float);
 PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<float>);
 PKG_MICRO_KERNELS(Floating<float>, RowsInPlace, Streamed<float>);
 PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<Half>);
-#if !defined(__AVX512BF16__)
+#if !defined(PKG_HAS_BFLOAT16_DOT)
 PKG_MICRO_KERNELS(Floating<float>, PackedStrips, Streamed<BFloat16>);
 #endif
 

@@ -106,6 +106,8 @@ struct PackedStrips {
   KGroup k_group(const KGroup* at, int row) const {
     return at[row];
   }
+  // Of that row and those behind it.
+  const KGroup* k_groups(const KGroup* at, int row) const { return at + row; }
   template <int kRows>
   static constexpr int64_t kStep = kRows;
 };

@@ -11,7 +11,7 @@ PKG_PACK_LINES(Int8Dot, int8_t);
 #if defined(__AVX512VNNI__)
 PKG_PACK_LINES(Int8Dot::Right, int8_t);
 #endif
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 PKG_PACK_LINES(Bfloat16Dot, BFloat16);
 #endif
 

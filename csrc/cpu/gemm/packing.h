@@ -276,7 +276,7 @@ extern PKG_PACK_LINES(Int8Dot, int8_t);
 #if defined(__AVX512VNNI__)
 extern PKG_PACK_LINES(Int8Dot::Right, int8_t);
 #endif
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 extern PKG_PACK_LINES(Bfloat16Dot, BFloat16);
 #endif
 

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "cpu/simd/dot_products.h"
 #include "cpu/simd/simd.h"
 
 namespace pkg::cpu {
@@ -40,10 +41,8 @@ struct Int4Quads {
   // a holds signed values, b those of low() or high().
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {
-#if defined(__AVX512VNNI__)
-    return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
-        std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(b),
-        std::bit_cast<__m512i>(a)));
+#if defined(PKG_HAS_BYTE_DOT)
+    return simd::dot_bytes(b, a, sum);
 #elif defined(__SSSE3__)
     return add_pairs(multiply_pairs(a, b), sum);
 #else
@@ -61,7 +60,7 @@ struct Int4Quads {
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<uint32_t> c, Vector<uint32_t> d,
                                       Vector<int32_t> sum) {
-#if defined(__SSSE3__) && !defined(__AVX512VNNI__)
+#if defined(__SSSE3__) && !defined(PKG_HAS_BYTE_DOT)
     return add_pairs(multiply_pairs(a, b) + multiply_pairs(c, d), sum);
 #else
     return multiply_add(c, d, multiply_add(a, b, sum));
@@ -69,7 +68,7 @@ struct Int4Quads {
   }
 
  private:
-#if defined(__SSSE3__) && !defined(__AVX512VNNI__)
+#if defined(__SSSE3__) && !defined(PKG_HAS_BYTE_DOT)
   static Vector<int16_t> multiply_pairs(Vector<uint32_t> a,
                                         Vector<uint32_t> b) {
 #if defined(__AVX512BW__)

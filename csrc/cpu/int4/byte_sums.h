@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "cpu/simd/dot_products.h"
 #include "cpu/simd/simd.h"
 
 namespace pkg::cpu {
@@ -17,18 +18,18 @@ using simd::Vector;
 namespace detail {
 
 // kStartsAnywhere: whether start() takes what the sums begin with.
-#if defined(__AVX512VNNI__)
+#if defined(PKG_HAS_BYTE_DOT)
 struct ByteSums {
   static constexpr bool kStartsAnywhere = true;
-  __m512i sums = _mm512_setzero_si512();
+  Vector<int32_t> sums{};
 
-  void start(Vector<int32_t> value) { sums = std::bit_cast<__m512i>(value); }
+  void start(Vector<int32_t> value) { sums = value; }
 
   void add(Vector<uint32_t> values, const int8_t* limbs) {
-    sums = _mm512_dpbusd_epi32(sums, std::bit_cast<__m512i>(values),
-                               _mm512_load_si512(limbs));
+    sums = simd::dot_bytes(
+        values, simd::load(reinterpret_cast<const uint32_t*>(limbs)), sums);
   }
-  Vector<int32_t> total() const { return std::bit_cast<Vector<int32_t>>(sums); }
+  Vector<int32_t> total() const { return sums; }
 };
 #elif defined(__SSSE3__)
 struct ByteSums {
@@ -65,11 +66,11 @@ struct ByteSums {
   void add(Vector<uint32_t> values, const int8_t* limbs) {
     const auto signed_bytes = std::bit_cast<Register>(
         simd::load(reinterpret_cast<const uint32_t*>(limbs)));
-    sums += std::bit_cast<Vector<int16_t>>(
+    sums += std::bit_cast<Vector<int16_t> >(
         multiply(std::bit_cast<Register>(values), signed_bytes));
   }
   Vector<int32_t> total() const {
-    return std::bit_cast<Vector<int32_t>>(
+    return std::bit_cast<Vector<int32_t> >(
         add_pairs(std::bit_cast<Register>(sums)));
   }
 };
@@ -81,13 +82,13 @@ struct ByteSums {
   void start(Vector<int32_t> value) { sums = value; }
 
   void add(Vector<uint32_t> values, const int8_t* limbs) {
-    const auto all = std::bit_cast<Vector<uint32_t>>(
+    const auto all = std::bit_cast<Vector<uint32_t> >(
         simd::load(reinterpret_cast<const uint32_t*>(limbs)));
     for (int byte = 0; byte < 4; ++byte) {
       const auto value =
-          std::bit_cast<Vector<int32_t>>(values >> (8 * byte) & 0xFFU);
+          std::bit_cast<Vector<int32_t> >(values >> (8 * byte) & 0xFFU);
       sums += value *
-              (std::bit_cast<Vector<int32_t>>(all << (24 - 8 * byte)) >> 24);
+              (std::bit_cast<Vector<int32_t> >(all << (24 - 8 * byte)) >> 24);
     }
   }
   Vector<int32_t> total() const { return sums; }

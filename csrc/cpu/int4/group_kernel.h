@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "cpu/simd/tile_registers.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 
 #if defined(PKG_HAS_TILES)
 

@@ -26,7 +26,7 @@
 #include "cpu/runtime/cache.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/tiles/micro_kernel.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/precision.h"
 
 #if defined(PKG_HAS_TILES)

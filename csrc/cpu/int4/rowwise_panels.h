@@ -110,7 +110,7 @@ inline void unpack_quads(const RightColumns& right, int64_t column,
 // 403, 4096 364 / 384 / 391 and 326 / 389 / 413, 11008 382 / 406 / 401 and 317
 // / 361 / 370: then a micro-panel takes a third of L2.
 constexpr bool multiplies_by_quad_panels(int64_t rows, int64_t inner) {
-#if defined(__AVX512VNNI__)
+#if defined(PKG_HAS_BYTE_DOT)
   return rows >= 24 && inner > 0 && inner <= 2048;
 #else
   static_cast<void>(rows);

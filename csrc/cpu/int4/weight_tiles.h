@@ -7,9 +7,10 @@
 // a word of some row of a tile: a shift and a look-up, which takes no notice of
 // bits above the pair's.
 //
-// Tiles of values that are split into parts (cpu/tiles/packing.cpp) have values
-// 16 apart in a word, and those of bfloat16 neighbours, which is the weight's
-// own order. Exchanging bytes before the transposition makes one of the other.
+// Tiles of values that are split into parts (cpu/tiles/pack_tiles.cpp) have
+// values 16 apart in a word, and those of bfloat16 neighbours, which is the
+// weight's own order. Exchanging bytes before the transposition makes one of
+// the other.
 #pragma once
 
 #include <bit>
@@ -20,7 +21,7 @@
 
 #include "cpu/int4/tiled_weight.h"
 #include "cpu/simd/transpose.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 
 #if defined(PKG_HAS_TILES)
 

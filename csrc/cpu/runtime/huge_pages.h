@@ -14,8 +14,11 @@ namespace pkg::cpu {
 // taken at once.
 void prefer_huge_pages(void* data, int64_t bytes);
 
-// After that: has the others moved, so that address and content stay. Up to
-// some milliseconds a page, where memory has to be cleared out for it.
+// After that: has the others moved, so that address and content stay.
+//
+// 64 MiB that were free, written for the first time: 6 ms in such pages, 23 in
+// small ones, and 15 more to move those. Where a hypervisor has taken free
+// memory back, 110 in either (Zen 4, 2026-11-26).
 void move_to_huge_pages(void* data, int64_t bytes);
 
 }  // namespace pkg::cpu

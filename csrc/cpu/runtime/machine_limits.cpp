@@ -21,6 +21,7 @@
 
 #include "cpu/int4/arithmetic.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/simd/dot_products.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/tile_registers.h"
 #include "host/compiler.h"
@@ -67,7 +68,7 @@ struct MultiplyAdd {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(PKG_HAS_BFLOAT16_DOT)
 struct Bfloat16Products {
   using Register = Vector<uint32_t>;
   static constexpr int kOperations = 4;
@@ -75,8 +76,7 @@ struct Bfloat16Products {
 
   static Register step(Register sum, Register a, Register b) {
     return std::bit_cast<Register>(
-        _mm512_dpbf16_ps(std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a),
-                         std::bit_cast<__m512bh>(b)));
+        simd::dot_bfloat16(a, b, std::bit_cast<Vector<float>>(sum)));
   }
 };
 #else
@@ -93,12 +93,11 @@ struct Int8Tiles {};
 struct Int8Products {
   using Register = Vector<uint32_t>;
   static constexpr uint32_t kOperand = 0x01020304;
-#if defined(__AVX512VNNI__)
+#if defined(PKG_HAS_BYTE_DOT)
   static constexpr int kOperations = 8;
   static Register step(Register sum, Register a, Register b) {
-    return std::bit_cast<Register>(_mm512_dpbusd_epi32(
-        std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(a),
-        std::bit_cast<__m512i>(b)));
+    return std::bit_cast<Register>(
+        simd::dot_bytes(a, b, std::bit_cast<Vector<int32_t>>(sum)));
   }
 #elif defined(__SSE2__)
   // The sum is what is multiplied: measured faster than independent products.

@@ -14,6 +14,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace pkg::simd {
@@ -82,13 +84,20 @@ inline Bits32 widen(Bits16 bits) {
 #elif defined(__AVX2__)
   return std::bit_cast<Bits32>(
       _mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits)));
+#elif defined(__aarch64__)
+  return std::bit_cast<Bits32>(vmovl_u16(std::bit_cast<uint16x4_t>(bits)));
 #else
   return __builtin_convertvector(bits, Bits32);
 #endif
 }
 
 inline Vector<float> float_of_bfloat16_bits(Bits16 bits) {
+#if defined(__aarch64__)
+  return std::bit_cast<Vector<float>>(
+      vshll_n_u16(std::bit_cast<uint16x4_t>(bits), 16));
+#else
   return std::bit_cast<Vector<float>>(widen(bits) << 16);
+#endif
 }
 
 // Round to nearest even; NaN keeps its sign and becomes quiet.
@@ -107,6 +116,9 @@ inline Bits16 bfloat16_bits_of_float(Vector<float> value) {
     return std::bit_cast<Bits16>(
         _mm512_cvtneps_pbh(std::bit_cast<__m512>(value)));
   }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return std::bit_cast<Bits16>(
+      vcvt_bf16_f32(std::bit_cast<float32x4_t>(value)));
 #endif
   const Bits32 bits = std::bit_cast<Bits32>(value);
   const Bits32 rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
@@ -131,6 +143,14 @@ inline Vector<float> float_of_half_bits(Bits16 bits) {
 inline Bits16 half_bits_of_float(Vector<float> value) {
   return std::bit_cast<Bits16>(
       _mm256_cvtps_ph(std::bit_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__aarch64__)
+inline Vector<float> float_of_half_bits(Bits16 bits) {
+  return std::bit_cast<Vector<float>>(
+      vcvt_f32_f16(std::bit_cast<float16x4_t>(bits)));
+}
+inline Bits16 half_bits_of_float(Vector<float> value) {
+  return std::bit_cast<Bits16>(vcvt_f16_f32(std::bit_cast<float32x4_t>(value)));
 }
 #else
 // Without a conversion instruction: scale by a power of two so that the
@@ -202,6 +222,30 @@ inline void store(T* to, Vector<Compute<T>> value) {
   }
 }
 
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// As bfloat16, one or two registers of numbers that are not denormal: VCVTNE
+// makes zeros of those.
+inline detail::Bits16 bfloat16_of_normals(Vector<float> values) {
+#if defined(__aarch64__)
+  return detail::bfloat16_bits_of_float(values);
+#else
+  return std::bit_cast<detail::Bits16>(
+      _mm512_cvtneps_pbh(std::bit_cast<__m512>(values)));
+#endif
+}
+inline Vector<uint32_t> bfloat16_of_normals(Vector<float> first,
+                                            Vector<float> second) {
+#if defined(__aarch64__)
+  return std::bit_cast<Vector<uint32_t>>(
+      vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(std::bit_cast<float32x4_t>(first)),
+                          std::bit_cast<float32x4_t>(second)));
+#else
+  return std::bit_cast<Vector<uint32_t>>(_mm512_cvtne2ps_pbh(
+      std::bit_cast<__m512>(second), std::bit_cast<__m512>(first)));
+#endif
+}
+#endif
+
 // Two registers, one behind the other.
 template <class T>
 inline void store_pair(T* to, Vector<Compute<T>> first,
@@ -209,8 +253,7 @@ inline void store_pair(T* to, Vector<Compute<T>> first,
 #if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (!detail::has_denormals(first, second)) [[likely]] {
-      const auto bits = _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second),
-                                            std::bit_cast<__m512>(first));
+      const auto bits = bfloat16_of_normals(first, second);
       std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
       return;
     }
@@ -220,13 +263,11 @@ inline void store_pair(T* to, Vector<Compute<T>> first,
   store(to + kLanes<Compute<T>>, second);
 }
 
-// The same of numbers that are not denormal: the processor's conversion makes
-// zeros of those.
+// The same of numbers that are not denormal.
 inline void store_normal_pair(BFloat16* to, Vector<float> first,
                               Vector<float> second) {
-#if defined(__AVX512BF16__)
-  const auto bits = _mm512_cvtne2ps_pbh(std::bit_cast<__m512>(second),
-                                        std::bit_cast<__m512>(first));
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const auto bits = bfloat16_of_normals(first, second);
   std::memcpy(static_cast<void*>(to), &bits, sizeof(bits));
 #else
   store_pair(to, first, second);
@@ -306,12 +347,31 @@ inline void store_up_to(T* to, Vector<Compute<T>> value, int64_t left) {
 // The larger value, and NaN where either is NaN.
 template <class V>
 inline V max_or_nan(V a, V b) {
+#if defined(__aarch64__)
+  if constexpr (std::is_same_v<V, Vector<float>>) {
+    return std::bit_cast<V>(vmaxq_f32(std::bit_cast<float32x4_t>(a),
+                                      std::bit_cast<float32x4_t>(b)));
+  } else if constexpr (std::is_same_v<V, Vector<double>>) {
+    return std::bit_cast<V>(vmaxq_f64(std::bit_cast<float64x2_t>(a),
+                                      std::bit_cast<float64x2_t>(b)));
+  }
+#endif
   const V larger = a > b ? a : b;
   return a == a ? larger : a;  // where b is NaN the comparison chose b
 }
 
 template <class V>
 inline auto reduce_add(V value) {
+#if defined(__aarch64__)
+  using T = std::remove_cvref_t<decltype(value[0])>;
+  if constexpr (std::is_same_v<T, float>) {
+    return vaddvq_f32(std::bit_cast<float32x4_t>(value));
+  } else if constexpr (std::is_same_v<T, double>) {
+    return vaddvq_f64(std::bit_cast<float64x2_t>(value));
+  } else if constexpr (std::is_same_v<T, int32_t>) {
+    return vaddvq_s32(std::bit_cast<int32x4_t>(value));
+  }
+#endif
   auto sum = value[0];
   for (size_t lane = 1; lane < sizeof(V) / sizeof(sum); ++lane) {
     sum += value[lane];
@@ -323,6 +383,13 @@ inline auto reduce_add(V value) {
 template <class V>
 inline auto reduce_max_or_nan(V value) {
   using T = std::remove_cvref_t<decltype(value[0])>;
+#if defined(__aarch64__)
+  if constexpr (std::is_same_v<T, float>) {
+    return vmaxvq_f32(std::bit_cast<float32x4_t>(value));
+  } else if constexpr (std::is_same_v<T, double>) {
+    return vmaxvq_f64(std::bit_cast<float64x2_t>(value));
+  }
+#endif
   if constexpr (sizeof(V) > 16) {
     struct Halves {
       typename VectorOf<T, sizeof(V) / 2>::type low, high;

@@ -1,6 +1,6 @@
 // The micro-kernel of tile registers: the sums of 32 x 32 elements of a result,
 // in four tiles, over a block of the inner dimension whose operands
-// cpu/tiles/packing.h has packed.
+// cpu/tiles/pack_tiles.h has packed.
 //
 // It leaves its sums in the registers. The next call, or store_sums, stores
 // each just before it uses the register again: waiting for the last products

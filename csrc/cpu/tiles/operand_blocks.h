@@ -8,7 +8,7 @@
 
 #include "cpu/runtime/workspace.h"
 #include "cpu/tiles/micro_kernel.h"
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/plain_kernel.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"

@@ -1,4 +1,4 @@
-#include "cpu/tiles/packing.h"
+#include "cpu/tiles/pack_tiles.h"
 
 #if defined(PKG_HAS_TILES)
 

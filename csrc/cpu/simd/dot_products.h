@@ -1,0 +1,57 @@
+// Dot products of four bytes and of pairs of bfloat16, a lane each, for the
+// instruction sets that have them. PKG_HAS_BYTE_DOT: AVX-512 with VNNI, or
+// NEON with DotProd. PKG_HAS_BFLOAT16_DOT: AVX-512 with BF16, or NEON with it.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cpu/simd/simd.h"
+
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#define PKG_HAS_BYTE_DOT 1
+#endif
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define PKG_HAS_BFLOAT16_DOT 1
+#endif
+
+namespace pkg::simd {
+
+#if defined(PKG_HAS_BYTE_DOT)
+// Adds the products of signed bytes with bytes of 0 to 127, which VPDPBUSD
+// takes for unsigned ones and SDOT for signed. Exact modulo 2^32.
+inline Vector<int32_t> dot_bytes(Vector<uint32_t> small, Vector<uint32_t> bytes,
+                                 Vector<int32_t> sum) {
+#if defined(__aarch64__)
+  return std::bit_cast<Vector<int32_t>>(
+      vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(small),
+                std::bit_cast<int8x16_t>(bytes)));
+#else
+  return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
+      std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(small),
+      std::bit_cast<__m512i>(bytes)));
+#endif
+}
+#endif
+
+#if defined(PKG_HAS_BFLOAT16_DOT)
+// Adds two products. Denormal operands count as zero and denormal results
+// become zero; BFDOT rounds every step to odd, which VDPBF16PS does not.
+inline Vector<float> dot_bfloat16(Vector<uint32_t> a, Vector<uint32_t> b,
+                                  Vector<float> sum) {
+#if defined(__aarch64__)
+  // GCC 12 makes constants of bfloat16 by FMOV, which makes them of float16:
+  // it must not see that an operand is one.
+  __asm__("" : "+w"(a), "+w"(b));
+  return std::bit_cast<Vector<float>>(vbfdotq_f32(
+      std::bit_cast<float32x4_t>(sum), std::bit_cast<bfloat16x8_t>(a),
+      std::bit_cast<bfloat16x8_t>(b)));
+#else
+  return std::bit_cast<Vector<float>>(
+      _mm512_dpbf16_ps(std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a),
+                       std::bit_cast<__m512bh>(b)));
+#endif
+}
+#endif
+
+}  // namespace pkg::simd
