@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..ops._arguments import check_instance, check_tensor
+from ..ops._arguments import check_instance
 from ..ops._tensor_core_tiled_layout import GROUP_SIZES, INNER_K_TILES
 from ..ops.int4_linear import int4_linear
 from ..ops.pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
 from ._autocast import dtype_under_autocast
+from ._tracing import node_or_refusal
 from .linear import refuse_activation
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Int4Linear(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Computes ``input @ weight.T + bias``; see :func:`pkg.ops.int4_linear`."""
-        check_tensor("Int4Linear", "input", input, "a floating tensor")
+        if not isinstance(input, Tensor):
+            return node_or_refusal(self, "Int4Linear", "input", "a floating tensor", (input,))
         input = input.to(dtype_under_autocast(input))
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops._arguments import check_instance, check_tensor
+from ..ops._arguments import check_instance
 from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
+from ._tracing import node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,7 +141,10 @@ class Linear(torch.nn.Linear):
                 :meth:`pack_weight`, where that is seen.
             TypeError: ``input`` is no tensor.
         """
-        check_tensor("Linear", "input", input, "a tensor of shape (..., in_features)")
+        if not isinstance(input, Tensor):
+            return node_or_refusal(
+                self, "Linear", "input", "a tensor of shape (..., in_features)", (input,)
+            )
         weight, bias = self.weight, self.bias
         packed = None if torch.compiler.is_compiling() else self._packed
         if (
