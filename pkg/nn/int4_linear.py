@@ -149,7 +149,9 @@ class Int4Linear(torch.nn.Module):
         without a look at it, as Mamba2 does before its head, the layer has to stay floating. The
         bytes lie in the tensor-core tiled layout, not row by row, and are nothing to compute with:
         for the values see :func:`pkg.ops.dequantize_tensor_core_tiled_layout`. It cannot be
-        assigned.
+        assigned. PyTorch's fused encoders multiply by it in inference: where such a layer is put
+        into one by other means than :func:`pkg.quantize_`, end them by
+        ``torch.backends.mha.set_fastpath_enabled(False)``.
         """
         shape = (self.out_features, self.in_features // 2)
         return self.packed_weight.view(torch.int8).reshape(shape)
