@@ -16,7 +16,7 @@ from . import _loader, jit
 
 try:
     _C = _loader.load()
-    from . import _float32_matmul, integrations, nn, ops
+    from . import _float32_matmul, _flops, integrations, nn, ops
     from ._float32_matmul import get_float32_matmul, set_float32_matmul
     from .accelerate import accelerate
     from .doctor import doctor
@@ -25,6 +25,7 @@ try:
     from .replacing import replace_modules, restore_modules
 
     _float32_matmul.begin()
+    _flops.register_when_imported()
 except BaseException as error:
     if isinstance(error, Exception) and _loader.describes_itself():
         from .environment import describe_failed_import

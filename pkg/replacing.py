@@ -29,6 +29,8 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     they are. Code that asks for the exact type, ``type(module) is torch.nn.Linear``, sees the
     change; ``isinstance`` does not. What PyTorch's fused inference path of
     ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
+    ``torch.fx.symbolic_trace`` makes a node of each call, as of PyTorch's modules;
+    ``torch.jit.script`` does not compile ours: restore the model's before.
 
     Args:
         model: Any module, itself one of these too.

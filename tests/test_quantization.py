@@ -14,6 +14,7 @@ from quantised_samples import GROUP_SIZES, error_bound, terms
 from samples import FLOATING
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import prune
 
 import pkg
 
@@ -310,3 +311,285 @@ def test_what_is_no_tensor_or_module_is_refused_in_words() -> None:
         pkg.quantize_(None)
     with pytest.raises(ValueError, match="is not a matrix"):
         pkg.nn.Int4Linear.from_linear(nn.ReLU())
+
+
+def with_activation(activation: str = "relu") -> pkg.nn.Linear:
+    torch.manual_seed(0)
+    return pkg.nn.Linear(64, 64, activation=activation)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Renamed(nn.Linear):
+    """A subclass that computes what its base class does."""
+
+
+def test_what_computes_more_than_a_linear_layer_stays() -> None:
+    patched = nn.Linear(64, 64)
+    patched.forward = lambda input: -nn.Linear.forward(patched, input)
+    layers = (with_activation(), Doubled(64, 64), patched, Renamed(64, 64), pkg.nn.Linear(64, 64))
+    model = nn.Sequential(*layers)
+    with pytest.warns(UserWarning, match="not quantised") as caught:
+        pkg.quantize_(model, 32)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "not quantised: 0: it applies 'relu', which Int4Linear does not; "
+        "1: Doubled has a forward of its own; 2: its forward was replaced"
+    )
+    assert list(model[:3]) == list(layers[:3])
+    assert [type(each) for each in model[3:]] == [pkg.nn.Int4Linear] * 2
+
+
+def test_a_filter_takes_subclasses_but_no_activation() -> None:
+    model = nn.Sequential(with_activation(), Doubled(64, 64))
+    with pytest.warns(UserWarning, match="^not quantised: 0: it applies 'relu'[^;]*$"):
+        pkg.quantize_(model, 32, filter=lambda module, name: isinstance(module, nn.Linear))
+    assert [type(each) for each in model] == [pkg.nn.Linear, pkg.nn.Int4Linear]
+
+
+def test_from_linear_keeps_or_refuses_an_activation() -> None:
+    layer = with_activation()
+    input = torch.randn(3, 64)
+    for activation in (None, "relu"):
+        new = pkg.nn.Linear.from_linear(layer, activation)
+        assert torch.equal(new(input), layer(input))
+    with pytest.raises(ValueError, match="activation is 'gelu', and module applies 'relu' already"):
+        pkg.nn.Linear.from_linear(layer, "gelu")
+    for new_class in (pkg.nn.Int4Linear, pkg.nn.RowwiseScaledLinear):
+        with pytest.raises(ValueError, match="from_linear: module applies 'relu', which the new"):
+            new_class.from_linear(layer)
+
+
+def test_a_quantised_layer_is_not_quantised_again() -> None:
+    layer = quantised()[1]
+    with pytest.raises(ValueError, match=r"weight is torch\.int8; it must be floating"):
+        pkg.nn.Int4Linear.from_linear(layer, 32)
+
+
+def test_a_lazy_layer_stays() -> None:
+    with pytest.warns(UserWarning, match="0: its weight has no shape before the first call"):
+        pkg.quantize_(nn.Sequential(nn.LazyLinear(64)), 32)
+
+
+def test_weight_is_the_packed_bytes() -> None:
+    layer = quantised()[1]
+    weight = layer.weight
+    assert (weight.dtype, weight.shape) == (torch.int8, (24, 128))
+    assert weight.data_ptr() == layer.packed_weight.data_ptr()
+    assert "weight" not in layer.state_dict()
+    for each in (torch.zeros(24, 128), nn.Parameter(torch.zeros(24, 128))):
+        with pytest.raises((AttributeError, KeyError)):
+            layer.weight = each
+    assert copy.deepcopy(layer).to("meta").weight.is_meta
+
+
+@pytest.mark.tracing
+def test_weight_is_read_in_a_graph() -> None:
+    layer = quantised()[1]
+
+    def call(input: Tensor) -> Tensor:
+        return layer(input if layer.weight.dtype == torch.int8 else input.double())
+
+    input = torch.randn(3, 256)
+    with torch.no_grad():
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(input), layer(input))
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_attention_keeps_its_projection(ours: bool) -> None:
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    model = nn.ModuleDict({"attention": attention, "output": nn.Linear(64, 64)})
+    if ours:
+        pkg.replace_modules(model)
+    input = torch.randn(2, 9, 64)
+    expected = attention(input, input, input)[0]
+    with pytest.warns(UserWarning, match="quantised") as caught:
+        pkg.quantize_(model, 32)
+    words = [str(each.message) for each in caught]
+    assert "attention.out_proj: torch.nn.MultiheadAttention reads its weight" in words[0]
+    assert "attention.in_proj_weight (192, 64)" in words[1]
+    assert isinstance(model["output"], pkg.nn.Int4Linear)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            torch.testing.assert_close(attention(input, input, input)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:not quantised", "ignore:not all was quantised")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_computes_with_quantised_layers(padded: bool) -> None:
+    """Also in inference, where PyTorch would go its fused way."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    original = copy.deepcopy(model)
+    pkg.quantize_(model, 32)
+    for new, old in zip(model.layers, original.layers, strict=True):
+        for name in ("linear1", "linear2"):
+            assert isinstance(getattr(new, name), pkg.nn.Int4Linear)
+            getattr(old, name).weight.data.copy_(weight_of(getattr(new, name)))
+    input = torch.randn(2, 9, 64)
+    padding = torch.arange(9) >= torch.tensor([[9], [5]]) if padded else None
+    seen = slice(None) if padding is None else ~padding
+    expected = original(input, src_key_padding_mask=padding)[seen]
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            output = model(input, src_key_padding_mask=padding)
+        torch.testing.assert_close(output[seen], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_t5_which_asks_for_the_dtype_of_weights(dtype: torch.dtype, gated: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=64,
+        d_model=64,
+        d_kv=32,
+        d_ff=128,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+    )
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    original = copy.deepcopy(model)
+    pkg.quantize_(model, 32, filter=lambda module, name: name != "lm_head" and is_linear(module))
+    new = dict(model.named_modules())
+    for name, module in original.named_modules():
+        if isinstance(new[name], pkg.nn.Int4Linear):
+            module.weight.data.copy_(weight_of(new[name]))
+    model.to(dtype)
+    original.to(dtype)
+    assert isinstance(model.encoder.block[0].layer[1].DenseReluDense.wo, pkg.nn.Int4Linear)
+    tokens = torch.randint(2, 64, (2, 9))
+    with torch.no_grad():
+        logits = model(input_ids=tokens, labels=tokens).logits
+        expected = original(input_ids=tokens, labels=tokens).logits
+    assert logits.dtype == dtype
+    error = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(logits, expected, atol=error, rtol=error)
+
+
+def is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear
+
+
+class Experts(nn.Module):
+    """Weights of three dimensions, and a matrix that is no linear layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 64, 64))
+        self.down = nn.Parameter(torch.randn(64, 64))
+
+
+def test_what_stays_floating_is_said() -> None:
+    experts = Experts()
+    words = r"20,480 of 24,576 elements \(83%, embeddings not counted\) stay floating in "
+    words += r"2 parameters .*: 1\.up \(4, 64, 64\), 1\.down \(64, 64\)$"
+    model = nn.Sequential(nn.Embedding(1000, 64), experts, nn.Linear(64, 64))
+    with pytest.warns(UserWarning, match=words) as caught:
+        pkg.quantize_(model, 32)
+    (warning,) = caught
+    assert str(warning.message).startswith("not all was quantised")
+    assert warning.filename == __file__
+    with pytest.warns(UserWarning, match="^nothing was quantised: 20,480 of 20,480 elements"):
+        pkg.quantize_(nn.Sequential(Experts()), 32)
+    with pytest.warns(
+        UserWarning, match=r"^nothing was quantised: the model has no torch\.nn\.Lin"
+    ):
+        pkg.quantize_(nn.Sequential(nn.Embedding(9, 64)), 32)
+    with pytest.warns(UserWarning, match="^nothing was quantised: filter takes no module"):
+        pkg.quantize_(nn.Linear(64, 64), 32, filter=lambda module, name: False)
+
+
+def test_little_that_stays_floating_is_not_said() -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.Conv1d(16, 16, 3), nn.LayerNorm(512))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pkg.quantize_(model, 32)
+
+
+def test_hooks_go_with_the_layer() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    seen = []
+    handles = [
+        model[0].register_forward_pre_hook(lambda *_: seen.append("before")),
+        model[0].register_forward_hook(
+            lambda module, *_, **__: seen.append(module), with_kwargs=True
+        ),
+        model[0].register_full_backward_hook(lambda *_: seen.append("backward")),
+    ]
+    pkg.quantize_(model, 32)
+    assert isinstance(model[0], pkg.nn.Int4Linear)
+    model(torch.randn(3, 64, requires_grad=True)).sum().backward()
+    assert seen == ["before", model[0], "backward"]
+    for handle in handles:
+        handle.remove()
+    model(torch.randn(3, 64))
+    assert len(seen) == 3
+
+
+def test_layers_with_hooks_that_cannot_go_along_stay() -> None:
+    state, pruned = nn.Linear(64, 64), nn.Linear(64, 64)
+    state.register_state_dict_post_hook(lambda *_: None)
+    prune.random_unstructured(pruned, "weight", 0.5)
+    parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    model = nn.Sequential(state, pruned, parametrised)
+    with pytest.warns(UserWarning, match="not quantised") as caught:
+        pkg.quantize_(model, 32)
+    assert [str(each.message) for each in caught] == [
+        "not quantised: 0: it has hooks on its state_dict; 1: a hook computes its weight"
+    ]
+    assert isinstance(model[2], pkg.nn.Int4Linear)
+
+
+class Adapted(nn.Module):
+    """A linear layer and an adapter, under the names that peft gives."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base_layer.in_features, 8, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(8, base_layer.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        low = self.lora_A["default"](input.to(self.lora_A["default"].weight.dtype))
+        return self.base_layer(input) + self.lora_B["default"](low)
+
+
+def test_adapters_are_trained_on_a_quantised_model() -> None:
+    """By the filter of quantize_'s docstring."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(nn.Linear(64, 64)), nn.Tanh(), Adapted(nn.Linear(64, 64)))
+    pkg.quantize_(
+        model,
+        group_size=32,
+        filter=lambda module, name: type(module) is nn.Linear and "lora_" not in name,
+    )
+    for index in (0, 2):
+        assert isinstance(model[index].base_layer, pkg.nn.Int4Linear)
+        assert type(model[index].lora_A["default"]) is nn.Linear
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    trained = [each for each in model.parameters() if each.requires_grad]
+    assert len(trained) == 4
+    optimiser = torch.optim.Adam(trained, 0.01)
+    input, target = torch.randn(16, 64), torch.randn(16, 64)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.mse_loss(model(input), target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name]) != ("lora_" in name), name

@@ -94,3 +94,52 @@ def test_what_else_a_module_may_be_stays() -> None:
         pkg.replace_modules(3)
     with pytest.raises(TypeError, match="restore_modules: model is None"):
         pkg.restore_modules(None)
+
+
+class Scored(torch.nn.Module):
+    """Calls each kind of layer that has a node of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        self.first = torch.nn.Linear(32, 32)
+        self.second = torch.nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attended, _ = self.attention(x, x, x, need_weights=False)
+        return self.second(self.first(attended).relu())
+
+
+def test_fx_makes_a_node_of_each_call() -> None:
+    original = Scored().eval()
+    input = torch.randn(2, 5, 32)
+    names = ["attention", "first", "second"]
+    for change in ("replaced", "packed", "quantised", "in integers"):
+        model = pkg.replace_modules(copy.deepcopy(original))
+        if change == "packed":
+            pkg.pack_weights_(model)
+        elif change == "quantised":
+            pkg.quantize_(model, 32, lambda _, name: name in names[1:])
+        elif change == "in integers":
+            model.first = pkg.nn.RowwiseScaledLinear.from_linear(model.first)
+        traced = torch.fx.symbolic_trace(model)
+        nodes = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+        assert nodes == names, change
+        with torch.no_grad():
+            assert torch.equal(traced(input), model(input)), change
+
+
+def test_fx_does_not_trace_into_a_layer() -> None:
+    for layer in (pkg.nn.Linear(32, 8), pkg.nn.Int4Linear(32, 8, group_size=32)):
+        with pytest.raises(TypeError, match="which is a leaf, as those of torch"):
+            torch.fx.symbolic_trace(layer)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+def test_a_restored_model_is_scripted() -> None:
+    """The way back, since torch.jit.script does not compile our modules."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    input = torch.randn(2, 4)
+    expected = pkg.replace_modules(model)(input)
+    scripted = torch.jit.script(pkg.restore_modules(model))
+    torch.testing.assert_close(scripted(input), expected)

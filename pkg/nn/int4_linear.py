@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..ops._arguments import check_instance, check_tensor
+from ..ops._arguments import check_instance
 from ..ops._tensor_core_tiled_layout import GROUP_SIZES, INNER_K_TILES
 from ..ops.int4_linear import int4_linear
 from ..ops.pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
 from ._autocast import dtype_under_autocast
+from ._tracing import node_or_refusal
+from .linear import refuse_activation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,6 +36,8 @@ class Int4Linear(torch.nn.Module):
     bias alone: the input's dtype is that of the computation, and the bias is converted to it.
     Under autocast the input is converted first, as :class:`torch.nn.Linear` does.
     Gradients flow to the input and to the bias.
+
+    :attr:`weight` is for code that asks a linear layer for the device and the dtype of its weight.
 
     Args:
         in_features: Elements in a row of the input; a multiple of ``group_size``.
@@ -108,7 +112,8 @@ class Int4Linear(torch.nn.Module):
 
         Raises:
             TypeError: ``module`` is no module.
-            ValueError: The weight's sizes do not divide, or it has values that are not finite.
+            ValueError: The weight's sizes do not divide, it is not floating or has values that are
+                not finite, or ``module`` is a :class:`pkg.nn.Linear` with an activation.
 
         Example:
             >>> linear = torch.nn.Linear(32, 8, bias=False)
@@ -123,6 +128,9 @@ class Int4Linear(torch.nn.Module):
         bias = getattr(module, "bias", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:
             raise ValueError("the module's weight is not a matrix (out_features, in_features)")
+        if not weight.is_floating_point():
+            raise ValueError(f"the module's weight is {weight.dtype}; it must be floating")
+        refuse_activation("Int4Linear.from_linear", module)
         out_features, in_features = weight.shape
         # Checks the sizes; no memory for buffers that are replaced at once.
         new = cls(in_features, out_features, False, group_size, device="meta")
@@ -132,9 +140,26 @@ class Int4Linear(torch.nn.Module):
             new.bias = bias if isinstance(bias, torch.nn.Parameter) else torch.nn.Parameter(bias)
         return new.train(module.training)
 
+    @property
+    def weight(self) -> Tensor:
+        """The bytes of the packed weight: int8, shape (out_features, in_features / 2); a view.
+
+        That a weight is of integers tells other code that it is quantised, and that inputs keep
+        their dtype: transformers' T5 asks for it. Where code converts inputs to this dtype
+        without a look at it, as Mamba2 does before its head, the layer has to stay floating. The
+        bytes lie in the tensor-core tiled layout, not row by row, and are nothing to compute with:
+        for the values see :func:`pkg.ops.dequantize_tensor_core_tiled_layout`. It cannot be
+        assigned. PyTorch's fused encoders multiply by it in inference: where such a layer is put
+        into one by other means than :func:`pkg.quantize_`, end them by
+        ``torch.backends.mha.set_fastpath_enabled(False)``.
+        """
+        shape = (self.out_features, self.in_features // 2)
+        return self.packed_weight.view(torch.int8).reshape(shape)
+
     def forward(self, input: Tensor) -> Tensor:
         """Computes ``input @ weight.T + bias``; see :func:`pkg.ops.int4_linear`."""
-        check_tensor("Int4Linear", "input", input, "a floating tensor")
+        if not isinstance(input, Tensor):
+            return node_or_refusal(self, "Int4Linear", "input", "a floating tensor", (input,))
         input = input.to(dtype_under_autocast(input))
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops._arguments import check_instance, check_tensor
+from ..ops._arguments import check_instance
 from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
+from ._tracing import node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -107,11 +108,12 @@ class Linear(torch.nn.Linear):
 
         Args:
             module: Is not changed.
-            activation: As for the constructor.
+            activation: As for the constructor; by default that of ``module`` if it is a
+                :class:`pkg.nn.Linear`.
 
         Raises:
             TypeError: ``module`` is no :class:`torch.nn.Linear`.
-            ValueError: There is no such activation.
+            ValueError: There is no such activation, or ``module`` has another one.
 
         Example:
             >>> layer = Linear.from_linear(torch.nn.Linear(3, 2), "gelu")
@@ -119,6 +121,13 @@ class Linear(torch.nn.Linear):
             2
         """
         check_instance("Linear.from_linear", "module", module, torch.nn.Linear, "a torch.nn.Linear")
+        own = activation_of(module)
+        if own is not None and activation not in (None, own):
+            raise ValueError(
+                f"Linear.from_linear: activation is {activation!r}, and module applies {own!r} "
+                "already; leave activation out"
+            )
+        activation = activation or own
         # No memory for parameters that are replaced at once.
         new = cls(module.in_features, module.out_features, False, activation, device="meta")
         new.weight, new.bias = module.weight, module.bias
@@ -132,7 +141,10 @@ class Linear(torch.nn.Linear):
                 :meth:`pack_weight`, where that is seen.
             TypeError: ``input`` is no tensor.
         """
-        check_tensor("Linear", "input", input, "a tensor of shape (..., in_features)")
+        if not isinstance(input, Tensor):
+            return node_or_refusal(
+                self, "Linear", "input", "a tensor of shape (..., in_features)", (input,)
+            )
         weight, bias = self.weight, self.bias
         packed = None if torch.compiler.is_compiling() else self._packed
         if (
@@ -223,6 +235,29 @@ class Linear(torch.nn.Linear):
         state = self.__dict__.copy()
         state.pop("_packed", None)
         return state
+
+
+def activation_of(module: torch.nn.Module) -> str | None:
+    """The activation that a linear layer applies: only ours has one."""
+    return module.activation if isinstance(module, Linear) else None
+
+
+def refuse_activation(name: str, module: torch.nn.Module) -> None:
+    """Refuses a linear layer with an activation, for a class that has none.
+
+    Args:
+        name: The function that was called.
+        module: The layer.
+
+    Raises:
+        ValueError: It has one.
+    """
+    activation = activation_of(module)
+    if activation is not None:
+        raise ValueError(
+            f"{name}: module applies {activation!r}, which the new layer would not; set its "
+            "activation to None and apply it to the new layer's result"
+        )
 
 
 def why_not_packed(module: Linear) -> str | None:

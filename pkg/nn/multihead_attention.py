@@ -11,6 +11,7 @@ from ..ops._arguments import check_instance, check_tensor
 from ..ops.linear import linear
 from ..ops.matmul import matmul
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
+from ._tracing import node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -130,8 +131,20 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 what the operators raise.
             TypeError: ``query``, ``key`` or ``value`` is no tensor.
         """
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            check_tensor("MultiheadAttention", name, tensor, "a tensor of two or three dimensions")
+        must_be = "a tensor of two or three dimensions"
+        if not isinstance(query, Tensor):
+            options = {
+                "key_padding_mask": key_padding_mask,
+                "need_weights": need_weights,
+                "attn_mask": attn_mask,
+                "average_attn_weights": average_attn_weights,
+                "is_causal": is_causal,
+            }
+            return node_or_refusal(
+                self, "MultiheadAttention", "query", must_be, (query, key, value), options
+            )
+        for name, tensor in (("key", key), ("value", value)):
+            check_tensor("MultiheadAttention", name, tensor, must_be)
         if query.is_nested or key.is_nested or value.is_nested:
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops._arguments import check_instance, check_tensor
+from ..ops._arguments import check_instance
 from ..ops.quantize_rowwise import quantize_rowwise
 from ..ops.rowwise_scaled_linear_s4s4 import rowwise_scaled_linear_s4s4
 from ..ops.rowwise_scaled_linear_s8s4 import rowwise_scaled_linear_s8s4
 from ._autocast import dtype_under_autocast
+from ._tracing import node_or_refusal
+from .linear import refuse_activation
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +88,8 @@ class RowwiseScaledLinear(torch.nn.Module):
 
         Raises:
             TypeError: ``module`` is no :class:`torch.nn.Linear`.
-            ValueError: As the constructor's.
+            ValueError: As the constructor's, or ``module`` is a :class:`pkg.nn.Linear` with an
+                activation.
 
         Example:
             >>> linear = torch.nn.Linear(2, 1, bias=False)
@@ -101,6 +104,7 @@ class RowwiseScaledLinear(torch.nn.Module):
             torch.nn.Linear,
             "a torch.nn.Linear",
         )
+        refuse_activation("RowwiseScaledLinear.from_linear", module)
         weight, bias = module.weight.detach(), module.bias
         # No memory for buffers that are replaced at once.
         new = cls(
@@ -123,7 +127,10 @@ class RowwiseScaledLinear(torch.nn.Module):
             RuntimeError: ``input`` is not floating, or its rows have another length.
             TypeError: ``input`` is no tensor.
         """
-        check_tensor("RowwiseScaledLinear", "input", input, "a floating tensor")
+        if not isinstance(input, Tensor):
+            return node_or_refusal(
+                self, "RowwiseScaledLinear", "input", "a floating tensor", (input,)
+            )
         values, scale = quantize_rowwise(input, self.activation_bits)
         product = (
             rowwise_scaled_linear_s8s4 if self.activation_bits == 8 else rowwise_scaled_linear_s4s4
