@@ -176,8 +176,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.
-    An optimizer that was made with ``fused`` or ``foreach`` keeps to that; its groups and
-    ``state_dict`` are as they would be without.
+    An optimizer that was made with ``fused``, ``foreach`` or ``differentiable`` keeps to that; its
+    groups and ``state_dict`` are as they would be without.
 
     Memory that is freed is kept for the next tensor, where glibc would return it to the system and
     have it cleared anew, at every step what is larger than 32 MiB at the least: a training step of
