@@ -172,7 +172,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     attention runs here while either says so.
 
     Where the package has no table for this processor it is measured, once, which takes a minute,
-    and kept (``python -m pkg tune``; :mod:`pkg.tune`).
+    and kept (``python -m pkg tune``; :mod:`pkg.tune`). What was measured with one thread says
+    nothing of several: the first call of this with several measures again, and until then
+    operators with several are left to PyTorch.
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.

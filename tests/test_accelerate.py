@@ -836,8 +836,9 @@ def test_tables_are_kept_and_found(
     monkeypatch.setattr(tune, "_ratio", lambda case: float(case[-2]))
     monkeypatch.setattr(tune, "_CLIFF", math.inf)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
-    _accelerate_table.use()
-    assert "once, takes about a minute" in capsys.readouterr().err
+    with threads(2):
+        _accelerate_table.use()
+    assert "and several threads yet; doing so, once, takes about" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
@@ -854,6 +855,91 @@ def test_tables_are_kept_and_found(
     assert capsys.readouterr().err == ""
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads of PyTorch's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_new_process", [True, False])
+def test_a_table_of_one_thread_is_not_taken_for_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new_process: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tune, "_ratio", lambda case: 1.0 + torch.get_num_threads())
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+
+    def largest() -> list[float]:
+        """Of each half for products."""
+        half = len(tune.products())
+        place = list(_accelerate_routes.table())
+        return [max(place[:half]), max(place[half : 2 * half])]
+
+    with threads(1):
+        _accelerate_table.use()
+        assert largest() == [2.0, 0.0]
+    with threads(2):
+        if is_new_process:
+            monkeypatch.setattr(_accelerate_table, "_in_use", None)
+        _accelerate_table.use()
+        assert torch.get_num_threads() == 2
+    monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
+    for count in (1, 2):
+        monkeypatch.setattr(_accelerate_table, "_in_use", None)
+        with threads(count):
+            _accelerate_table.use()
+        assert largest() == [2.0, 3.0]
+
+
+def test_a_measurement_that_is_interrupted_leaves_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ratio(case: object) -> float:
+        if torch.get_num_threads() == 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(tune, "_ratio", ratio)
+    with threads(2):
+        with pytest.raises(KeyboardInterrupt):
+            tune.measure(quiet=True)
+        assert torch.get_num_threads() == 2
+
+
+def test_the_first_use_is_apart_from_the_user_s_device_and_random_numbers(tmp_path: Path) -> None:
+    done = run(
+        """
+        import pathlib, torch, pkg
+        from pkg import _accelerate_table, tune
+
+        _accelerate_table.SHIPPED = pathlib.Path("none")
+        ratio, measured = tune._ratio, set()
+
+        def quick(case):
+            if case.group not in measured:
+                measured.add(case.group)
+                assert ratio(case) > 0
+            return 1.0
+
+        tune._ratio = quick
+        before = torch.get_rng_state()
+        with torch.device("meta"):
+            pkg.accelerate()
+            assert torch.empty(1).is_meta
+        assert torch.equal(torch.get_rng_state(), before)
+        assert "attention backward float16" in measured, measured
+        """,
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("least", "taken"), [({"least": [1.04, 1.06]}, 1), ({"least": [1.06, 1.04]}, 2), ({}, 0)]
 )
@@ -862,16 +948,11 @@ def test_a_table_says_from_which_ratio_on_calls_are_taken(
 ) -> None:
     """By the number of threads; a table that does not, as all did once, from a tenth on."""
     _accelerate_table.put({**filled(1.05), **least})
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            with pkg.accelerate(report=True) as block:
-                torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-                (found,) = block.report().counts
-            assert found.taken == (threads == taken)
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2):
+        with threads(count), pkg.accelerate(report=True) as block:
+            torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+            (found,) = block.report().counts
+        assert found.taken == (count == taken)
 
 
 @pytest.mark.parametrize(
