@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +460,72 @@ def test_decorators() -> None:
     assert called()
     assert not is_on()
     assert bare.__name__ == "bare"
+
+
+def test_each_step_of_a_generator_runs_accelerated() -> None:
+    seen = []
+
+    @pkg.accelerate
+    def echo(first: str) -> Generator[str, str, str]:
+        """Yields what it is sent."""
+        value = first
+        try:
+            while value != "end":
+                seen.append(is_on())
+                try:
+                    value = yield value
+                except ZeroDivisionError:
+                    value = "caught"
+            return "done"
+        finally:
+            seen.append(is_on())
+
+    def steps() -> Generator[str, str, str]:
+        result = yield from echo("first")
+        return result
+
+    generator = steps()
+    assert next(generator) == "first"
+    assert not is_on()
+    assert generator.send("second") == "second"
+    assert generator.throw(ZeroDivisionError()) == "caught"
+    assert not is_on()
+    with pytest.raises(StopIteration) as end:
+        generator.send("end")
+    assert end.value.value == "done"
+    closed = steps()
+    next(closed)
+    closed.close()
+    assert seen == [True] * 6
+    assert not is_on()
+    assert echo.__doc__ == "Yields what it is sent."
+
+
+def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
+    class Model:
+        pass
+
+    async def wait() -> None:
+        pass
+
+    async def waits() -> AsyncIterator[int]:
+        yield 1
+
+    def count() -> Iterator[int]:
+        yield 1
+
+    for wrap in (pkg.accelerate, lambda function: pkg.accelerate()(function)):
+        with pytest.raises(TypeError, match="Model is a class"):
+            wrap(Model)
+        for function in (wait, waits):
+            with pytest.raises(TypeError, match=r"waits? is an async function.*around what"):
+                wrap(function)
+        assert not is_on()
+    with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
+        pkg.accelerate(report=True)(count)
+    with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
+        pkg.accelerate(count, report=True)
+    assert not is_on()
 
 
 def test_a_wrong_argument() -> None:
