@@ -121,7 +121,7 @@ class Limits:
             memory_bytes: to read; more than the caches hold unless said otherwise.
         """
         self._library = _library()
-        self._memory = torch.ones(memory_bytes or beyond_caches(), dtype=torch.uint8)
+        self._memory = torch.ones(memory_bytes or beyond_caches(), dtype=torch.uint8, device="cpu")
         self.rates: dict[str, float] = {}
         # The better of two: new threads need a while to spread over the cores.
         for _ in range(2):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +17,7 @@ import torch
 
 import pkg
 
-from . import environment, tune
+from . import _pictures, environment, tune
 
 BENCHMARKS = "pkg._benchmarks"
 # Runs only where it is named: it takes minutes.
@@ -64,6 +67,74 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def seconds(text: str) -> float:
+    """A positive number, and a finite one.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number of seconds")
+    return found
+
+
+def device(text: str) -> torch.device:
+    """The CPU, or a CUDA device that is there.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    try:
+        found = torch.device(text)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in {"cpu", "cuda"}:
+        raise argparse.ArgumentTypeError(f"'{text}' is no device that it can use; use cpu or cuda")
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not there: PyTorch {torch.__version__} finds no CUDA device; use cpu"
+            )
+        count = torch.cuda.device_count()
+        if found.index is not None and found.index >= count:
+            raise argparse.ArgumentTypeError(f"'{text}' is not there: cuda:{count - 1} is the last")
+    return found
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written, as far as can be told before the results are there.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder, or in none, or must not be written.
+    """
+    file = Path(text)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder; name a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{file} cannot be written; name another file")
+    return file
+
+
+def picture_file(text: str) -> Path:
+    """A file that can be written, and drawn by its ending.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot.
+    """
+    file = output_file(text)
+    try:
+        _pictures.check_ending(file)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return file
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m pkg", description="The package pkg-kernels.")
@@ -81,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="OPERATOR",
         help="all when none is named; models: pkg.accelerate() beside none",
     )
-    bench.add_argument("--device", default="cpu", help="cpu (the default) or cuda")
+    bench.add_argument("--device", type=device, default="cpu", help="cpu (the default) or cuda")
     bench.add_argument(
         "--threads",
         type=numbers,
@@ -89,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N[,N...]",
         help="a run with each number of threads (default: PyTorch's choice)",
     )
-    bench.add_argument("--seconds", type=float, default=0.3, help="to spend on a case (0.3)")
+    bench.add_argument("--seconds", type=seconds, default=0.3, help="to spend on a case (0.3)")
     bench.add_argument("--full", action="store_true", help="the whole grid of cases")
     bench.add_argument(
         "--cases", nargs="+", default=[], metavar="WORD", help="only cases named with all of these"
@@ -100,8 +171,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="PYTHON",
         help="an interpreter that has zentorch, to time that too (default: this one, if it has it)",
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    bench.add_argument("--picture", type=Path, metavar="FILE", help="draw the results there")
+    bench.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the results there too"
+    )
+    bench.add_argument(
+        "--picture", type=picture_file, metavar="FILE", help="draw the results there"
+    )
     new = commands.add_parser("new", help="write the files of a new operator, in a checkout")
     new.add_argument("name", help="of the operator: my_op")
     new.add_argument("schema", help="'my_op(Tensor x, float alpha) -> Tensor'")
@@ -111,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", help="how fast PyTorch's own operators are on this machine (under a minute)"
     )
-    doctor.add_argument("--picture", type=Path, metavar="FILE", help="draw it there too")
+    doctor.add_argument("--picture", type=picture_file, metavar="FILE", help="draw it there too")
     return top
 
 
@@ -131,7 +206,7 @@ def bench(options: argparse.Namespace) -> int:
         )
         return 2
     run = harness.Options(
-        device=torch.device(options.device),
+        device=options.device,
         seconds=options.seconds,
         threads=options.threads,
         full=options.full,
@@ -185,6 +260,8 @@ def new(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not to fail in the end, of one character
     options = parser().parse_args(arguments)
     if options.command == "new":
         return new(options)
@@ -202,5 +279,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return environment.main()
 
 
+def run() -> int:
+    """Run the command of this process; 130 where the user has interrupted it."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        # Of what a terminal shows in a line that has not ended, how far it is.
+        print("\n" * sys.stderr.isatty() + "pkg: interrupted", file=sys.stderr)
+        return 130
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -81,7 +81,9 @@ def _choosing(name: str, function: _Function) -> _Function:
 def _is_free(options: dict[str, Any]) -> bool:
     """Whether the user has left the way to PyTorch, and asks for nothing that only others can."""
     return (
-        options.get("fused") is None
+        # SGD does not hand ``differentiable`` on; of every optimizer gradients are on just for it.
+        not torch.is_grad_enabled()
+        and options.get("fused") is None
         and options.get("foreach") is None
         and not options.get("differentiable")
         and not options.get("capturable")

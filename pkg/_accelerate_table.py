@@ -43,31 +43,48 @@ def cache_file() -> Path:
 
 
 def use() -> None:
-    """Gives the CPU library its table, the first time; measures one where there is none."""
-    global _in_use
-    if _in_use is not None:
+    """Gives the CPU library its table, the first time; measures one where there is none.
+
+    A table that was measured with one thread alone (of a worker process, say) serves until PyTorch
+    has several.
+    """
+    wants_several = torch.get_num_threads() > 1
+    if _serves(_in_use, wants_several):
         return
     for file in (cache_file(), SHIPPED / name()):
         found = _read(file)
-        if found is not None:
+        if found is not None and _serves(found, wants_several):
             put(found)
             return
     from . import tune
 
     print(
         f"pkg.accelerate: this kind of processor ({processor_name()}) was not measured with "
-        f"PyTorch {torch.__version__} yet; doing so, once, takes about a minute",
+        f"PyTorch {torch.__version__}{' and several threads' if wants_several else ''} yet; doing "
+        "so, once, takes about a minute",
         file=sys.stderr,
     )
     put(tune.measure())
     save(_in_use)
 
 
+def _serves(table: dict[str, Any] | None, wants_several: bool) -> bool:
+    """Whether there is a table, and it was measured with several threads if these are wanted."""
+    return table is not None and not (wants_several and _is_of_one_thread(table))
+
+
+def _is_of_one_thread(table: dict[str, Any]) -> bool:
+    return bool(table.get("threads", [])[-1:] == [1])
+
+
 def put(table: dict[str, Any]) -> None:
-    """Gives the CPU library a table."""
+    """Gives the CPU library a table; with several threads, if it has none of these, no ratios."""
     global _in_use
     place = _accelerate_routes.table()
-    for index, ratio in enumerate(_flatten(table["ratios"])):
+    ratios = table["ratios"]
+    if _is_of_one_thread(table):
+        ratios = [[one, [0.0] * len(one)] for one, _ in ratios]
+    for index, ratio in enumerate(_flatten(ratios)):
         place[index] = ratio
     place = _accelerate_routes.enough()
     for threads, ratio in enumerate(least_ratios(table)):
@@ -111,6 +128,7 @@ def _read(file: Path) -> dict[str, Any] | None:
             _accelerate_routes.table()
         )
         least_ratios(table)
+        _is_of_one_thread(table)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

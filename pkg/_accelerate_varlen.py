@@ -56,7 +56,7 @@ def _refusal(name: str) -> _Kernel:
     operator = getattr(torch.ops.aten, name).default
     error = NotImplementedError(f"aten::{name} has no kernel for the CPU")
     with _disable_current_modes():
-        values = {"Tensor": torch.empty(0), "float": 0.0, "bool": False, "int": 0}
+        values = {"Tensor": torch.empty(0, device="cpu"), "float": 0.0, "bool": False, "int": 0}
         needed = (each for each in operator._schema.arguments if not each.has_default_value())
         try:
             operator(*(values.get(str(each.type)) for each in needed))
@@ -223,7 +223,7 @@ def _check_pages(key: Tensor, value: Tensor, seqused_k: Tensor, block_table: Ten
             f"a sequence), of {len(seqused_k)} sequences"
         )
     counts = (seqused_k.long() + key.shape[1] - 1) // max(key.shape[1], 1)
-    is_used = torch.arange(block_table.shape[1]) < counts[:, None]
+    is_used = torch.arange(block_table.shape[1], device="cpu") < counts[:, None]
     pages = block_table[is_used]
     if bool((seqused_k < 0).any()) or bool(((pages < 0) | (pages >= len(key))).any()):
         _refuse(

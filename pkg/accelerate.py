@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -116,14 +117,28 @@ class Acceleration:
         print(report)
 
     def __call__(self, function: _Function) -> _Function:
-        """A function that runs accelerated: a decorator."""
+        """A function that runs accelerated: a decorator.
+
+        Of a generator function each step does; what its caller does in between does not.
+
+        Raises:
+            TypeError: it is a class, or an ``async def``; or a generator function, and there is to
+                be a report.
+        """
         with _lock:
             self._take_back()
             settle()
+        _refuse_what_cannot_be_wrapped(function, self._switch.is_timed)
+
+        def block() -> Acceleration:  # which each call opens anew
+            return Acceleration(self._switch, _base, _last_words)
+
+        if inspect.isgeneratorfunction(function):
+            return functools.wraps(function)(_by_steps(function, block))  # type: ignore[return-value]
 
         @functools.wraps(function)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
-            with Acceleration(self._switch, _base, _last_words):  # which each call opens anew
+            with block():
                 return function(*args, **kwargs)
 
         return accelerated  # type: ignore[return-value]
@@ -137,6 +152,56 @@ class Acceleration:
         """What was counted since acceleration was turned on, or since the last report."""
         with _lock:
             return Report(_take())
+
+
+def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool) -> None:
+    """Raises a TypeError where a block around calls is not what the user means."""
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise TypeError(
+            f"pkg.accelerate: {name} is a class, which it does not wrap: decorate those of its "
+            "methods that compute"
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"pkg.accelerate: {name} is an async function, which it does not wrap: it would be on "
+            "for whatever else runs while that waits. Write `with pkg.accelerate():` around what "
+            "computes in it"
+        )
+    if is_timed and inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"pkg.accelerate: {name} is a generator function, each step of which would print a "
+            "report: leave report out, and write `with pkg.accelerate(report=True):` around the "
+            "loop over it"
+        )
+
+
+def _by_steps(
+    function: Callable[..., Generator[Any, Any, Any]], block: Callable[[], Acceleration]
+) -> Callable[..., Generator[Any, Any, Any]]:
+    """A generator function each step of which runs in a block of its own."""
+
+    def steps(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        generator = function(*args, **kwargs)
+        resume = functools.partial(generator.send, None)
+        while True:
+            try:
+                with block():
+                    value = resume()
+            except StopIteration as end:
+                return end.value
+            try:
+                sent = yield value
+            except GeneratorExit:
+                with block():
+                    generator.close()
+                raise
+            except BaseException as error:
+                resume = functools.partial(generator.throw, error)
+            else:
+                resume = functools.partial(generator.send, sent)
+
+    return steps
 
 
 @overload
@@ -172,25 +237,28 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     attention runs here while either says so.
 
     Where the package has no table for this processor it is measured, once, which takes a minute,
-    and kept (``python -m pkg tune``; :mod:`pkg.tune`).
+    and kept (``python -m pkg tune``; :mod:`pkg.tune`). What was measured with one thread says
+    nothing of several: the first call of this with several measures again, and until then
+    operators with several are left to PyTorch.
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.
-    An optimizer that was made with ``fused`` or ``foreach`` keeps to that; its groups and
-    ``state_dict`` are as they would be without.
+    An optimizer that was made with ``fused``, ``foreach`` or ``differentiable`` keeps to that; its
+    groups and ``state_dict`` are as they would be without.
 
     Memory that is freed is kept for the next tensor, where glibc would return it to the system and
     have it cleared anew, at every step what is larger than 32 MiB at the least: a training step of
     a GPT-2 with its whole vocabulary is twice as fast for it alone. The process then holds what it
-    held at its peak, which is higher by a third or so where sizes vary, until
-    ``pkg.accelerate(False)`` gives back what is free; the end of a block keeps it.
+    held at its peak until ``pkg.accelerate(False)`` gives back what is free; the end of a block
+    keeps it. Where large blocks of random sizes come and go that is 40 to 70 % more than without.
 
     It holds for the process, with all its threads: autograd uses threads of its own. Of several
     blocks that are open at a time the one that was opened last decides.
 
     Args:
         on: False to leave all to PyTorch again. A function: it is wrapped, so that it runs
-            accelerated, which makes ``@pkg.accelerate`` a decorator.
+            accelerated, which makes ``@pkg.accelerate`` a decorator; of a generator function, each
+            of its steps.
         report: Print at the end of the block, or of the process, what ran where.
         keep_memory: False to leave the C library's ways with freed memory as they are; they are
             also left where the user has set them (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_MAX_``,
@@ -201,7 +269,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         before is restored at its end. Of a function, the wrapped function.
 
     Raises:
-        TypeError: ``on`` is neither a bool nor a function.
+        TypeError: ``on`` is neither a bool nor a function; or it is a class, or an ``async def``;
+            or a generator function, with ``report``.
         RuntimeError: it is called in a region that ``torch.compile`` compiles.
 
     Example:
@@ -219,6 +288,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
             f"pkg.accelerate: on is of type {type(on).__name__}; it must be a bool, or a function "
             "to wrap"
         )
+    if callable(on):
+        _refuse_what_cannot_be_wrapped(on, report)
     with _lock:
         if on:
             _accelerate_table.use()

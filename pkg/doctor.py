@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _loader, tune
+from . import _loader, _pictures, tune
 from .environment import processor_name
 
 _SIZE, _BATCH, _LENGTH, _HEADS, _HEAD_SIZE, _WEIGHT = 512, 128, 512, 8, 64, 4096
@@ -100,9 +99,11 @@ def doctor(picture: str | os.PathLike[str] | None = None) -> Diagnosis:
     Raises:
         ImportError: a picture is asked for and Matplotlib is missing, or the micro-benchmarks are,
             which are in the folder ``benchmarks`` of the sources and in every install.
+        ValueError: ``picture`` has an ending that Matplotlib does not know.
     """
     if picture is not None:
-        _matplotlib()
+        _pictures.matplotlib_figure()
+        _pictures.check_ending(Path(picture))
     limits = _load("_limits").Limits()
     findings = []
     with tune.everything_ours():
@@ -267,18 +268,9 @@ def _load(name: str) -> Any:
     return load_benchmarks(name)
 
 
-def _matplotlib() -> Any:
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "the picture needs matplotlib: pip install 'pkg-kernels[bench]'"
-        ) from error
-
-
 def _draw(found: Diagnosis, file: Path) -> None:
     """Bars of the shares of the peak, PyTorch's and ours, cliffs in red."""
-    figure = _matplotlib().Figure(figsize=(9, 0.36 * len(found.findings) + 1.4))
+    figure = _pictures.matplotlib_figure().Figure(figsize=(9, 0.36 * len(found.findings) + 1.4))
     axes = figure.add_subplot()
     rows = range(len(found.findings))
     theirs = [100 * each.pytorch / each.peak for each in found.findings]

@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from . import _build_flags
 
@@ -37,6 +38,9 @@ _QUICK_SECONDS = 2.0  # a build that takes less says nothing; another says so of
 
 # Namespaces that load() has registered in this process: what they were built from.
 _loaded: dict[str, tuple[str, ModuleType]] = {}
+# Of threads one builds at a time: PyTorch keeps in the process what it has built, and nvcc's
+# architectures are a variable of the environment.
+_one_at_a_time = threading.RLock()
 
 
 def source_folder() -> Path:
@@ -178,8 +182,6 @@ def load(
         FileNotFoundError: ``sources`` has no ``python/pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
     """
-    from torch.utils import cpp_extension
-
     if not namespace.isidentifier():
         raise ValueError(f"pkg.jit: namespace {namespace!r} is no identifier")
     folder = Path(sources) if sources is not None else source_folder()
@@ -200,27 +202,41 @@ def load(
         *extra_cuda_cflags,
     ]
     state = fingerprint(folder, [*cflags, *cuda_cflags, *extra_ldflags, str(cuda)])
-    if namespace in _loaded and _loaded[namespace][0] == state:
-        return _loaded[namespace][1]
-    _refuse_taken_namespace(namespace)
     directory = Path(build_directory) if build_directory else _default_folder(namespace)
     files = sorted(
         path for part in ("*", "python/*", "cpu/**/*") for path in folder.glob(f"{part}.cpp")
     )
     files += sorted((folder / "cuda").glob("*.cu")) if cuda else []
-    with _alone_in(directory), _cuda_architectures(), progress(directory, len(files), level):
-        module: ModuleType = cpp_extension.load(
-            name=f"{namespace}_C",
-            sources=[str(path) for path in files],
-            extra_cflags=cflags,
-            extra_cuda_cflags=cuda_cflags,
-            extra_ldflags=list(extra_ldflags),
-            extra_include_paths=[str(folder)],
-            build_directory=str(directory),
-            with_cuda=cuda,
-            verbose=verbose,
-        )
-    _loaded[namespace] = (state, module)
+    with _one_at_a_time:
+        if namespace in _loaded and _loaded[namespace][0] == state:
+            return _loaded[namespace][1]
+        _refuse_taken_namespace(namespace)
+        with _alone_in(directory), _cuda_architectures(), progress(directory, len(files), level):
+            module = _build(
+                name=f"{namespace}_C",
+                sources=[str(path) for path in files],
+                extra_cflags=cflags,
+                extra_cuda_cflags=cuda_cflags,
+                extra_ldflags=list(extra_ldflags),
+                extra_include_paths=[str(folder)],
+                build_directory=str(directory),
+                with_cuda=cuda,
+                verbose=verbose,
+            )
+        _loaded[namespace] = (state, module)
+        return module
+
+
+def _build(*, name: str, **options: Any) -> ModuleType:
+    """What PyTorch builds and imports; after a failure the next call builds again."""
+    from torch.utils import cpp_extension
+
+    try:
+        module: ModuleType = cpp_extension.load(name=name, **options)
+    except BaseException:
+        # It would take what it has tried for built, and not find the file.
+        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
+        raise
     return module
 
 

@@ -34,6 +34,8 @@ _ROUNDS = 7
 _SECONDS = 2e-4
 _MOST_SECONDS = 0.2
 _Call = Callable[[], object]
+# Of its own: numbers that the user draws are the same, measured or not.
+_generator = torch.Generator("cpu")
 
 
 _SIZES = ("rows", "columns", "inner")
@@ -83,7 +85,7 @@ class Product(NamedTuple):
         if not self.large():
             return lambda: function(a, b)
         dtype = torch.int32 if self.dtype == "int8" else a.dtype
-        out = torch.empty(self.rows, self.columns, dtype=dtype)
+        out = torch.empty(self.rows, self.columns, dtype=dtype, device="cpu")
         return lambda: function(a, b, out=out)
 
     def sources(self) -> list[Product]:
@@ -154,7 +156,7 @@ class Attention(NamedTuple):
         )
         mask = None
         if self.hidden == "mask":
-            mask = torch.zeros(self.queries, self.keys, dtype=query.dtype)
+            mask = torch.zeros(self.queries, self.keys, dtype=query.dtype, device="cpu")
         causal = self.hidden == "causal"
         forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         if self.which == "forward":
@@ -189,6 +191,9 @@ def attentions() -> list[Attention]:
 
 def measure(*, quiet: bool = False) -> dict[str, Any]:
     """Measures every entry, with one thread and with as many as PyTorch uses now.
+
+    Where that is one too, the table says nothing of several: its second half is a copy that
+    ``_accelerate_table`` does not use.
 
     Args:
         quiet: Show no progress on stderr.
@@ -313,12 +318,13 @@ def seconds_of(call: _Call, repeats: int, *, ours: bool) -> float:
 
 
 def operand(shape: tuple[int, ...], dtype: str, is_transposed: bool = False) -> Tensor:
-    """Random numbers of a shape."""
+    """Random numbers of a shape, on the CPU, whatever the user's device and seed are."""
     if is_transposed:
         return operand((*shape[:-2], shape[-1], shape[-2]), dtype, False).mT
     if dtype == "int8":
-        return torch.randint(-128, 128, shape, dtype=torch.int8)
-    return torch.randn(shape).to(getattr(torch, dtype))
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device="cpu", generator=_generator)
+    values = torch.randn(shape, dtype=torch.float32, device="cpu", generator=_generator)
+    return values.to(getattr(torch, dtype))
 
 
 def summary(table: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +462,72 @@ def test_decorators() -> None:
     assert bare.__name__ == "bare"
 
 
+def test_each_step_of_a_generator_runs_accelerated() -> None:
+    seen = []
+
+    @pkg.accelerate
+    def echo(first: str) -> Generator[str, str, str]:
+        """Yields what it is sent."""
+        value = first
+        try:
+            while value != "end":
+                seen.append(is_on())
+                try:
+                    value = yield value
+                except ZeroDivisionError:
+                    value = "caught"
+            return "done"
+        finally:
+            seen.append(is_on())
+
+    def steps() -> Generator[str, str, str]:
+        result = yield from echo("first")
+        return result
+
+    generator = steps()
+    assert next(generator) == "first"
+    assert not is_on()
+    assert generator.send("second") == "second"
+    assert generator.throw(ZeroDivisionError()) == "caught"
+    assert not is_on()
+    with pytest.raises(StopIteration) as end:
+        generator.send("end")
+    assert end.value.value == "done"
+    closed = steps()
+    next(closed)
+    closed.close()
+    assert seen == [True] * 6
+    assert not is_on()
+    assert echo.__doc__ == "Yields what it is sent."
+
+
+def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
+    class Model:
+        pass
+
+    async def wait() -> None:
+        pass
+
+    async def waits() -> AsyncIterator[int]:
+        yield 1
+
+    def count() -> Iterator[int]:
+        yield 1
+
+    for wrap in (pkg.accelerate, lambda function: pkg.accelerate()(function)):
+        with pytest.raises(TypeError, match="Model is a class"):
+            wrap(Model)
+        for function in (wait, waits):
+            with pytest.raises(TypeError, match=r"waits? is an async function.*around what"):
+                wrap(function)
+        assert not is_on()
+    with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
+        pkg.accelerate(report=True)(count)
+    with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
+        pkg.accelerate(count, report=True)
+    assert not is_on()
+
+
 def test_a_wrong_argument() -> None:
     with pytest.raises(TypeError, match="on is of type str; it must be a bool"):
         pkg.accelerate("yes")
@@ -836,8 +902,9 @@ def test_tables_are_kept_and_found(
     monkeypatch.setattr(tune, "_ratio", lambda case: float(case[-2]))
     monkeypatch.setattr(tune, "_CLIFF", math.inf)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
-    _accelerate_table.use()
-    assert "once, takes about a minute" in capsys.readouterr().err
+    with threads(2):
+        _accelerate_table.use()
+    assert "and several threads yet; doing so, once, takes about" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
@@ -854,6 +921,91 @@ def test_tables_are_kept_and_found(
     assert capsys.readouterr().err == ""
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads of PyTorch's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_new_process", [True, False])
+def test_a_table_of_one_thread_is_not_taken_for_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new_process: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tune, "_ratio", lambda case: 1.0 + torch.get_num_threads())
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+
+    def largest() -> list[float]:
+        """Of each half for products."""
+        half = len(tune.products())
+        place = list(_accelerate_routes.table())
+        return [max(place[:half]), max(place[half : 2 * half])]
+
+    with threads(1):
+        _accelerate_table.use()
+        assert largest() == [2.0, 0.0]
+    with threads(2):
+        if is_new_process:
+            monkeypatch.setattr(_accelerate_table, "_in_use", None)
+        _accelerate_table.use()
+        assert torch.get_num_threads() == 2
+    monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
+    for count in (1, 2):
+        monkeypatch.setattr(_accelerate_table, "_in_use", None)
+        with threads(count):
+            _accelerate_table.use()
+        assert largest() == [2.0, 3.0]
+
+
+def test_a_measurement_that_is_interrupted_leaves_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ratio(case: object) -> float:
+        if torch.get_num_threads() == 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(tune, "_ratio", ratio)
+    with threads(2):
+        with pytest.raises(KeyboardInterrupt):
+            tune.measure(quiet=True)
+        assert torch.get_num_threads() == 2
+
+
+def test_the_first_use_is_apart_from_the_user_s_device_and_random_numbers(tmp_path: Path) -> None:
+    done = run(
+        """
+        import pathlib, torch, pkg
+        from pkg import _accelerate_table, tune
+
+        _accelerate_table.SHIPPED = pathlib.Path("none")
+        ratio, measured = tune._ratio, set()
+
+        def quick(case):
+            if case.group not in measured:
+                measured.add(case.group)
+                assert ratio(case) > 0
+            return 1.0
+
+        tune._ratio = quick
+        before = torch.get_rng_state()
+        with torch.device("meta"):
+            pkg.accelerate()
+            assert torch.empty(1).is_meta
+        assert torch.equal(torch.get_rng_state(), before)
+        assert "attention backward float16" in measured, measured
+        """,
+        XDG_CACHE_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("least", "taken"), [({"least": [1.04, 1.06]}, 1), ({"least": [1.06, 1.04]}, 2), ({}, 0)]
 )
@@ -862,16 +1014,11 @@ def test_a_table_says_from_which_ratio_on_calls_are_taken(
 ) -> None:
     """By the number of threads; a table that does not, as all did once, from a tenth on."""
     _accelerate_table.put({**filled(1.05), **least})
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            with pkg.accelerate(report=True) as block:
-                torch.mm(torch.ones(8, 8), torch.ones(8, 8))
-                (found,) = block.report().counts
-            assert found.taken == (threads == taken)
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2):
+        with threads(count), pkg.accelerate(report=True) as block:
+            torch.mm(torch.ones(8, 8), torch.ones(8, 8))
+            (found,) = block.report().counts
+        assert found.taken == (count == taken)
 
 
 @pytest.mark.parametrize(

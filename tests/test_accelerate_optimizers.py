@@ -138,6 +138,22 @@ def test_a_choice_of_the_user_s_stays(name: str) -> None:
     assert same_bits(left, plain)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adagrad"])
+def test_gradients_through_steps(name: str) -> None:
+    def gradient() -> Tensor:
+        start = torch.linspace(1, 2, 5, dtype=torch.float64).requires_grad_()
+        weight = start.clone()
+        optimizer = OPTIMIZERS[name]([weight], differentiable=True)
+        for _ in range(2):
+            weight.grad = start**2
+            optimizer.step()
+        return torch.autograd.grad(weight.sum(), start)[0]
+
+    expected = gradient()
+    with pkg.accelerate():
+        assert torch.equal(gradient(), expected)
+
+
 def test_what_the_kernel_would_compute_otherwise_is_left() -> None:
     def steps(parameters: list[nn.Parameter], give: Callable[[list[nn.Parameter]], None]) -> None:
         optimizer = torch.optim.AdamW(parameters, lr=0.01)

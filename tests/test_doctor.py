@@ -102,6 +102,15 @@ def test_cliffs(rate: float, in_float32: float, is_cliff: bool) -> None:
     assert ("no cliffs" in text) != is_cliff
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(doctor, "_load", lambda name: pytest.fail("it is measured"))
+    with pytest.raises(ValueError, match=r"picture is here\.docx, and Matplotlib draws no 'docx'"):
+        pkg.doctor("here.docx")
+
+
 @pytest.mark.usefixtures("small")
 def test_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

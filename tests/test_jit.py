@@ -122,6 +122,26 @@ def test_lock_without_an_owner_is_explained(tmp_path: Path) -> None:
         pkg.jit._wait_for_lock(tmp_path / "lock", patience=0.5)
 
 
+def test_every_call_of_a_failing_build_says_why(tmp_path: Path) -> None:
+    """Of two threads at once, and of one after them."""
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "pybind.cpp").write_text("#error of the user's\n")
+
+    def build() -> None:
+        pkg.jit.load(
+            namespace="pkg_jit_failing",
+            sources=tmp_path,
+            build_directory=tmp_path / "build",
+            with_cuda=False,
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(build) for _ in range(2)]
+    for call in (calls[0].result, calls[1].result, build):
+        with pytest.raises(RuntimeError, match="#error of the user's"):
+            call()
+
+
 def test_wrong_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no python/pybind\.cpp"):
         pkg.jit.load(namespace="pkg_jit_nothing", sources=tmp_path)
