@@ -15,7 +15,7 @@
 namespace pkg::cpu {
 namespace {
 
-constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+[[maybe_unused]] constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 // Up to how many rows are multiplied by integer dot products, each on its own
 // (cpu/int4/few_rows.h) and then by micro-panels (cpu/int4/limb_panels.h); what

@@ -61,7 +61,8 @@ struct KeyPieces {
     const Vector<Number> most = larger(higher, c);
     const Vector<Number> least = c > lower ? lower : c;
     const Vector<Number> middle = larger(lower, c > higher ? higher : c);
-    return (2 * least > most) | (2 * most < least) ? middle : Vector<Number>{};
+    return ((2 * least > most) | (2 * most < least)) ? middle
+                                                     : Vector<Number>{};
   }
 };
 

@@ -14,11 +14,11 @@ namespace {
 // 0.934 / 0.922 (2026-11-25).
 constexpr int kMostVectors = 4;
 template <int kVectors>
-constexpr int kTallestStrip = kVectors == kMostVectors ? 6 : 8;
+[[maybe_unused]] constexpr int kTallestStrip = kVectors == kMostVectors ? 6 : 8;
 
 // Registers of columns of the next tile, of so many that are left: none is of
 // one alone where there are others.
-int next_vectors(int64_t left) {
+[[maybe_unused]] int next_vectors(int64_t left) {
   if (left == 5 || left == 6) {
     return 3;
   }

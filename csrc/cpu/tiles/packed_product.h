@@ -2,9 +2,9 @@
 // (cpu/gemm/packed_product.h): panels of 32 columns.
 //
 // Those of bfloat16 are pairs of values side by side, 32 words for each pair:
-// right tiles as cpu/tiles/pack_tiles.h would make them, read where they are. Only
-// the last unit may be a part of one, and the block that it ends is copied and
-// filled up with zeros. Those of float32 and float16 hold the values
+// right tiles as cpu/tiles/pack_tiles.h would make them, read where they are.
+// Only the last unit may be a part of one, and the block that it ends is copied
+// and filled up with zeros. Those of float32 and float16 hold the values
 // themselves, and are split into parts as any operand is; their columns lie
 // side by side, so that at least nothing is transposed.
 #pragma once
