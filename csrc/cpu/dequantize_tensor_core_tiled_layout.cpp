@@ -70,7 +70,7 @@ class Weights {
   alignas(32) simd::BFloat16 weights_[16];
 #if defined(__AVX512BW__)
   __m512i table_;
-#elif defined(__SSSE3__)
+#elif defined(__SSSE3__) || defined(__aarch64__)
   Vector<uint8_t> low_;
   Vector<uint8_t> high_;
 #endif
@@ -90,7 +90,7 @@ Vector<uint32_t> Weights::of(Vector<uint32_t> values) const {
       _mm512_permutexvar_epi16(std::bit_cast<__m512i>(values), table_));
 }
 
-#elif defined(__SSSE3__)
+#elif defined(__SSSE3__) || defined(__aarch64__)
 
 void Weights::prepare() {
   using Bits = simd::VectorOf<uint16_t, 32>::type;
@@ -110,6 +110,9 @@ Vector<uint32_t> look_up(Vector<uint8_t> table, Vector<uint32_t> places) {
 #if defined(__AVX2__)
   return std::bit_cast<Vector<uint32_t>>(_mm256_shuffle_epi8(
       std::bit_cast<__m256i>(table), std::bit_cast<__m256i>(places)));
+#elif defined(__aarch64__)
+  return std::bit_cast<Vector<uint32_t>>(vqtbl1q_u8(
+      std::bit_cast<uint8x16_t>(table), std::bit_cast<uint8x16_t>(places)));
 #else
   return std::bit_cast<Vector<uint32_t>>(_mm_shuffle_epi8(
       std::bit_cast<__m128i>(table), std::bit_cast<__m128i>(places)));

@@ -27,6 +27,10 @@ inline Vector<uint64_t> multiply_low_halves(Vector<uint64_t> a,
 #elif defined(__SSE2__)
   return std::bit_cast<Vector<uint64_t>>(
       _mm_mul_epu32(std::bit_cast<__m128i>(a), std::bit_cast<__m128i>(b)));
+#elif defined(__aarch64__)
+  return std::bit_cast<Vector<uint64_t>>(
+      vmull_u32(vmovn_u64(std::bit_cast<uint64x2_t>(a)),
+                vmovn_u64(std::bit_cast<uint64x2_t>(b))));
 #else
   return (a & 0xFFFFFFFFU) * (b & 0xFFFFFFFFU);
 #endif
