@@ -54,7 +54,10 @@ using simd::Vector;
 //   given   registers of k-groups, and one of sums
 //   owes    sum + the products of each k-group's values. `Right` is the same
 //           arithmetic as B is packed for it. Where kCompensated, compensate()
-//           gives what a row's sums have to start from, over all k-groups of A
+//           gives what a row's sums have to start from, over all k-groups of A.
+//           Where instructions multiply a register by a lane of another, as
+//           NEON's do, also multiply_add_lane<lane>() and multiply_add() of one
+//           k-group of A
 template <class A>
 concept ProductArithmetic =
     sizeof(typename A::KGroup) == sizeof(typename A::Accumulator) &&
@@ -91,7 +94,8 @@ concept PacksFrom =
 //   given   the strip's first row and the depth that was packed
 //   owes    a cursor, strip(); the k-group of each of its rows, k_group(); how
 //           far the cursor moves to the next k-group, kStep. For an arithmetic
-//           that uses tile registers also row_bytes, between rows in memory
+//           that uses tile registers also row_bytes, between rows in memory;
+//           k_groups(), where k-groups of neighbouring rows lie side by side
 template <class Left, class KGroup>
 concept LeftMicroPanels =
     requires(const Left& left, int64_t row, int64_t depth) {

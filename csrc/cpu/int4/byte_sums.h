@@ -66,11 +66,11 @@ struct ByteSums {
   void add(Vector<uint32_t> values, const int8_t* limbs) {
     const auto signed_bytes = std::bit_cast<Register>(
         simd::load(reinterpret_cast<const uint32_t*>(limbs)));
-    sums += std::bit_cast<Vector<int16_t> >(
+    sums += std::bit_cast<Vector<int16_t>>(
         multiply(std::bit_cast<Register>(values), signed_bytes));
   }
   Vector<int32_t> total() const {
-    return std::bit_cast<Vector<int32_t> >(
+    return std::bit_cast<Vector<int32_t>>(
         add_pairs(std::bit_cast<Register>(sums)));
   }
 };
@@ -82,13 +82,13 @@ struct ByteSums {
   void start(Vector<int32_t> value) { sums = value; }
 
   void add(Vector<uint32_t> values, const int8_t* limbs) {
-    const auto all = std::bit_cast<Vector<uint32_t> >(
+    const auto all = std::bit_cast<Vector<uint32_t>>(
         simd::load(reinterpret_cast<const uint32_t*>(limbs)));
     for (int byte = 0; byte < 4; ++byte) {
       const auto value =
-          std::bit_cast<Vector<int32_t> >(values >> (8 * byte) & 0xFFU);
+          std::bit_cast<Vector<int32_t>>(values >> (8 * byte) & 0xFFU);
       sums += value *
-              (std::bit_cast<Vector<int32_t> >(all << (24 - 8 * byte)) >> 24);
+              (std::bit_cast<Vector<int32_t>>(all << (24 - 8 * byte)) >> 24);
     }
   }
   Vector<int32_t> total() const { return sums; }

@@ -41,8 +41,13 @@ inline Vector<float> dot_bfloat16(Vector<uint32_t> a, Vector<uint32_t> b,
                                   Vector<float> sum) {
 #if defined(__aarch64__)
   // GCC 12 makes constants of bfloat16 by FMOV, which makes them of float16:
-  // it must not see that an operand is one.
-  __asm__("" : "+w"(a), "+w"(b));
+  // it must not see that an operand is one. (Of others this would be a copy.)
+  if (__builtin_constant_p(a[0])) {
+    __asm__("" : "+w"(a));
+  }
+  if (__builtin_constant_p(b[0])) {
+    __asm__("" : "+w"(b));
+  }
   return std::bit_cast<Vector<float>>(vbfdotq_f32(
       std::bit_cast<float32x4_t>(sum), std::bit_cast<bfloat16x8_t>(a),
       std::bit_cast<bfloat16x8_t>(b)));
