@@ -241,8 +241,8 @@ using TileBits = simd::VectorOf<uint32_t, 4 * kTiledRows>::type;
 using TileFloats = simd::VectorOf<float, 4 * kTiledRows>::type;
 
 // The scales and the zeros of a tile's rows, of pairs of bfloat16.
-[[gnu::always_inline]] inline void split_pairs(TileBits pairs, float* scales,
-                                               float* zeros) {
+[[gnu::always_inline]] inline void split_pairs(const TileBits& pairs,
+                                               float* scales, float* zeros) {
   const TileBits of_scales = pairs << 16;
   const TileBits of_zeros = pairs & 0xFFFF0000U;
   std::memcpy(scales, &of_scales, sizeof(of_scales));
