@@ -57,9 +57,9 @@ template <class V, int kAccumulators, int kRows, int kVectors>
 }
 
 // Whether k-groups of A are multiplied where they lie in a register, each by
-// its lane, as NEON's instructions can: those that broadcast it would be half
-// as many as the products, and of the same units. Of packed strips a register
-// has the k-groups of kLanes rows.
+// its lane, as NEON's instructions can: of dot products GCC does not see that
+// it need not broadcast them. Of packed strips a register has the k-groups of
+// kLanes rows.
 template <class Arithmetic>
 inline constexpr bool kMultipliesByLane =
     requires(Vector<typename Arithmetic::KGroup> k_groups,
