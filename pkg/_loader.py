@@ -18,14 +18,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from ._build_flags import ARM64
 from .version import __version__
 
 OLDEST_TORCH = (2, 10)
 X86_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ARM_CAPABILITIES = ("baseline", "neon_dotprod", "neon_bf16")
-CPU_CAPABILITIES = (
-    ARM_CAPABILITIES if platform.machine().lower() in {"aarch64", "arm64"} else X86_CAPABILITIES
-)
+CPU_CAPABILITIES = ARM_CAPABILITIES if ARM64 else X86_CAPABILITIES
 FOLDER = Path(__file__).parent
 
 # Set by load(): the CPU library in use, and that of the CUDA kernels where they are loaded.

@@ -244,9 +244,7 @@ struct Int8Quads {
   }
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {
-    return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
-        std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(b),
-        std::bit_cast<__m512i>(a)));
+    return simd::dot_bytes(b, a, sum);
   }
   static Vector<int32_t> compensate(Vector<int32_t> sum,
                                     Vector<uint32_t> k_groups) {
@@ -295,9 +293,7 @@ struct Int8Quads {
   }
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {
-    return std::bit_cast<Vector<int32_t>>(
-        vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(a),
-                  std::bit_cast<int8x16_t>(b)));
+    return simd::dot_bytes(a, b, sum);
   }
   static Vector<int32_t> multiply_add(uint32_t a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {

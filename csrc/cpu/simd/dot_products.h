@@ -18,18 +18,19 @@
 namespace pkg::simd {
 
 #if defined(PKG_HAS_BYTE_DOT)
-// Adds the products of signed bytes with bytes of 0 to 127, which VPDPBUSD
-// takes for unsigned ones and SDOT for signed. Exact modulo 2^32.
-inline Vector<int32_t> dot_bytes(Vector<uint32_t> small, Vector<uint32_t> bytes,
+// Adds the products of bytes with signed bytes. The first ones VPDPBUSD takes
+// for unsigned and SDOT for signed: of 0 to 127 that is the same. Exact modulo
+// 2^32.
+inline Vector<int32_t> dot_bytes(Vector<uint32_t> a, Vector<uint32_t> b,
                                  Vector<int32_t> sum) {
 #if defined(__aarch64__)
-  return std::bit_cast<Vector<int32_t>>(
-      vdotq_s32(std::bit_cast<int32x4_t>(sum), std::bit_cast<int8x16_t>(small),
-                std::bit_cast<int8x16_t>(bytes)));
+  return std::bit_cast<Vector<int32_t>>(vdotq_s32(std::bit_cast<int32x4_t>(sum),
+                                                  std::bit_cast<int8x16_t>(a),
+                                                  std::bit_cast<int8x16_t>(b)));
 #else
   return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
-      std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(small),
-      std::bit_cast<__m512i>(bytes)));
+      std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(a),
+      std::bit_cast<__m512i>(b)));
 #endif
 }
 #endif
