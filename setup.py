@@ -385,8 +385,8 @@ def native_level() -> str:
         #include <cstdio>
         #include "python/cpu_features.h"
         int main() {
-          const auto best = pkg::best_capability();
-          if (best) std::puts(pkg::capability_name(*best).data());
+          const auto runnable = pkg::runnable_capabilities();
+          if (!runnable.empty()) std::puts(pkg::capability_name(runnable.back()).data());
         }
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,7 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"
 _X86_LEVELS = {
     "baseline": ["-march=x86-64-v2"],
     "avx2": ["-march=x86-64-v3"],
+    "avx2_vnni": ["-march=x86-64-v3", "-mavxvnni"],
     "avx512": ["-march=x86-64-v4"],
     "avx512_vnni": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],

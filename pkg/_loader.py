@@ -22,7 +22,10 @@ from ._build_flags import ARM64
 from .version import __version__
 
 OLDEST_TORCH = (2, 10)
-X86_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+X86_CAPABILITIES = (
+    *("baseline", "avx2", "avx2_vnni"),
+    *("avx512", "avx512_vnni", "avx512_bf16", "amx"),
+)
 ARM_CAPABILITIES = ("baseline", "neon_dotprod", "neon_bf16")
 CPU_CAPABILITIES = ARM_CAPABILITIES if ARM64 else X86_CAPABILITIES
 FOLDER = Path(__file__).parent

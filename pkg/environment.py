@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parent
 X86_TARGETS = (
     "_cpu_baseline",
     "_cpu_avx2",
+    "_cpu_avx2_vnni",
     "_cpu_avx512",
     "_cpu_avx512_vnni",
     "_cpu_avx512_bf16",

@@ -76,6 +76,8 @@ def best_capability() -> str:
     level = {"AVX512": "avx512", "AVX2": "avx2"}.get(
         torch.backends.cpu.get_cpu_capability(), "baseline"
     )
+    if level == "avx2" and _has_avx_vnni():
+        level = "avx2_vnni"
     if level == "avx512" and _has("vnni"):
         level = "avx512_vnni"
         if _has("avx512_bf16"):
@@ -111,6 +113,12 @@ def _has(instructions: str) -> bool:
     import torch
 
     return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())
+
+
+def _has_avx_vnni() -> bool:
+    """Whether the system says so: PyTorch asks for the VNNI of AVX-512 alone."""
+    flags = Path("/proc/cpuinfo")
+    return flags.exists() and bool(re.search(r"^flags\b.*\bavx_vnni\b", flags.read_text(), re.M))
 
 
 def _can_use_tiles() -> bool:

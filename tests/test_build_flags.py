@@ -57,7 +57,9 @@ def test_pytorch_is_asked_for_the_same_cpu_levels(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
     asked = ("vnni", "avx512_bf16", "amx_tile")
     found = set()
-    for level, *has in itertools.product(("DEFAULT", "AVX2", "AVX512"), *[(False, True)] * 3):
+    kinds = itertools.product(("DEFAULT", "AVX2", "AVX512"), *[(False, True)] * 4)
+    for level, avx_vnni, *has in kinds:
+        monkeypatch.setattr(jit, "_has_avx_vnni", lambda answer=avx_vnni: answer)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda level=level: level)
         for instructions, answer in zip(asked, has, strict=True):
             name = f"_is_{instructions}_supported"

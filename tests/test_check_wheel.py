@@ -17,7 +17,8 @@ LIBRARIES = [
     f"pkg/{name}.cpython-311-x86_64-linux-gnu.so"
     for name in (
         "_C",
-        *("_cpu_baseline", "_cpu_avx2", "_cpu_avx512", "_cpu_avx512_vnni", "_cpu_avx512_bf16"),
+        *("_cpu_baseline", "_cpu_avx2", "_cpu_avx2_vnni"),
+        *("_cpu_avx512", "_cpu_avx512_vnni", "_cpu_avx512_bf16"),
         "_cpu_amx",
     )
 ]

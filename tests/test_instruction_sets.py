@@ -40,6 +40,7 @@ ALLOWED = {
     "_C": _V2,
     "_cpu_baseline": _V2,
     "_cpu_avx2": _V3,
+    "_cpu_avx2_vnni": _V3 | {"AVX_VNNI"},
     "_cpu_avx512": _V4,
     "_cpu_avx512_vnni": _V4 | {"AVX512_VNNI"},
     "_cpu_avx512_bf16": _V4 | {"AVX512_VNNI", "AVX512_BF16"},
@@ -49,6 +50,7 @@ ALLOWED = {
 # And what it was compiled for.
 USED = {
     "_cpu_avx2": {"AVX2", "FMA"},
+    "_cpu_avx2_vnni": {"AVX_VNNI"},
     "_cpu_avx512": {"AVX512F"},
     "_cpu_avx512_vnni": {"AVX512_VNNI"},
     "_cpu_avx512_bf16": {"AVX512_VNNI", "AVX512_BF16"},

@@ -24,7 +24,7 @@ def libraries_expected(wheel: str) -> set[str]:
     """Names of the libraries that every wheel of this platform holds."""
     levels = ["baseline"]
     if wheel.endswith(("x86_64.whl", "amd64.whl")):
-        levels += ["avx2", "avx512", "avx512_vnni", "avx512_bf16"]
+        levels += ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
         if "linux" in wheel:
             levels.append("amx")
     elif wheel.endswith("aarch64.whl") or ("macosx" in wheel and wheel.endswith("arm64.whl")):

@@ -96,25 +96,27 @@ class FaultError(Exception):
 
 
 def native() -> list[Processor]:
-    """This processor: untold, then its lower libraries with AVX-512, which none can emulate."""
+    """This processor: untold, then its lower libraries, but for those that are emulated."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     flags = set(next(line for line in lines if line.startswith("flags")).split())
+    baseline = {"sse4_2", "popcnt"}
+    avx2 = baseline | {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}
+    avx512 = avx2 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}
+    bf16 = avx512 | {"avx512_vnni", "avx512_bf16"}
     levels = {
-        "baseline": {"sse4_2", "popcnt"},
-        "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"},
-        "avx512": {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")},
-        "avx512_vnni": {"avx512_vnni"},
-        "avx512_bf16": {"avx512_bf16"},
-        "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+        "baseline": baseline,
+        "avx2": avx2,
+        "avx2_vnni": avx2 | {"avx_vnni"},
+        "avx512": avx512,
+        "avx512_vnni": avx512 | {"avx512_vnni"},
+        "avx512_bf16": bf16,
+        "amx": bf16 | {"amx_tile", "amx_bf16", "amx_int8"},
     }
-    runnable: list[str] = []
-    for level, needed in levels.items():
-        if not needed <= flags:
-            break
-        runnable.append(level)
+    runnable = [level for level, needed in levels.items() if needed <= flags]
     if not runnable:
         raise FaultError("this processor lacks SSE4.2 or POPCNT, which every library needs")
-    lower = [level for level in runnable[:-1] if level.startswith("avx512")]
+    emulated = {processor.library for processor in EMULATED}
+    lower = [level for level in runnable[:-1] if level not in emulated]
     return [
         Processor("native", runnable[-1]),
         *(Processor(f"native, {level}", level, told=level) for level in lower),

@@ -1,6 +1,8 @@
 #include "python/cpu_features.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #if defined(__x86_64__)
@@ -72,7 +74,9 @@ X86Features features_of_this_processor() {
   features.avx512bw = bit(leaf7.ebx, 30);
   features.avx512vl = bit(leaf7.ebx, 31);
   features.avx512_vnni = bit(leaf7.ecx, 11);
-  features.avx512_bf16 = bit(cpuid(7, 1).eax, 5);
+  const CpuidRegisters leaf7_1 = cpuid(7, 1);
+  features.avx_vnni = bit(leaf7_1.eax, 4);
+  features.avx512_bf16 = bit(leaf7_1.eax, 5);
   features.amx_bf16 = bit(leaf7.edx, 22);
   features.amx_tile = bit(leaf7.edx, 24);
   features.amx_int8 = bit(leaf7.edx, 25);
@@ -125,44 +129,53 @@ constexpr std::span<const CpuCapability> kCapabilities = kArmCapabilities;
 
 }  // namespace
 
-std::optional<CpuCapability> best_capability(const X86Features& f) {
-  if (!(f.sse42 && f.popcnt)) {
-    return std::nullopt;
-  }
-  const bool avx2 = f.avx && f.avx2 && f.fma && f.f16c && f.bmi1 && f.bmi2 &&
-                    f.lzcnt && f.movbe && f.os_saves_ymm;
+bool runs(const X86Features& f, CpuCapability capability) {
+  const bool baseline = f.sse42 && f.popcnt;
+  const bool avx2 = baseline && f.avx && f.avx2 && f.fma && f.f16c && f.bmi1 &&
+                    f.bmi2 && f.lzcnt && f.movbe && f.os_saves_ymm;
   const bool avx512 = avx2 && f.avx512f && f.avx512bw && f.avx512cd &&
                       f.avx512dq && f.avx512vl && f.os_saves_zmm;
-  if (avx512 && f.avx512_vnni && f.avx512_bf16) {
-    return f.amx_tile && f.amx_bf16 && f.amx_int8 && f.os_saves_tiles
-               ? CpuCapability::kAmx
-               : CpuCapability::kAvx512Bf16;
+  const bool avx512_bf16 = avx512 && f.avx512_vnni && f.avx512_bf16;
+  switch (capability) {
+    case CpuCapability::kBaseline:
+      return baseline;
+    case CpuCapability::kAvx2:
+      return avx2;
+    case CpuCapability::kAvx2Vnni:
+      return avx2 && f.avx_vnni;
+    case CpuCapability::kAvx512:
+      return avx512;
+    case CpuCapability::kAvx512Vnni:
+      return avx512 && f.avx512_vnni;
+    case CpuCapability::kAvx512Bf16:
+      return avx512_bf16;
+    case CpuCapability::kAmx:
+      return avx512_bf16 && f.amx_tile && f.amx_bf16 && f.amx_int8 &&
+             f.os_saves_tiles;
+    default:
+      return false;
   }
-  if (avx512) {
-    return f.avx512_vnni ? CpuCapability::kAvx512Vnni : CpuCapability::kAvx512;
-  }
-  return avx2 ? CpuCapability::kAvx2 : CpuCapability::kBaseline;
 }
 
-std::optional<CpuCapability> best_capability(const ArmFeatures& f) {
-  if (!f.dotprod) {
-    return CpuCapability::kBaseline;
+bool runs(const ArmFeatures& f, CpuCapability capability) {
+  switch (capability) {
+    case CpuCapability::kBaseline:
+      return true;
+    case CpuCapability::kNeonDotProd:
+      return f.dotprod;
+    case CpuCapability::kNeonBf16:
+      return f.dotprod && f.bf16;
+    default:
+      return false;
   }
-  return f.bf16 ? CpuCapability::kNeonBf16 : CpuCapability::kNeonDotProd;
-}
-
-std::optional<CpuCapability> best_capability() {
-  return best_capability(features_of_this_processor());
 }
 
 std::vector<CpuCapability> runnable_capabilities() {
-  const auto best = best_capability();
+  const auto features = features_of_this_processor();
   std::vector<CpuCapability> runnable;
-  for (const CpuCapability capability : kCapabilities) {
-    if (best && capability <= *best) {
-      runnable.push_back(capability);
-    }
-  }
+  std::ranges::copy_if(
+      kCapabilities, std::back_inserter(runnable),
+      [&](CpuCapability capability) { return runs(features, capability); });
   return runnable;
 }
 
@@ -172,6 +185,8 @@ std::string_view capability_name(CpuCapability capability) {
       return "baseline";
     case CpuCapability::kAvx2:
       return "avx2";
+    case CpuCapability::kAvx2Vnni:
+      return "avx2_vnni";
     case CpuCapability::kAvx512:
       return "avx512";
     case CpuCapability::kAvx512Vnni:

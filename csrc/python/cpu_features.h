@@ -1,7 +1,6 @@
 // What this processor and its operating system can run.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +13,7 @@ namespace pkg {
 enum class CpuCapability {
   kBaseline,
   kAvx2,
+  kAvx2Vnni,
   kAvx512,
   kAvx512Vnni,
   kAvx512Bf16,
@@ -22,11 +22,13 @@ enum class CpuCapability {
   kNeonBf16
 };
 
-// What a processor may run where best_capability() is the last of it.
+// Those of each architecture, the better one later. Of those before one that a
+// processor runs it may lack some: Zen 4 has VNNI in AVX-512 alone.
 inline constexpr CpuCapability kX86Capabilities[] = {
     CpuCapability::kBaseline,   CpuCapability::kAvx2,
-    CpuCapability::kAvx512,     CpuCapability::kAvx512Vnni,
-    CpuCapability::kAvx512Bf16, CpuCapability::kAmx};
+    CpuCapability::kAvx2Vnni,   CpuCapability::kAvx512,
+    CpuCapability::kAvx512Vnni, CpuCapability::kAvx512Bf16,
+    CpuCapability::kAmx};
 inline constexpr CpuCapability kArmCapabilities[] = {
     CpuCapability::kBaseline, CpuCapability::kNeonDotProd,
     CpuCapability::kNeonBf16};
@@ -45,6 +47,7 @@ struct X86Features {
   bool bmi2 = false;
   bool lzcnt = false;
   bool movbe = false;
+  bool avx_vnni = false;
   bool avx512f = false;
   bool avx512bw = false;
   bool avx512cd = false;
@@ -67,13 +70,12 @@ struct ArmFeatures {
   bool bf16 = false;
 };
 
-// The best level that all of the features allow; none where even the baseline's
-// instructions are missing.
-std::optional<CpuCapability> best_capability(const X86Features& features);
-std::optional<CpuCapability> best_capability(const ArmFeatures& features);
+// Whether the features allow a level.
+bool runs(const X86Features& features, CpuCapability capability);
+bool runs(const ArmFeatures& features, CpuCapability capability);
 
-// Of this processor and its system, and all that they run, the best one last.
-std::optional<CpuCapability> best_capability();
+// All that this processor and its system run, the best one last; none where
+// even the baseline's instructions are missing.
 std::vector<CpuCapability> runnable_capabilities();
 
 std::string_view capability_name(CpuCapability capability);

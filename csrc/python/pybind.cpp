@@ -97,9 +97,10 @@ std::optional<std::string> cpu_capability() {
   if (!cpu_capability_in_use().empty()) {
     return cpu_capability_in_use();
   }
-  const auto best = best_capability();
-  return best ? std::optional<std::string>(capability_name(*best))
-              : std::nullopt;
+  const auto runnable = runnable_capabilities();
+  return runnable.empty()
+             ? std::nullopt
+             : std::optional<std::string>(capability_name(runnable.back()));
 }
 
 std::vector<std::string> cpu_capabilities() {

@@ -45,10 +45,10 @@ def int4_linear(
     columns that it is one of, and the result by so much times the sum of the weights' magnitudes
     there. What is small beside a large neighbour may so be left out altogether. That is any number
     of rows of half precision on an x86-64 processor, and of float32 with the libraries
-    ``avx512_vnni`` and ``avx512_bf16``; up to 12 rows of float32 with ``avx2`` and ``avx512``, 24
-    with ``baseline``; up to 4 of either with ``amx``; on Arm up to 12 of float32 and 32 of half
-    precision. More rows are multiplied in floating point, and so are those beside a NaN, an
-    infinity, or 128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
+    ``avx2_vnni``, ``avx512_vnni`` and ``avx512_bf16``; up to 12 rows of float32 with ``avx2`` and
+    ``avx512``, 24 with ``baseline``; up to 4 of either with ``amx``; on Arm up to 12 of float32 and
+    32 of half precision. More rows are multiplied in floating point, and so are those beside a NaN,
+    an infinity, or 128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
 
     Gradients flow to ``input`` and ``bias``, to any order. The scales are constants.
     Autocast changes nothing: the dtype is that of ``input``.

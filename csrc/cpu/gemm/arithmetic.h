@@ -101,6 +101,16 @@ struct Floating {
   static Vector<T> multiply_add(Vector<T> a, Vector<T> b, Vector<T> sum) {
     return a * b + sum;
   }
+#if defined(__AVX512F__)
+  // By a k-group in memory, which the instruction broadcasts: GCC would load a
+  // register of it for all multiplications.
+  static Vector<T> multiply_add_from(const T* a, Vector<T> b, Vector<T> sum)
+    requires std::is_same_v<T, float>
+  {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*a));
+    return sum;
+  }
+#endif
 #if defined(__aarch64__)
   // By one k-group of A, and by one of a register of them.
   static Vector<T> multiply_add(T a, Vector<T> b, Vector<T> sum) {
@@ -209,7 +219,7 @@ struct Int8Pairs {
   }
 };
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 // Four int8 a k-group. VPDPBUSD multiplies unsigned by signed bytes and adds
 // without saturation: the right operand, which is packed in any case, is packed
 // with 128 added to each value, and a row's compensation, which its sums start
@@ -224,9 +234,10 @@ struct Int8Quads {
   static Vector<uint32_t> load_k_groups(const int8_t* from) {
     return detail::load_words(from);
   }
-  // Each line in a quarter of a register; then the words of four columns into
-  // each quarter, and their bytes in the columns' order.
   static Vector<uint32_t> interleave(const int8_t* const (&lines)[4]) {
+#if defined(__AVX512VNNI__)
+    // Each line in a quarter of a register; then the words of four columns into
+    // each quarter, and their bytes in the columns' order.
     const auto line = [&](int i) {
       return _mm_loadu_si128(reinterpret_cast<const __m128i*>(lines[i]));
     };
@@ -241,6 +252,16 @@ struct Int8Quads {
     return std::bit_cast<Vector<uint32_t>>(_mm512_shuffle_epi8(
         words,
         _mm512_set4_epi32(0x0F0B0703, 0x0E0A0602, 0x0D090501, 0x0C080400)));
+#else
+    // The lines' bytes and then their pairs in turns.
+    const auto line = [&](int i) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(lines[i]));
+    };
+    const __m128i first = _mm_unpacklo_epi8(line(0), line(1));
+    const __m128i second = _mm_unpacklo_epi8(line(2), line(3));
+    return std::bit_cast<Vector<uint32_t>>(_mm256_set_m128i(
+        _mm_unpackhi_epi16(first, second), _mm_unpacklo_epi16(first, second)));
+#endif
   }
   static Vector<int32_t> multiply_add(Vector<uint32_t> a, Vector<uint32_t> b,
                                       Vector<int32_t> sum) {

@@ -67,6 +67,21 @@ inline constexpr bool kMultipliesByLane =
       Arithmetic::template multiply_add_lane<0>(k_groups, k_groups, sum);
     };
 
+// Whether each multiplication broadcasts the k-group of A from memory, where
+// the micro-panel's are converted as they are loaded: on Zen 4 conversions and
+// the instruction that broadcasts once for a row go badly together. Cycles of
+// two k-groups of 2 rows by 32 columns of float16, in registers but for what is
+// loaded: 13 with a broadcast for each row, 9 so; of float32 8 with it and 8.5
+// so.
+template <class Arithmetic, class RightKGroup>
+inline constexpr bool kMultipliesFromMemory =
+    sizeof(RightKGroup) < sizeof(typename Arithmetic::KGroup) &&
+    requires(const typename Arithmetic::KGroup* a,
+             Vector<typename Arithmetic::KGroup> b,
+             Vector<typename Arithmetic::Accumulator> sum) {
+      Arithmetic::multiply_add_from(a, b, sum);
+    };
+
 template <class Arithmetic, class KGroups, class V, int kRows, int kVectors,
           int... kLane>
 [[gnu::always_inline]] inline void multiply_lanes(
@@ -98,7 +113,14 @@ template <class Arithmetic, bool kPrefetches, int kRows, int kVectors,
   for (int v = 0; v < kVectors; ++v) {
     b[v] = simd::load(right + v * kLanes);
   }
-  if constexpr (!kMultipliesByLane<Arithmetic>) {
+  if constexpr (kMultipliesFromMemory<Arithmetic, RightKGroup>) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[r][v] = Arithmetic::multiply_add_from(left.k_groups(strip, r),
+                                                   b[v], sums[r][v]);
+      }
+    }
+  } else if constexpr (!kMultipliesByLane<Arithmetic>) {
     for (int r = 0; r < kRows; ++r) {
       const Vector<KGroup> a =
           simd::broadcast(left.template k_group<kRows>(strip, r));
@@ -178,8 +200,7 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
   using Accumulator = typename Arithmetic::Accumulator;
   constexpr int kLanes = simd::kLanes<Accumulator>;
   store.template prefetch<kRows, kVectors>(row, column);
-  constexpr bool kPrefetches =
-      kIsStreamed<RightKGroup> && kRows >= kStreamingRows;
+  constexpr bool kPrefetches = kPrefetchesStream<RightKGroup, kRows>;
   auto strip = left.template strip<kRows>(row, depth);
   auto right = k_groups_of(panel);
   // With few sums in a micro-tile, several k-groups go on side by side.

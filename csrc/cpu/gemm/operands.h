@@ -161,25 +161,30 @@ auto packed_rows(const typename Arithmetic::KGroup* packed, int64_t depth) {
 }
 
 // Of an operand that was packed beforehand and so is read from memory, from
-// front to back: prefetched by strips of kStreamingRows rows and more.
+// front to back: prefetched by strips of four rows and more, and of halves that
+// are converted by all.
 //
 // Between two of its lines such a strip has so much to do that the processor
 // does not reach far ahead. Zen 4, one thread, 4096 x 4096 in huge pages,
 // milliseconds without and with it: bfloat16 8 / 16 rows 2.01 / 3.19 and 1.73
 // / 2.92, float16 3.48 / 6.29 and 2.88 / 5.79, float32 3.59 / 5.92 and 3.38
-// / 5.75. Of operands in the caches it takes 1 to 3 % of a product, and so is
-// for this one alone.
+// / 5.75; float16 2 rows 1.42 and 1.20, 1 row the same, and with AVX2 bfloat16
+// 1 / 2 rows 1.84 / 2.20 and 1.37 / 1.52. Of operands in the caches it takes 1
+// to 3 % of a product, and so is for this one alone.
 template <class KGroup>
 struct Streamed {
   KGroup k_group;
 };
-inline constexpr int kStreamingRows = 4;
 inline constexpr int64_t kStreamingBytes = 4096;  // ahead
 
 template <class RightKGroup>
 inline constexpr bool kIsStreamed = false;
 template <class KGroup>
 inline constexpr bool kIsStreamed<Streamed<KGroup>> = true;
+
+template <class RightKGroup, int kRows>
+inline constexpr bool kPrefetchesStream =
+    kIsStreamed<RightKGroup> && (kRows >= 4 || sizeof(RightKGroup) == 2);
 
 template <class KGroup>
 const KGroup* k_groups_of(const KGroup* right) {

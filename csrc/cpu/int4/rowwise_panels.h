@@ -108,10 +108,14 @@ inline void unpack_quads(const RightColumns& right, int64_t column,
 // so, 24 / 128 / 512 rows: 256 values 185 / 185 / 171 and 307 / 359 / 338, 768
 // 299 / 297 / 291 and 337 / 397 / 396, 2048 351 / 359 / 357 and 342 / 406 /
 // 403, 4096 364 / 384 / 391 and 326 / 389 / 413, 11008 382 / 406 / 401 and 317
-// / 361 / 370: then a micro-panel takes a third of L2.
+// / 361 / 370: then a micro-panel takes a third of L2. With AVX2's registers,
+// whose micro-panels are half as wide, 24 / 128 / 512 rows of 4096 values 332 /
+// 319 / 311 and 359 / 401 / 404, 11008 322 / 308 / 296 and 349 / 365 / 359.
 constexpr bool multiplies_by_quad_panels(int64_t rows, int64_t inner) {
 #if defined(PKG_HAS_BYTE_DOT)
-  return rows >= 24 && inner > 0 && inner <= 2048;
+  constexpr int64_t kMost =
+      kInstructionSet == InstructionSet::Avx2 ? 16384 : 2048;
+  return rows >= 24 && inner > 0 && inner <= kMost;
 #else
   static_cast<void>(rows);
   static_cast<void>(inner);

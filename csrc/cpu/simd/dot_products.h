@@ -1,6 +1,7 @@
 // Dot products of four bytes and of pairs of bfloat16, a lane each, for the
-// instruction sets that have them. PKG_HAS_BYTE_DOT: AVX-512 with VNNI, or
-// NEON with DotProd. PKG_HAS_BFLOAT16_DOT: AVX-512 with BF16, or NEON with it.
+// instruction sets that have them. PKG_HAS_BYTE_DOT: AVX-512 or AVX2 with VNNI,
+// or NEON with DotProd. PKG_HAS_BFLOAT16_DOT: AVX-512 with BF16, or NEON with
+// it.
 #pragma once
 
 #include <bit>
@@ -8,7 +9,8 @@
 
 #include "cpu/simd/simd.h"
 
-#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || \
+    defined(__ARM_FEATURE_DOTPROD)
 #define PKG_HAS_BYTE_DOT 1
 #endif
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -27,10 +29,14 @@ inline Vector<int32_t> dot_bytes(Vector<uint32_t> a, Vector<uint32_t> b,
   return std::bit_cast<Vector<int32_t>>(vdotq_s32(std::bit_cast<int32x4_t>(sum),
                                                   std::bit_cast<int8x16_t>(a),
                                                   std::bit_cast<int8x16_t>(b)));
-#else
+#elif defined(__AVX512VNNI__)
   return std::bit_cast<Vector<int32_t>>(_mm512_dpbusd_epi32(
       std::bit_cast<__m512i>(sum), std::bit_cast<__m512i>(a),
       std::bit_cast<__m512i>(b)));
+#else
+  return std::bit_cast<Vector<int32_t>>(_mm256_dpbusd_avx_epi32(
+      std::bit_cast<__m256i>(sum), std::bit_cast<__m256i>(a),
+      std::bit_cast<__m256i>(b)));
 #endif
 }
 #endif
