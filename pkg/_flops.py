@@ -141,6 +141,74 @@ def _of_scores(scores: int, size: int, value_size: int, *, backward: bool) -> in
     return 2 * scores * products
 
 
+def _lltm(input: _Shape, weights: _Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(input[:-1]) * prod(weights)
+
+
+def _lltm_backward(
+    grad_hidden: _Shape | None,
+    grad_cells: _Shape | None,
+    grad_gates: _Shape | None,
+    gates: _Shape,
+    hidden: _Shape,
+    cells: _Shape,
+    input: _Shape,
+    weights: _Shape,
+    old_h: _Shape,
+    needs_input: bool,
+    needs_weights: bool,
+    needs_old_h: bool,
+    **_: Any,
+) -> int:
+    """The gates' gradients times the weights, for each step's inputs, and times these inputs."""
+    # The state before the first step has a gradient where one is asked for, the others always.
+    batch, steps = old_h[0], prod(input[:-2])
+    states = steps if needs_old_h else max(steps - 1, 0)
+    columns = steps * input[-1] * needs_input + states * old_h[-1]
+    return 2 * batch * weights[0] * (columns + steps * weights[1] * needs_weights)
+
+
+def _correlation(
+    input1: _Shape,
+    input2: _Shape,
+    kernel_size: Sequence[int] = (1, 1),
+    *_: Any,
+    out_shape: _Shape,
+    **__: Any,
+) -> int:
+    return 2 * prod(out_shape) * input1[1] * prod(kernel_size)
+
+
+def _correlation_backward(
+    grad: _Shape,
+    other: _Shape,
+    of_input2: bool,
+    kernel_size: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    return 2 * prod(grad) * other[1] * prod(kernel_size)
+
+
+def _decode_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    cache_lengths: Tensor,
+    block_table: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """Of the keys that there are; of as many as there may be where lengths have no values."""
+    batch, heads, length, size = query.shape
+    if _has_values(cache_lengths):
+        keys = sum(cache_lengths.tolist())
+    else:
+        pages = 1 if block_table is None else block_table.shape[1]
+        keys = batch * pages * key_cache.shape[2]
+    return _of_scores(heads * length * keys, size, value_cache.shape[-1], backward=False)
+
+
 def _varlen_forward(
     query: Tensor,
     key: Tensor,
@@ -179,13 +247,14 @@ def _varlen_backward(
 
 def _scores_of(starts_q: Tensor, starts_k: Tensor, most_q: int, most_k: int) -> int:
     """The scores of a head, in all sequences; of the longest ones where offsets have no values."""
-    if any(
-        each.is_meta or isinstance(each, (FakeTensor, FunctionalTensor))
-        for each in (starts_q, starts_k)
-    ):
+    if not (_has_values(starts_q) and _has_values(starts_k)):
         return (starts_q.shape[0] - 1) * most_q * most_k
     lengths = (starts_q.diff().tolist(), starts_k.diff().tolist())
     return sum(min(q, most_q) * min(k, most_k) for q, k in zip(*lengths, strict=True))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
 
 
 _FORMULAS: dict[str, Callable[..., int]] = {
@@ -196,11 +265,18 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "int4_linear": _int4_linear,
     "rowwise_scaled_linear_s8s4": _rowwise_scaled_linear,
     "rowwise_scaled_linear_s4s4": _rowwise_scaled_linear,
+    "lltm": _lltm,
+    "lltm_sequence": _lltm,
+    "lltm_forward": _lltm,
+    "lltm_backward": _lltm_backward,
+    "spatial_correlation_sample": _correlation,
+    "spatial_correlation_sample_backward": _correlation_backward,
     "scaled_dot_product_attention_forward": _attention_forward,
     "scaled_dot_product_attention_backward": _attention_backward,
 }
 # They take the tensors themselves.
 _RAW_FORMULAS: dict[str, Callable[..., int]] = {
+    "decode_attention": _decode_attention,
     "scaled_dot_product_attention_varlen_forward": _varlen_forward,
     "scaled_dot_product_attention_varlen_backward": _varlen_backward,
 }

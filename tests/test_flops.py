@@ -108,6 +108,52 @@ def test_attention_of_sequences() -> None:
         assert flops(attend, *tensors) == 2 * 2 * (2 * 3 * 3) * 16
 
 
+def test_decoding() -> None:
+    query, cache = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 16, 8)
+    lengths = torch.tensor([5, 12])
+    assert flops(pkg.ops.decode_attention, query, cache, cache, lengths) == 2 * 4 * 17 * 16
+    pages, table = torch.randn(6, 2, 4, 8), torch.arange(6).view(2, 3)
+    paged = (query, pages, pages, lengths, table)
+    assert flops(pkg.ops.decode_attention, *paged) == 2 * 4 * 17 * 16
+    # Lengths without values: as if the caches were full.
+    assert flops(pkg.ops.decode_attention, *(each.to("meta") for each in paged)) == 2 * 4 * 24 * 16
+
+
+@pytest.mark.parametrize("steps", [(), (3,)])
+def test_cells(steps: tuple[int, ...]) -> None:
+    """Backward a product with the weights for each input and state, and one for the weights."""
+    input, weights, bias = torch.randn(*steps, 5, 6), torch.randn(12, 10), torch.randn(12)
+    old_h, old_cell = torch.randn(5, 4), torch.randn(5, 4)
+    function = pkg.ops.lltm_sequence if steps else pkg.ops.lltm
+    count = steps[0] if steps else 1
+    forward = 2 * count * 5 * 12 * 10
+    assert flops(function, input, weights, bias, old_h, old_cell) == forward
+
+    def train(*tensors: Tensor) -> Tensor:
+        return function(*tensors)[0]
+
+    assert flops(trained(train), input, weights, bias, old_h, old_cell) == 3 * forward
+    weights.requires_grad_()
+
+    def train_weights() -> None:
+        function(input, weights, bias, old_h, old_cell)[0].sum().backward()
+
+    states = 2 * (count - 1) * 5 * 12 * 4
+    assert flops(train_weights) == 2 * forward + states
+
+
+def test_correlation() -> None:
+    images = torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+
+    def correlate(first: Tensor, second: Tensor) -> Tensor:
+        return pkg.ops.spatial_correlation_sample(first, second, kernel_size=3, patch_size=5)
+
+    assert correlate(*images).shape == (2, 5, 5, 7, 6)
+    forward = 2 * (2 * 25 * 7 * 6) * 3 * 9
+    assert flops(correlate, *images) == forward
+    assert flops(trained(correlate), *images) == 3 * forward
+
+
 def test_fake_tensors() -> None:
     with FakeTensorMode():
         assert flops(pkg.ops.linear, torch.empty(5, 7), torch.empty(3, 7)) == 2 * 5 * 7 * 3
