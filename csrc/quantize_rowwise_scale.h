@@ -58,4 +58,18 @@ PKG_HOST_DEVICE Number rowwise_scale(Number positive, Number negative,
   return is_turned ? -step : step;
 }
 
+// Whether values may be divided by the scale with its reciprocal r, as a
+// division rounds it, and with the same result: y + (value - y scale) r, by
+// fused multiply-adds, is the quotient as a division rounds it for every y
+// within a unit in its last place (Markstein, Computation of elementary
+// functions on the IBM RISC System/6000 processor, 1990), and the first such
+// step makes that of value r. Of float, as long as no residual underflows that
+// could matter.
+template <class Number>
+PKG_HOST_DEVICE bool divides_by_reciprocal(Number scale) {
+  const Number magnitude = scale < 0 ? -scale : scale;
+  return sizeof(Number) == sizeof(float) && magnitude > Number(0x1p-60) &&
+         magnitude < Number(0x1p60);
+}
+
 }  // namespace pkg

@@ -8,6 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
@@ -18,6 +21,9 @@
 namespace pkg::cuda {
 
 constexpr int kQuantizeThreads = 128;
+// So many are to fit a multiprocessor: told nothing, the compiler makes do with
+// 32 registers for 8.0, and spills (nvcc 13.0).
+constexpr int kQuantizeBlocks = 8;
 constexpr int kQuantizeRows = kQuantizeThreads / kWarp;
 
 template <class Element>
@@ -37,20 +43,47 @@ struct QuantizeProblem {
   }
 };
 
+// The largest magnitudes of either sign, as integers: these are in order, NaN
+// beyond all, and values of the other sign lie below zero.
 template <class Number>
-__device__ __forceinline__ Number larger_or_nan(Number a, Number b) {
-  return a > b || a != a ? a : b;
-}
+struct LargestMagnitudes {
+  using Bits = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
+  static constexpr Bits kSign = std::numeric_limits<Bits>::min();
+  Bits positive = 0;
+  Bits negative = 0;
 
-// The integer from `least` to `most` that is nearest to value / scale.
-template <class Number>
-__device__ __forceinline__ int quantized(Number value, Number scale,
-                                         Number least, Number most) {
-  Number steps = value / scale;
-  steps = steps > most ? most : steps;
-  steps = steps < least ? least : steps;
-  return static_cast<int>(rint(steps));
-}
+  __device__ __forceinline__ void take(Number value) {
+    Bits bits;
+    memcpy(&bits, &value, sizeof(bits));
+    take(bits, bits ^ kSign);
+  }
+  __device__ __forceinline__ void take(Bits other_positive,
+                                       Bits other_negative) {
+    positive = positive > other_positive ? positive : other_positive;
+    negative = negative > other_negative ? negative : other_negative;
+  }
+  // Those of all lanes, in each.
+  __device__ __forceinline__ void share() {
+    PKG_UNROLL
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      take(__shfl_xor_sync(0xffffffffu, positive, lanes),
+           __shfl_xor_sync(0xffffffffu, negative, lanes));
+    }
+  }
+  // NaN where a value is NaN.
+  __device__ __forceinline__ Number scale(int bits) const {
+    const Number up = number(positive);
+    const Number down = number(negative);
+    return up != up ? up : down != down ? down : rowwise_scale(up, down, bits);
+  }
+
+ private:
+  static __device__ __forceinline__ Number number(Bits bits) {
+    Number value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+};
 
 // One row, as the lanes of a warp read it.
 template <class Element>
@@ -80,49 +113,70 @@ struct QuantizeRow {
 
   // The same in every lane.
   __device__ __forceinline__ Number scale(int lane, int bits) const {
-    Number positive = 0;
-    Number negative = 0;
-    const auto take = [&](Number value) {
-      positive = larger_or_nan(positive, value);
-      negative = larger_or_nan(negative, -value);
-    };
+    LargestMagnitudes<Number> largest;
     for (int64_t at = lane; at < packets; at += kWarp) {
       const Packet<Element, kPacket> values = packet(at);
       PKG_UNROLL
       for (int i = 0; i < kPacket; ++i) {
-        take(convert<Number>(values.values[i]));
+        largest.take(convert<Number>(values.values[i]));
       }
     }
     for (int64_t at = packets * kPacket + lane; at < inner; at += kWarp) {
-      take(value(at));
+      largest.take(value(at));
     }
-    PKG_UNROLL
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      positive = larger_or_nan(positive,
-                               __shfl_xor_sync(0xffffffffu, positive, lanes));
-      negative = larger_or_nan(negative,
-                               __shfl_xor_sync(0xffffffffu, negative, lanes));
-    }
-    return rowwise_scale(positive, negative, bits);
+    largest.share();
+    return largest.scale(bits);
   }
 };
 
-// The integers of a row's values.
-template <class Number>
+// The integers from `least` to `most` that are nearest to value / scale, of a
+// row's values, in the low byte; zero where the scale is zero, NaN or infinite.
+// A division takes a dozen instructions, a branch and one of the few units for
+// reciprocals, with the scale's reciprocal (csrc/quantize_rowwise_scale.h)
+// five.
+template <class Number, bool kByReciprocal>
 struct RowQuantizer {
+  // Where a division is the exception, it is not worth the code.
+  static constexpr bool kTakesPackets =
+      kByReciprocal || sizeof(Number) != sizeof(float);
   Number scale;
   Number least;
   Number most;
-  bool divides;  // the scale is neither zero, nor NaN, nor infinite
+  Number reciprocal;
+  bool divides;
 
   __device__ __forceinline__ RowQuantizer(Number scale, int bits)
       : scale(scale),
         least(static_cast<Number>(least_quantized(bits))),
         most(static_cast<Number>(most_quantized(bits))),
+        reciprocal(1 / scale),
         divides(scale != 0 && scale - scale == 0) {}
 
   __device__ __forceinline__ int operator()(Number value) const {
-    return divides ? quantized(value, scale, least, most) : 0;
+    if constexpr (kByReciprocal) {
+      Number steps = value * reciprocal;
+      steps = fma(fma(-steps, scale, value), reciprocal, steps);
+      steps = fma(fma(-steps, scale, value), reciprocal, steps);
+      return rounded(steps);
+    } else {
+      return divides ? rounded(value / scale) : 0;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int rounded(Number steps) const {
+    // Adding it leaves no bits for fractions, and the integer in the low ones.
+    constexpr Number kIntegers = sizeof(Number) == 4 ? 0x1.8p23 : 0x1.8p52;
+    if constexpr (sizeof(Number) == sizeof(float)) {
+      steps = fmin(fmax(steps, least), most);
+    } else {  // where those are functions
+      steps = steps > most ? most : steps;
+      steps = steps < least ? least : steps;
+    }
+    steps += kIntegers;
+    int low;
+    memcpy(&low, &steps, sizeof(low));
+    return low;
   }
 };
 
@@ -141,10 +195,11 @@ __device__ __forceinline__ void store_bytes(int8_t* to,
 }
 
 // kPerByte: 2 where values are int4, the even column in the low half.
-template <int kPerByte, class Element, class Number>
-__device__ __forceinline__ void store_quantized(
-    const QuantizeRow<Element>& row, const RowQuantizer<Number>& quantize,
-    int8_t* to, int lane) {
+template <int kPerByte, class Element, class Quantizer>
+__device__ __forceinline__ void store_quantized(const QuantizeRow<Element>& row,
+                                                const Quantizer& quantize,
+                                                int8_t* to, int lane) {
+  using Number = Accumulator<Element>;
   constexpr int kPacket = QuantizeRow<Element>::kPacket;
   constexpr int kBytes = kPacket / kPerByte;
   const auto byte_of = [&](Number first, Number second) {
@@ -153,7 +208,8 @@ __device__ __forceinline__ void store_quantized(
         kPerByte == 1 ? low : (low & 15) | (quantize(second) & 15) << 4);
   };
   const bool are_aligned = is_aligned(to, kBytes);
-  for (int64_t at = lane; at < row.packets; at += kWarp) {
+  const int64_t packets = Quantizer::kTakesPackets ? row.packets : 0;
+  for (int64_t at = lane; at < packets; at += kWarp) {
     const Packet<Element, kPacket> values = row.packet(at);
     Packet<int8_t, kBytes> bytes;
     PKG_UNROLL
@@ -164,16 +220,33 @@ __device__ __forceinline__ void store_quantized(
     }
     store_bytes(to + at * kBytes, bytes, are_aligned);
   }
-  for (int64_t at = row.packets * kBytes + lane; at < row.inner / kPerByte;
+  PKG_UNROLL_BY(1)
+  for (int64_t at = packets * kBytes + lane; at < row.inner / kPerByte;
        at += kWarp) {
     to[at] =
         byte_of(row.value(at * kPerByte), row.value((at + 1) * kPerByte - 1));
   }
 }
 
+template <bool kByReciprocal, class Element>
+__device__ __forceinline__ void store_row(
+    const QuantizeProblem<Element>& problem, const QuantizeRow<Element>& row,
+    Accumulator<Element> scale, int64_t index, int lane) {
+  const RowQuantizer<Accumulator<Element>, kByReciprocal> quantize(
+      scale, problem.bits);
+  if (problem.bits == 8) {
+    store_quantized<1>(row, quantize, problem.values + index * problem.inner,
+                       lane);
+  } else {
+    store_quantized<2>(row, quantize,
+                       problem.values + index * (problem.inner / 2), lane);
+  }
+}
+
 template <class Element>
-__global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
-    const __grid_constant__ QuantizeProblem<Element> problem) {
+__global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks)
+    quantize_rowwise_kernel(
+        const __grid_constant__ QuantizeProblem<Element> problem) {
   using Number = Accumulator<Element>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -185,13 +258,11 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_rowwise_kernel(
     if (lane == 0) {
       problem.scales[index] = rounded;
     }
-    const RowQuantizer<Number> quantize(convert<Number>(rounded), problem.bits);
-    if (problem.bits == 8) {
-      store_quantized<1>(row, quantize, problem.values + index * problem.inner,
-                         lane);
+    const Number scale = convert<Number>(rounded);
+    if (divides_by_reciprocal(scale)) {
+      store_row<true>(problem, row, scale, index, lane);
     } else {
-      store_quantized<2>(row, quantize,
-                         problem.values + index * (problem.inner / 2), lane);
+      store_row<false>(problem, row, scale, index, lane);
     }
   }
 }
