@@ -5,16 +5,13 @@
 #include <array>
 #include <optional>
 
+#include "activation.h"
 #include "host/alike.h"
 #include "host/pointwise.h"
 #include "host/tensor.h"
 #include "host/text.h"
 
 namespace pkg {
-
-// What follows the product. Gelu is x Phi(x); GeluTanh its approximation by
-// the hyperbolic tangent.
-enum class Activation { None, Relu, Gelu, GeluTanh, Silu };
 
 inline Activation activation_of_name(const char* op,
                                      const std::optional<Text>& name) {

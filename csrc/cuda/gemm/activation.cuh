@@ -10,8 +10,7 @@
 // and less.
 #pragma once
 
-#include <cstdint>
-
+#include "activation.h"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 
@@ -40,11 +39,9 @@ struct Gate {
   }
 };
 
-enum class ActivationKind : int32_t { none, relu, gelu, gelu_tanh, silu };
-
 struct NoActivation {
   using Quick = NoActivation;
-  static constexpr ActivationKind kKind = ActivationKind::none;
+  static constexpr Activation kKind = Activation::None;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x;
@@ -53,7 +50,7 @@ struct NoActivation {
 
 struct Relu {
   using Quick = Relu;
-  static constexpr ActivationKind kKind = ActivationKind::relu;
+  static constexpr Activation kKind = Activation::Relu;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x < Number(0) ? Number(0) : x;
@@ -67,7 +64,7 @@ struct Relu {
 
 struct Gelu {
   using Quick = Gelu;
-  static constexpr ActivationKind kKind = ActivationKind::gelu;
+  static constexpr Activation kKind = Activation::Gelu;
   // Phi(x) = erfc(-x / sqrt(2)) / 2, accurate in both tails.
   template <class Number>
   static __device__ __forceinline__ Number cumulative(Number x) {
@@ -88,7 +85,7 @@ struct Gelu {
 template <bool kQuick>
 struct GeluTanhBy {
   using Quick = GeluTanhBy<true>;
-  static constexpr ActivationKind kKind = ActivationKind::gelu_tanh;
+  static constexpr Activation kKind = Activation::GeluTanh;
   static constexpr double kScale = 1.59576912160573071;  // sqrt(8 / pi)
   static constexpr double kCubic = 0.044715;
 
@@ -113,7 +110,7 @@ using GeluTanh = GeluTanhBy<false>;
 template <bool kQuick>
 struct SiluBy {
   using Quick = SiluBy<true>;
-  static constexpr ActivationKind kKind = ActivationKind::silu;
+  static constexpr Activation kKind = Activation::Silu;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x) const {
     return x * Gate<Number, kQuick>(x).open;
@@ -128,30 +125,30 @@ using Silu = SiluBy<false>;
 
 // The one of these that is named when the kernel runs.
 template <bool kQuick, class Number>
-__device__ __forceinline__ Number activated(ActivationKind kind, Number x) {
+__device__ __forceinline__ Number activated(Activation kind, Number x) {
   switch (kind) {
-    case ActivationKind::none:
+    case Activation::None:
       return x;
-    case ActivationKind::relu:
+    case Activation::Relu:
       return Relu()(x);
-    case ActivationKind::gelu:
+    case Activation::Gelu:
       return Gelu()(x);
-    case ActivationKind::gelu_tanh:
+    case Activation::GeluTanh:
       return GeluTanhBy<kQuick>()(x);
-    case ActivationKind::silu:
+    case Activation::Silu:
       return SiluBy<kQuick>()(x);
   }
   return x;
 }
 
 // The gradient as a function of the pointwise kernels.
-template <class Activation>
+template <class Function>
 struct ActivationBackward {
   static constexpr int kInputs = 2;
   static constexpr bool kTakesIntegers = false;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number x, Number grad) const {
-    return Activation().gradient(grad, x);
+    return Function().gradient(grad, x);
   }
 };
 

@@ -47,7 +47,7 @@ struct AnyLinearEpilogue {
   const Element* bias;
   int64_t bias_stride;
   Element* pre_activation;
-  ActivationKind activation;
+  Activation activation;
 
   template <class Tile, class Problem>
   __device__ __forceinline__ void operator()(Tile& tile, const Problem& problem,
@@ -61,7 +61,7 @@ struct AnyLinearEpilogue {
   }
 };
 
-template <class Element, class Activation>
+template <class Element, class Function>
 struct LinearEpilogue {
   const Element* bias;  // null without one
   int64_t bias_stride;
@@ -74,12 +74,12 @@ struct LinearEpilogue {
     using Number = Accumulator<Element>;
     make_pre_activation(*this, tile, problem, batch, row_begin, column_begin);
     using Applied = std::conditional_t<sizeof(Element) == 2,
-                                       typename Activation::Quick, Activation>;
+                                       typename Function::Quick, Function>;
     tile.transform_values([](Number value) { return Applied()(value); });
   }
 
   AnyLinearEpilogue<Element> of_any_kind() const {
-    return {bias, bias_stride, pre_activation, Activation::kKind};
+    return {bias, bias_stride, pre_activation, Function::kKind};
   }
   // Of the one column of a product that is made as a row: all have its bias.
   LinearEpilogue of_one_column() const { return {bias, 0, pre_activation}; }
