@@ -180,3 +180,20 @@ def assert_zeros_have_the_signs_of_their_scales(
                 result = op(*operands, bias)
                 assert (result == 0).all()
                 assert torch.equal(result.signbit(), expected)
+
+
+def rows_near_ties(rows: int, inner: int, bits: int, exponents: int = 50) -> Tensor:
+    """float32 rows of any magnitude whose quotients lie within a few units of a whole and a half.
+
+    There a quotient that is not rounded as a division rounds it becomes another integer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    least, most = (-127, 127) if bits == 8 else (-8, 7)
+    largest = torch.exp2((torch.rand(rows, 1, generator=generator) * 2 - 1) * exponents)
+    steps = torch.randint(least, most, (rows, inner), generator=generator) + 0.5
+    values = steps * (largest / abs(least))
+    off = torch.randint(-3, 4, values.shape, generator=generator, dtype=torch.int32)
+    values = (values.view(torch.int32) + off).view(torch.float32)
+    values = values.clamp(-largest, largest)
+    values[:, :1] = -largest
+    return values

@@ -398,7 +398,8 @@ def test_quantised_rows_are_the_bits_of_the_cpu(
     special = torch.ones(4, 70)
     special[1, 33], special[2, 5] = torch.nan, -torch.inf
     special[3, ::2] = -0.99  # within 1/16 of the others, which turns the scale's limit
-    for input in (*inputs, special):
+    ties = shared.rows_near_ties(20, 130, bits)
+    for input in (*inputs, special, ties):
         results = emulated_quantized(cuda_emulator, input.to(dtype), bits)
         for actual, expected in zip(
             results, pkg.ops.quantize_rowwise(input.to(dtype), bits), strict=True

@@ -5,6 +5,7 @@ from types import MappingProxyType
 import pytest
 import torch
 from operator_tests import OperatorTests
+from rowwise_scaled_samples import rows_near_ties
 from samples import FLOATING, around, normal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -162,6 +163,17 @@ class TestQuantizeRowwise(OperatorTests):
         values, scale = pkg.ops.quantize_rowwise(input)
         assert scale.tolist() == [1.0]
         assert values.tolist() == [[127, 0, 2, -2, 126, 0]]
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    @pytest.mark.parametrize("exponents", [4, 50, 120])
+    def test_quotients_are_those_of_a_division(
+        self, device: torch.device, bits: int, exponents: int
+    ) -> None:
+        input = rows_near_ties(2000, 258, bits, exponents).to(device)
+        values, scale = pkg.ops.quantize_rowwise(input, bits)
+        expected = self.reference(input, bits)
+        assert torch.equal(scale, expected[1])
+        assert torch.equal(values, expected[0])
 
     def test_a_gradient_is_refused(self, device: torch.device) -> None:
         input = torch.ones(2, 4, device=device, requires_grad=True)
