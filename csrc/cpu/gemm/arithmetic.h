@@ -224,9 +224,11 @@ struct Int8Pairs {
 // without saturation: the right operand, which is packed in any case, is packed
 // with 128 added to each value, and a row's compensation, which its sums start
 // from, is -128 times the sum of its values. Exact modulo 2^32, also for -128.
+struct OffsetInt8Quads;
 struct Int8Quads {
   using KGroup = uint32_t;
   using Accumulator = int32_t;
+  using Right = OffsetInt8Quads;
   static constexpr int kKGroupSize = 4;
   static constexpr bool kCompensated = true;
   static constexpr uint32_t kOffset = 0x80808080U;
@@ -272,11 +274,9 @@ struct Int8Quads {
     return sum - multiply_add(k_groups, Vector<uint32_t>{} + kOffset,
                               Vector<int32_t>{});
   }
-
-  struct Right;
 };
 
-struct Int8Quads::Right : Int8Quads {
+struct OffsetInt8Quads : Int8Quads {
   static Vector<uint32_t> load_k_groups(const int8_t* from) {
     return Int8Quads::load_k_groups(from) ^ kOffset;
   }

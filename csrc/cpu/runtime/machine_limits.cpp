@@ -68,8 +68,13 @@ struct MultiplyAdd {
   }
 };
 
+#if defined(PKG_HAS_TILES)
+// Tiles of 16 rows and 16 columns, 64 bytes deep.
+struct Bfloat16Limit {};
+struct Int8Limit {};
+#else
 #if defined(PKG_HAS_BFLOAT16_DOT)
-struct Bfloat16Products {
+struct Bfloat16Limit {
   using Register = Vector<uint32_t>;
   static constexpr int kOperations = 4;
   static constexpr uint32_t kOperand = 0x3F003F00;  // a pair of 0.5
@@ -80,17 +85,11 @@ struct Bfloat16Products {
   }
 };
 #else
-using Bfloat16Products = MultiplyAdd<float>;  // converted
-#endif
-
-#if defined(PKG_HAS_TILES)
-// Tiles of 16 rows and 16 columns, 64 bytes deep.
-struct Bfloat16Tiles {};
-struct Int8Tiles {};
+using Bfloat16Limit = MultiplyAdd<float>;  // converted
 #endif
 
 // Four products a lane where the processor has them, else two of int16.
-struct Int8Products {
+struct Int8Limit {
   using Register = Vector<uint32_t>;
   static constexpr uint32_t kOperand = 0x01020304;
 #if defined(PKG_HAS_BYTE_DOT)
@@ -122,6 +121,7 @@ struct Int8Products {
   }
 #endif
 };
+#endif
 
 // As kernels with weights of four bits multiply, which without VNNI takes fewer
 // instructions than int8 by int8. Two products, so that they may be added in
@@ -179,7 +179,7 @@ void with_tiles(int64_t steps, const Body& body) {
   _tile_release();
 }
 template <>
-[[gnu::noinline]] void calculate<Bfloat16Tiles>(int64_t steps) {
+[[gnu::noinline]] void calculate<Bfloat16Limit>(int64_t steps) {
   with_tiles(steps, [] {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -188,7 +188,7 @@ template <>
   });
 }
 template <>
-[[gnu::noinline]] void calculate<Int8Tiles>(int64_t steps) {
+[[gnu::noinline]] void calculate<Int8Limit>(int64_t steps) {
   with_tiles(steps, [] {
     _tile_dpbsud(0, 4, 6);
     _tile_dpbsud(1, 4, 7);
@@ -197,15 +197,9 @@ template <>
   });
 }
 template <>
-constexpr double kStepOperations<Bfloat16Tiles> = 4 * 2.0 * 16 * 16 * 32;
+constexpr double kStepOperations<Bfloat16Limit> = 4 * 2.0 * 16 * 16 * 32;
 template <>
-constexpr double kStepOperations<Int8Tiles> = 4 * 2.0 * 16 * 16 * 64;
-
-using Bfloat16Limit = Bfloat16Tiles;
-using Int8Limit = Int8Tiles;
-#else
-using Bfloat16Limit = Bfloat16Products;
-using Int8Limit = Int8Products;
+constexpr double kStepOperations<Int8Limit> = 4 * 2.0 * 16 * 16 * 64;
 #endif
 
 // From the first thread's start to the last one's end.

@@ -58,6 +58,10 @@ inline Vector<float> dot_bfloat16(Vector<uint32_t> a, Vector<uint32_t> b,
   return std::bit_cast<Vector<float>>(vbfdotq_f32(
       std::bit_cast<float32x4_t>(sum), std::bit_cast<bfloat16x8_t>(a),
       std::bit_cast<bfloat16x8_t>(b)));
+#elif defined(__clang__)
+  // Clang 16 crashes where registers of bfloat16 are made of broadcast words.
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
 #else
   return std::bit_cast<Vector<float>>(
       _mm512_dpbf16_ps(std::bit_cast<__m512>(sum), std::bit_cast<__m512bh>(a),
