@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .nn.int4_linear import Int4Linear, is_finite, why_not_int4
 from .nn.linear import Linear, activation_of
-from .ops._arguments import check_instance
+from .ops._arguments import check_instance, is_kept_otherwise
 
 Filter = Callable[[torch.nn.Module, str], bool]
 
@@ -249,6 +249,8 @@ def _why_not(module: torch.nn.Module, group_size: int, owners: dict[Tensor, int]
         return "its weight has no shape before the first call"
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
         return "it has no weight that is a floating matrix"
+    if is_kept_otherwise(weight):
+        return f"its weight is a {type(weight).__name__}, which keeps its values in its own way"
     activation = activation_of(module)
     if activation is not None:
         return f"it applies {activation!r}, which Int4Linear does not"

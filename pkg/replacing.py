@@ -6,7 +6,7 @@ import torch
 
 from .nn.linear import Linear
 from .nn.multihead_attention import MultiheadAttention
-from .ops._arguments import check_instance
+from .ops._arguments import check_instance, is_kept_otherwise
 
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.Linear: Linear,
@@ -25,10 +25,11 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     optimiser holds are untouched, and ``state_dict`` is what it was. :func:`restore_modules` takes
     ours out again.
 
-    Modules of a subclass, of which nobody knows what else it does, and parametrised ones stay as
-    they are. Code that asks for the exact type, ``type(module) is torch.nn.Linear``, sees the
-    change; ``isinstance`` does not. What PyTorch's fused inference path of
-    ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
+    Modules of a subclass, of which nobody knows what else it does, parametrised ones, and those
+    whose weights are of a tensor subclass with a way of its own to keep them, as torchao's
+    quantised ones are, stay as they are. Code that asks for the exact type, ``type(module) is
+    torch.nn.Linear``, sees the change; ``isinstance`` does not. What PyTorch's fused inference path
+    of ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
     ``torch.fx.symbolic_trace`` makes a node of each call, as of PyTorch's modules;
     ``torch.jit.script`` does not compile ours: restore the model's before.
 
@@ -52,7 +53,7 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     check_instance("replace_modules", "model", model, torch.nn.Module, "a torch.nn.Module")
     for module in model.modules():
         original = type(module)
-        if original in _OURS:
+        if original in _OURS and not any(map(is_kept_otherwise, module.parameters())):
             if original is torch.nn.Linear:
                 module.__dict__["activation"] = None  # before a call of ours could ask for it
             module.__dict__[_REPLACES] = original

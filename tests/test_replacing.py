@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 
 import pkg
 
@@ -143,3 +145,32 @@ def test_a_restored_model_is_scripted() -> None:
     expected = pkg.replace_modules(model)(input)
     scripted = torch.jit.script(pkg.restore_modules(model))
     torch.testing.assert_close(scripted(input), expected)
+
+
+class KeptOtherwise(TwoTensor):
+    """A weight whose values a subclass keeps in its own way, as torchao's quantised ones."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "pkg":
+            raise NotImplementedError(f"KeptOtherwise has no {func}")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_weights_that_a_subclass_keeps_in_its_own_way() -> None:
+    def model(kind: type[torch.nn.Linear]) -> torch.nn.Sequential:
+        layers = torch.nn.Sequential(kind(32, 32), kind(32, 32))
+        weight = layers[0].weight.detach()
+        layers[0].weight = torch.nn.Parameter(KeptOtherwise(weight, weight.clone()), False)
+        return layers.eval()
+
+    input = torch.randn(2, 32)
+    replaced = pkg.replace_modules(model(torch.nn.Linear))
+    assert [type(each) for each in replaced] == [torch.nn.Linear, pkg.nn.Linear]
+    with pytest.warns(UserWarning, match="its weight is a KeptOtherwise"):
+        quantised = pkg.quantize_(model(torch.nn.Linear), group_size=32)
+    assert [type(each) for each in quantised] == [torch.nn.Linear, pkg.nn.Int4Linear]
+    own = model(pkg.nn.Linear)
+    own[0].activation = "relu"
+    expected = torch.nn.functional.linear(input, own[0].weight.a, own[0].bias).relu()
+    torch.testing.assert_close(own[0](input).a, expected)

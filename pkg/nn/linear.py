@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops._arguments import check_instance
+from ..ops._arguments import check_instance, is_kept_otherwise
 from ..ops._registration import records_gradients
-from ..ops.linear import ACTIVATIONS, linear
+from ..ops.linear import ACTIVATIONS, activated, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
 from ._tracing import node_or_refusal
@@ -146,6 +146,9 @@ class Linear(torch.nn.Linear):
                 self, "Linear", "input", "a tensor of shape (..., in_features)", (input,)
             )
         weight, bias = self.weight, self.bias
+        if type(weight) is not torch.nn.Parameter and is_kept_otherwise(weight):
+            # Quantised by torchao, say, which has products of its own.
+            return activated(torch.nn.functional.linear(input, weight, bias), self.activation)
         packed = None if torch.compiler.is_compiling() else self._packed
         if (
             packed is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def check_tensor(name: str, argument: str, value: Any, must_be: str) -> None:
@@ -40,3 +42,14 @@ def check_instance(
     if not isinstance(value, types):
         given = "None" if value is None else f"of type {type(value).__qualname__}"
         raise TypeError(f"{name}: {argument} is {given}; it must be {must_be}")
+
+
+def is_kept_otherwise(tensor: Tensor) -> bool:
+    """Whether it is of a subclass that keeps its values in its own way, as torchao's quantised do.
+
+    A DTensor, whose operators this package has rules for, is none.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        return False
+    return is_traceable_wrapper_subclass(tensor)

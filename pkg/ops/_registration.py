@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._functorch import autograd_function
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import Function, _SingleLevelFunction
 
 from pkg import _C
 
@@ -155,7 +155,11 @@ def one_level_function(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Records one node: ``apply`` of an autograd function that no transform looks into."""
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+        "_compiled_autograd_key": staticmethod(Function._compiled_autograd_key),
+    }
     function: Any = type(f"pkg_{name}_", (_SingleLevelFunction,), members)
     apply: Callable[..., Any] = function.apply
     return apply
@@ -191,7 +195,12 @@ def register_gradients(
     dispatched = in_order(name)
 
     def run_below(*values: Any) -> Any:
-        # A level of torch.func below this one records for itself, if gradients are enabled.
+        # A level of torch.func below this one records for itself, if gradients are enabled, and
+        # one of forward mode, for which there are no formulas, refuses in the place of dropping
+        # its tangents, if those are.
+        if forward_ad._current_level >= 0 and not forward_ad._is_fwd_grad_enabled():
+            with forward_ad._set_fwd_grad_enabled(True):
+                return run_below(*values)
         with torch.enable_grad():
             return below_autograd(name, dispatched, *values)
 

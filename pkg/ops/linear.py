@@ -220,7 +220,8 @@ def _second_derivative(x: Tensor, activation: str) -> Tensor:
     return gate * (2 * slope + x * (bend - slope * slope * torch.tanh(v / 2)))
 
 
-def _activated(x: Tensor, activation: str | None) -> Tensor:
+def activated(x: Tensor, activation: str | None) -> Tensor:
+    """The activation of :func:`linear` by PyTorch's functions."""
     if activation == "relu":
         return F.relu(x)
     if activation == "silu":
@@ -255,7 +256,7 @@ def _with_batched_weight(
         sums = sums + bias
     shape = [sums.shape[0], *lead, *([] if one_dimension else [sums.shape[-1]])]
     sums = sums.reshape(shape)
-    return _activated(sums, activation).to(input.dtype), sums.to(input.dtype)
+    return activated(sums, activation).to(input.dtype), sums.to(input.dtype)
 
 
 def _vmap(
