@@ -187,6 +187,11 @@ def test_a_wrong_gradient_is_found(backward: Callable[..., Any], name: str, mess
     assert_found(toy.make(backward=backward), name, message)
 
 
+def test_dropped_tangents_are_found() -> None:
+    assert_found(toy.make(forward_mode_refused=False), "jvp", "forward mode and backward differ")
+    assert_found(toy.make(forward_mode_goes_on=False), "jvp", "over a gradient differs")
+
+
 def fake_strides(a: Tensor, b: Tensor, c: float) -> Tensor:
     result = torch.mul(a, b)
     return result.mT.contiguous().mT if result.dim() > 1 else result

@@ -56,6 +56,7 @@ def make(
     autocast: torch.dtype | None = None,
     differentiable: bool = True,
     forward_mode_refused: bool = True,
+    forward_mode_goes_on: bool = True,
 ) -> torch._ops.OpOverload:
     """Register ``a * b + c`` under a new name, with some of its parts replaced."""
     name = f"muladd_{next(_numbers)}"
@@ -65,7 +66,8 @@ def make(
     operator: torch._ops.OpOverload = getattr(torch.ops.toy, name).default
     torch.library.register_fake(operator, fake)
     if differentiable:
-        library.impl(name, autograd_kernel(operator, backward, forward_mode_refused), "Autograd")
+        kernel = autograd_kernel(operator, backward, forward_mode_refused, forward_mode_goes_on)
+        library.impl(name, kernel, "Autograd")
     if autocast is not None:
         for device in ("cpu", "cuda"):
             torch.library.register_autocast(operator, device, autocast)
@@ -82,7 +84,10 @@ def make(
 
 
 def autograd_kernel(
-    operator: torch._ops.OpOverload, backward: Callable[..., Any], forward_mode_refused: bool
+    operator: torch._ops.OpOverload,
+    backward: Callable[..., Any],
+    forward_mode_refused: bool,
+    forward_mode_goes_on: bool,
 ) -> Callable[..., Any]:
     """``torch.library.register_autograd``, but for torch.func too, which that does not serve."""
 
@@ -90,8 +95,12 @@ def autograd_kernel(
         @staticmethod
         def forward(ctx: Any, a: Tensor, b: Tensor, c: float) -> Tensor:
             ctx.save_for_backward(a, b)
-            # A level of torch.func below this one records for itself.
-            with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            # A level of torch.func below this one records for itself, or refuses.
+            with (
+                torch.enable_grad(),
+                forward_ad._set_fwd_grad_enabled(forward_mode_goes_on),
+                torch._C._AutoDispatchBelowAutograd(),
+            ):
                 return operator(a, b, c)
 
         @staticmethod

@@ -77,25 +77,64 @@ def check_gradgradcheck(subject: Subject, recorder: Recorder) -> None:
 
 
 def check_jvp(subject: Subject, recorder: Recorder) -> None:
-    """Forward mode gives the tangents that match the backward, or an error, but never zeros."""
+    """Forward mode gives the tangents that match the backward, or an error, but never zeros.
+
+    Of the operator, and of its gradients: a level of forward mode below one that records.
+    """
     for sample, function, inputs in _float64_functions(subject):
         with recorder.running("jvp", sample, torch.float64):
-            leaves = tuple(tensor.detach() for tensor in inputs)
-            tangents = tuple(projection(leaf) for leaf in leaves)
-            try:
-                dual_outputs = torch.func.jvp(function, leaves, tangents)
-            except (NotImplementedError, RuntimeError):
-                continue
-            outputs, pushed = dual_outputs[0], dual_outputs[1]
-            directions = [projection(output) for output in outputs]
-            gradients = torch.autograd.grad(function(*inputs), inputs, directions)
-            # <direction, J tangent> = <direction J, tangent>, each summed in its own order.
-            terms = [a * b for a, b in zip(pushed, directions, strict=True)]
-            dual = [a * b for a, b in zip(gradients, tangents, strict=True)]
-            size = max(float(sum(term.abs().sum() for term in part)) for part in (terms, dual))
-            difference = abs(float(sum(t.sum() for t in terms) - sum(t.sum() for t in dual)))
-            bound = _elements(inputs) * torch.finfo(torch.float64).eps * size
-            require(difference <= bound, f"forward mode and backward differ by {difference}")
+            _require_tangents(function, inputs)
+            if "gradgradcheck" not in subject.absent:
+                _require_tangents_of_gradients(function, inputs)
+
+
+def _require_tangents(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    leaves = tuple(tensor.detach() for tensor in inputs)
+    tangents = tuple(projection(leaf) for leaf in leaves)
+    try:
+        dual_outputs = torch.func.jvp(function, leaves, tangents)
+    except (NotImplementedError, RuntimeError):
+        return
+    outputs, pushed = dual_outputs[0], dual_outputs[1]
+    directions = [projection(output) for output in outputs]
+    gradients = torch.autograd.grad(function(*inputs), inputs, directions)
+    # <direction, J tangent> = <direction J, tangent>, each summed in its own order.
+    terms = [a * b for a, b in zip(pushed, directions, strict=True)]
+    dual = [a * b for a, b in zip(gradients, tangents, strict=True)]
+    size = max(float(sum(term.abs().sum() for term in part)) for part in (terms, dual))
+    difference = abs(float(sum(t.sum() for t in terms) - sum(t.sum() for t in dual)))
+    bound = _elements(inputs) * torch.finfo(torch.float64).eps * size
+    require(difference <= bound, f"forward mode and backward differ by {difference}")
+
+
+def _require_tangents_of_gradients(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...]
+) -> None:
+    leaves = tuple(tensor.detach() for tensor in inputs)
+    tangents = tuple(projection(leaf) for leaf in leaves)
+
+    def squares(*given: Tensor) -> Tensor:
+        return torch.stack([output.square().sum() for output in function(*given)]).sum()
+
+    gradient = torch.func.grad(squares, tuple(range(len(leaves))))
+    try:
+        pushed = torch.func.jvp(gradient, leaves, tangents)[1]
+    except (NotImplementedError, RuntimeError):
+        return
+    gradients = torch.autograd.grad(squares(*inputs), inputs, create_graph=True)
+    # The second derivatives are symmetric: those of <gradient, tangent> are H tangent.
+    varying = [(g, t) for g, t in zip(gradients, tangents, strict=True) if g.requires_grad]
+    if not varying:
+        return
+    expected = torch.autograd.grad(
+        [g for g, _ in varying], inputs, [t for _, t in varying], materialize_grads=True
+    )
+    for position, (actual, right) in enumerate(zip(pushed, expected, strict=True)):
+        require(
+            torch.allclose(actual, right, rtol=1e-7, atol=1e-7 * float(right.abs().max())),
+            f"forward mode over a gradient differs from the second derivative by "
+            f"{float((actual - right).abs().max())}, of argument {position}",
+        )
 
 
 def _float64_functions(
