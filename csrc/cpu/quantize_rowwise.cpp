@@ -64,14 +64,11 @@ Magnitudes<simd::Compute<T>> largest_magnitudes(const T* row, int64_t count) {
   for (; i < count; i += kLanes) {
     see(0, simd::load_up_to(row + i, count - i));
   }
-  const auto largest = [](const Vector<Bits>(&chains)[kChains]) {
-    Bits most = 0;
-    for (const Vector<Bits>& chain : chains) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        most = std::max<Bits>(most, chain[lane]);
-      }
+  const auto largest = [](Vector<Bits>(&chains)[kChains]) {
+    for (int i = 1; i < kChains; ++i) {
+      chains[0] = chains[i] > chains[0] ? chains[i] : chains[0];
     }
-    return std::bit_cast<Number>(most);
+    return simd::reduce_max_or_nan(std::bit_cast<Vector<Number>>(chains[0]));
   };
   Magnitudes<Number> found{largest(positive), largest(negative)};
   if (std::isnan(found.positive) || std::isnan(found.negative)) {

@@ -83,19 +83,31 @@ def check_jvp(subject: Subject, recorder: Recorder) -> None:
     """
     for sample, function, inputs in _float64_functions(subject):
         with recorder.running("jvp", sample, torch.float64):
-            _require_tangents(function, inputs)
+            tangents = tuple(projection(tensor.detach()) for tensor in inputs)
+            _require_tangents(function, inputs, tangents)
             if "gradgradcheck" not in subject.absent:
-                _require_tangents_of_gradients(function, inputs)
+                _require_tangents_of_gradients(function, inputs, tangents)
 
 
-def _require_tangents(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+def _pushed(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> tuple[Any, Any] | None:
+    """The outputs and their tangents; None where forward mode is refused."""
     leaves = tuple(tensor.detach() for tensor in inputs)
-    tangents = tuple(projection(leaf) for leaf in leaves)
     try:
-        dual_outputs = torch.func.jvp(function, leaves, tangents)
+        pushed = torch.func.jvp(function, leaves, tangents)
     except (NotImplementedError, RuntimeError):
+        return None
+    return pushed[0], pushed[1]
+
+
+def _require_tangents(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> None:
+    dual_outputs = _pushed(function, inputs, tangents)
+    if dual_outputs is None:
         return
-    outputs, pushed = dual_outputs[0], dual_outputs[1]
+    outputs, pushed = dual_outputs
     directions = [projection(output) for output in outputs]
     gradients = torch.autograd.grad(function(*inputs), inputs, directions)
     # <direction, J tangent> = <direction J, tangent>, each summed in its own order.
@@ -108,18 +120,14 @@ def _require_tangents(function: Callable[..., Any], inputs: tuple[Tensor, ...]) 
 
 
 def _require_tangents_of_gradients(
-    function: Callable[..., Any], inputs: tuple[Tensor, ...]
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> None:
-    leaves = tuple(tensor.detach() for tensor in inputs)
-    tangents = tuple(projection(leaf) for leaf in leaves)
-
     def squares(*given: Tensor) -> Tensor:
         return torch.stack([output.square().sum() for output in function(*given)]).sum()
 
-    gradient = torch.func.grad(squares, tuple(range(len(leaves))))
-    try:
-        pushed = torch.func.jvp(gradient, leaves, tangents)[1]
-    except (NotImplementedError, RuntimeError):
+    gradient = torch.func.grad(squares, tuple(range(len(inputs))))
+    dual_gradients = _pushed(gradient, inputs, tangents)
+    if dual_gradients is None:
         return
     gradients = torch.autograd.grad(squares(*inputs), inputs, create_graph=True)
     # The second derivatives are symmetric: those of <gradient, tangent> are H tangent.
@@ -129,7 +137,7 @@ def _require_tangents_of_gradients(
     expected = torch.autograd.grad(
         [g for g, _ in varying], inputs, [t for _, t in varying], materialize_grads=True
     )
-    for position, (actual, right) in enumerate(zip(pushed, expected, strict=True)):
+    for position, (actual, right) in enumerate(zip(dual_gradients[1], expected, strict=True)):
         require(
             torch.allclose(actual, right, rtol=1e-7, atol=1e-7 * float(right.abs().max())),
             f"forward mode over a gradient differs from the second derivative by "

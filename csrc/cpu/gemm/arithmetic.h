@@ -219,7 +219,7 @@ struct Int8Pairs {
   }
 };
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(PKG_HAS_VPDPBUSD)
 // Four int8 a k-group. VPDPBUSD multiplies unsigned by signed bytes and adds
 // without saturation: the right operand, which is packed in any case, is packed
 // with 128 added to each value, and a row's compensation, which its sums start

@@ -8,7 +8,7 @@ PKG_PACK_LINES(Floating<float>, float);
 PKG_PACK_LINES(Floating<float>, Half);
 PKG_PACK_LINES(Floating<float>, BFloat16);
 PKG_PACK_LINES(Int8Dot, int8_t);
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(PKG_HAS_VPDPBUSD)
 PKG_PACK_LINES(Int8Dot::Right, int8_t);
 #endif
 #if defined(PKG_HAS_BFLOAT16_DOT)

@@ -273,7 +273,7 @@ extern PKG_PACK_LINES(Floating<float>, float);
 extern PKG_PACK_LINES(Floating<float>, Half);
 extern PKG_PACK_LINES(Floating<float>, BFloat16);
 extern PKG_PACK_LINES(Int8Dot, int8_t);
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(PKG_HAS_VPDPBUSD)
 extern PKG_PACK_LINES(Int8Dot::Right, int8_t);
 #endif
 #if defined(PKG_HAS_BFLOAT16_DOT)

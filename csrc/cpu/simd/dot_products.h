@@ -1,7 +1,7 @@
 // Dot products of four bytes and of pairs of bfloat16, a lane each, for the
 // instruction sets that have them. PKG_HAS_BYTE_DOT: AVX-512 or AVX2 with VNNI,
-// or NEON with DotProd. PKG_HAS_BFLOAT16_DOT: AVX-512 with BF16, or NEON with
-// it.
+// whose instruction takes unsigned bytes by signed ones (PKG_HAS_VPDPBUSD), or
+// NEON with DotProd. PKG_HAS_BFLOAT16_DOT: AVX-512 with BF16, or NEON with it.
 #pragma once
 
 #include <bit>
@@ -9,8 +9,10 @@
 
 #include "cpu/simd/simd.h"
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || \
-    defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define PKG_HAS_VPDPBUSD 1
+#endif
+#if defined(PKG_HAS_VPDPBUSD) || defined(__ARM_FEATURE_DOTPROD)
 #define PKG_HAS_BYTE_DOT 1
 #endif
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
