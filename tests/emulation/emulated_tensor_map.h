@@ -49,7 +49,7 @@ TensorMap encode_tensor_map(const cuda::MappedTensor<Element>& tensor) {
 }
 
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
-               Site site);
+               int line, int group, Site site);
 void count_box();
 
 template <class Element>
@@ -59,7 +59,7 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
               Site site = Site::current()) {
   constexpr auto kWidth = static_cast<int64_t>(kBoxLineBytes / sizeof(Element));
   const size_t first_byte = to.byte(index);
-  check_box(map, sizeof(Element), first_byte, site);
+  check_box(map, sizeof(Element), first_byte, line, group, site);
   count_box();
   begin_bulk_copy(
       to.storage(), first_byte,
