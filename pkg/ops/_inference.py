@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from ._registration import below_autograd, library, records_gradients
+from ._registration import below_autograd, have_tangents, library, records_gradients
 
 
 def register_inference_only(name: str, instead: str) -> None:
@@ -20,9 +19,11 @@ def register_inference_only(name: str, instead: str) -> None:
     operator = getattr(torch.ops.pkg, name).default
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if records_gradients((*args, *kwargs.values())) or forward_ad._current_level >= 0:
+        values = (*args, *kwargs.values())
+        if records_gradients(values) or have_tangents(values):
             raise RuntimeError(
-                f"{name}: an argument requires grad, and this operator is for inference alone; "
+                f"{name}: an argument requires grad or has a tangent, and this operator is for "
+                "inference alone; "
                 f"{instead}"
             )
         return below_autograd(name, operator, *args, **kwargs)

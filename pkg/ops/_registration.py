@@ -6,6 +6,7 @@ registered here for the life of the process.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -32,6 +33,12 @@ library = torch.library.Library("pkg", "IMPL")
 _recording: dict[str, Callable[..., Any]] = {}
 # And what computes it within an autograd function's forward.
 _running: dict[str, Callable[..., Any]] = {}
+
+# See register_gradients().
+Tangent = Callable[[Any, Any, Any], Any]
+
+# The value and the tangent of a tensor, None where it has none. PyTorch has one level of tangents.
+_unpack_dual = torch._VF._unpack_dual
 
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -61,6 +68,19 @@ def records_gradients(values: Iterable[object]) -> bool:
             if isinstance(value, Tensor) and value.requires_grad:
                 return True
     return False
+
+
+def _may_be_forward_mode() -> bool:
+    # A compiled program enters a level of its own, of which forward_ad does not hear.
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def have_tangents(values: Iterable[object]) -> bool:
+    """Whether some of these have a tangent of forward mode, at the level that computes."""
+    return _may_be_forward_mode() and any(
+        isinstance(value, Tensor) and _unpack_dual(value, level=0)[1] is not None
+        for value in values
+    )
 
 
 def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
@@ -152,14 +172,22 @@ def in_words(name: str, error: RuntimeError, values: Iterable[Any]) -> RuntimeEr
 
 
 def one_level_function(
-    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+    name: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Records one node: ``apply`` of an autograd function that no transform looks into."""
+    """Records one node: ``apply`` of an autograd function that no transform looks into.
+
+    Without ``jvp`` it refuses arguments that have tangents.
+    """
     members = {
         "forward": staticmethod(forward),
         "backward": staticmethod(backward),
         "_compiled_autograd_key": staticmethod(Function._compiled_autograd_key),
     }
+    if jvp is not None:
+        members["jvp"] = staticmethod(jvp)
     function: Any = type(f"pkg_{name}_", (_SingleLevelFunction,), members)
     apply: Callable[..., Any] = function.apply
     return apply
@@ -169,10 +197,11 @@ def register_gradients(
     name: str,
     backward: Callable[..., Any],
     *,
+    tangent: Tangent | None = None,
     setup_context: Callable[..., None] | None = None,
     keeps: str | None = None,
 ) -> None:
-    """Registers a backward formula that torch.func serves too.
+    """Registers a backward formula that torch.func serves too, and perhaps one of forward mode.
 
     ``torch.library.register_autograd`` takes the same formulas, but refuses torch.func.grad, and
     drops the tangents of forward mode in silence. So the operator gets an autograd kernel as
@@ -182,6 +211,9 @@ def register_gradients(
         name: The operator's name, without its namespace.
         backward: Takes the context and the gradients of the outputs; returns one
             gradient or None for each positional argument.
+        tangent: Takes the arguments by position, the tuple of results, and the tangents of the
+            arguments, None where there is none; returns the tangent of the result, or of each,
+            None of one that is marked as not differentiable. Without it forward mode is refused.
         setup_context: Takes ``ctx``, ``inputs`` and ``output``, and ``keyword_only_inputs``
             where the operator has such. By default the tensors among the inputs
             are saved.
@@ -196,9 +228,8 @@ def register_gradients(
 
     def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled, and
-        # one of forward mode, for which there are no formulas, refuses in the place of dropping
-        # its tangents, if those are.
-        if forward_ad._current_level >= 0 and not forward_ad._is_fwd_grad_enabled():
+        # one of forward mode has its tangents, or refuses, if those are.
+        if _may_be_forward_mode() and not forward_ad._is_fwd_grad_enabled():
             with forward_ad._set_fwd_grad_enabled(True):
                 return run_below(*values)
         with torch.enable_grad():
@@ -206,18 +237,20 @@ def register_gradients(
 
     record = _recorder(name, backward, setup_context, keeps)
     recorded = record(run_below)
+    recorded_with_tangents = record(run_below, tangent)
     _running[name] = direct_call(name, run_below, is_checked=False)
     _recording[name] = record(_running[name])
     _C._set_short_way(name, record=_recording[name])
 
     def call_or_record(*values: Any) -> Any:
-        # In forward mode too: without a formula for it, apply() refuses.
-        if not records_gradients(values) and forward_ad._current_level < 0:
+        is_forward_mode = have_tangents(values)
+        if not is_forward_mode and not records_gradients(values):
             return below_autograd(name, dispatched, *values)
+        apply = recorded_with_tangents if is_forward_mode else recorded
         if not torch._C._are_functorch_transforms_active():
-            return recorded(*values)
+            return apply(*values)
         with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
-            return recorded(*values)
+            return apply(*values)
 
     direct = direct_call(name, call_or_record, is_observed=False)
 
@@ -237,7 +270,7 @@ def _recorder(
     backward: Callable[..., Any],
     setup_context: Callable[..., None] | None,
     keeps: str | None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[..., Callable[..., Any]]:
     """Makes what records a call of that which computes it; the rest is register_gradients()'s."""
     arguments = getattr(torch.ops.pkg, name).default._schema.arguments
     keywords = [argument.name for argument in arguments if argument.kwarg_only]
@@ -261,15 +294,99 @@ def _recorder(
     # That of the binding does without Python's frames, a twentieth of a small call.
     forward_of = _C._saving_forward if setup_context is None else forward_and_context
 
-    def record(run: Callable[..., Any]) -> Callable[..., Any]:
-        def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
-            result = backward(ctx, *gradients)
-            of_inputs = result if isinstance(result, tuple) else (result,)
-            return of_inputs + (None,) * len(keywords)
+    def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
+        result = backward(ctx, *gradients)
+        of_inputs = result if isinstance(result, tuple) else (result,)
+        return of_inputs + (None,) * len(keywords)
 
-        return one_level_function(name, forward_of(run), padded_backward if keywords else backward)
+    def record(run: Callable[..., Any], tangent: Tangent | None = None) -> Callable[..., Any]:
+        forward, jvp = forward_of(run), None
+        if tangent is not None:
+            forward, jvp = _keeping_for_tangents(forward), _jvp(tangent)
+        return one_level_function(name, forward, padded_backward if keywords else backward, jvp)
 
     return record
+
+
+def _keeping_for_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of an autograd function that keeps arguments and results for :func:`_jvp`."""
+
+    def keeping(ctx: Any, *values: Any) -> Any:
+        output = forward(ctx, *values)
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.others = [None if isinstance(value, Tensor) else (value,) for value in values]
+        ctx.save_for_forward(*(v for v in values if isinstance(v, Tensor)), *outputs)
+        return output
+
+    return keeping
+
+
+def _jvp(tangent: Tangent) -> Callable[..., Any]:
+    """What PyTorch calls for the tangents of the results, straight after the forward."""
+
+    def jvp(ctx: Any, *_: Any) -> Any:
+        # PyTorch turns forward mode off here, at the levels below too, which have tangents of
+        # their own. With it on, those of this level have to be taken off. Those that PyTorch gives
+        # are zeros where there are none.
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = iter([_unpack_dual(each, level=0) for each in ctx.saved_tensors])
+            arguments = [next(saved) if other is None else (*other, None) for other in ctx.others]
+            values, tangents = zip(*arguments, strict=True)
+            return tangent(values, tuple(primal for primal, _ in saved), tangents)
+
+    return jvp
+
+
+def linear_in(name: str, *groups: tuple[int, ...]) -> Tangent:
+    """The tangents of an operator with one result that is linear in some of its arguments.
+
+    Args:
+        name: The operator.
+        groups: Places of tensors in which it is linear together, as in an input and a bias. Of
+            several groups it is a product.
+
+    Returns:
+        The sum over the groups of the operator itself, with the group's tangents in their places.
+    """
+    operator = in_order(name)
+
+    def tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+        terms = []
+        for group in groups:
+            if all(tangents[place] is None for place in group):
+                continue
+            moved = list(values)
+            for place in group:
+                if values[place] is not None:
+                    moved[place] = or_zeros(tangents[place], values[place])
+            terms.append(operator(*moved))
+        return added(terms)
+
+    return tangent
+
+
+def tangent_by(function: Callable[..., tuple[Tensor, ...]]) -> Tangent:
+    """The tangents that PyTorch has of a function which computes the same by its operators."""
+
+    def tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
+        dual = (
+            value if of_value is None else torch._VF._make_dual(value, of_value, level=0)
+            for value, of_value in zip(values, tangents, strict=True)
+        )
+        pushed = (_unpack_dual(result, level=0) for result in function(*dual))
+        return tuple(or_zeros(of_result, result) for result, of_result in pushed)
+
+    return tangent
+
+
+def or_zeros(tangent: Tensor | None, value: Tensor) -> Tensor:
+    """The tangent of a value, zeros where it has none."""
+    return torch.zeros_like(value) if tangent is None else tangent
+
+
+def added(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of at least one tensor."""
+    return functools.reduce(torch.add, terms)
 
 
 def register_recording(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._call import operator, part
 from ._registration import (
+    added,
     batch_to_front,
     fake_pointwise,
     register_fake,
@@ -75,11 +76,28 @@ def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, Tensor
     if ctx.needs_input_grad[0]:
         grad_of_grad = _d_sigmoid_backward(grad_grad, z)
     if ctx.needs_input_grad[1]:
-        # With d = σ(1 - σ) and t = 1 - 2σ: d' = d t and d'' = d (t² - 2 d).
-        d = d_sigmoid(z)
-        t = -torch.tanh(z / 2)
-        grad_of_z = mul(mul(grad_grad, grad), mul(d, mul(t, t) - 2 * d))
+        grad_of_z = mul(mul(grad_grad, grad), _second_derivative(z))
     return grad_of_grad, grad_of_z
+
+
+def _second_derivative(z: Tensor) -> Tensor:
+    # With d = σ(1 - σ) and t = 1 - 2σ: d' = d t and d'' = d (t² - 2 d).
+    d = d_sigmoid(z)
+    t = -torch.tanh(z / 2)
+    return mul(d, mul(t, t) - 2 * d)
+
+
+def _tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+    return _d_sigmoid_backward(tangents[0], values[0])
+
+
+def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+    grad, z = values
+    of_grad, of_z = tangents
+    terms = [] if of_grad is None else [_d_sigmoid_backward(of_grad, z)]
+    if of_z is not None:
+        terms.append(mul(mul(of_z, grad), _second_derivative(z)))
+    return added(terms)
 
 
 def _vmap_backward(
@@ -89,8 +107,8 @@ def _vmap_backward(
     return _d_sigmoid_backward(grad, z), 0
 
 
-register_gradients("d_sigmoid", _backward)
-register_gradients("d_sigmoid_backward", _double_backward)
+register_gradients("d_sigmoid", _backward, tangent=_tangent)
+register_gradients("d_sigmoid_backward", _double_backward, tangent=_backward_tangent)
 register_pointwise_vmap("d_sigmoid")
 torch.library.register_vmap("pkg::d_sigmoid_backward", _vmap_backward)
 register_sharding("d_sigmoid", "z ... -> ...")

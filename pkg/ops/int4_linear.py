@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._call import operator
-from ._registration import check_one_device, register_fake, register_gradients
+from ._registration import check_one_device, linear_in, register_fake, register_gradients
 from ._sharding import register_sharding
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 from .linear import result_shape
@@ -118,10 +118,7 @@ def weight_of(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, packed_w, scales_and_zeros, ctx.group_size, ctx.inner_k_tiles, _ = inputs
     if scales_and_zeros.requires_grad:
-        raise RuntimeError(
-            "int4_linear: scales_and_zeros requires grad, and gradients flow to input and bias "
-            "alone; pass scales_and_zeros.detach()"
-        )
+        raise _refusal_of_scales("requires grad")
     ctx.save_for_backward(packed_w, scales_and_zeros)
 
 
@@ -136,6 +133,23 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[5]:
         grad_bias = grad.reshape(prod(grad.shape[:-1]), grad.shape[-1]).sum(0)
     return grad_input, None, None, None, None, grad_bias
+
+
+_tangent_of_floats = linear_in("int4_linear", (0, 5))
+
+
+def _tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+    if tangents[2] is not None:
+        raise _refusal_of_scales("has a tangent")
+    result: Tensor = _tangent_of_floats(values, outputs, tangents)
+    return result
+
+
+def _refusal_of_scales(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"int4_linear: scales_and_zeros {what}, and derivatives are those by input and bias "
+        "alone; pass scales_and_zeros.detach()"
+    )
 
 
 def _vmap(
@@ -175,6 +189,6 @@ def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:
     )
 
 
-register_gradients("int4_linear", _backward, setup_context=_setup_context)
+register_gradients("int4_linear", _backward, tangent=_tangent, setup_context=_setup_context)
 torch.library.register_vmap("pkg::int4_linear", _vmap)
 register_sharding("int4_linear", _sharding)

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ._call import operator, part
 from ._registration import (
+    added,
     batch_to_front,
     below_autograd,
     check_one_device,
     fake_pointwise,
+    have_tangents,
     library,
     recording,
     records_gradients,
@@ -122,8 +123,9 @@ def _autograd(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """Records a call through the operator that keeps what the gradient needs."""
-    # In forward mode too: without a formula for it, the other operator refuses.
-    if records_gradients((input, weight, bias)) or forward_ad._current_level >= 0:
+    # In forward mode too: the other operator has the formula.
+    tensors = (input, weight, bias)
+    if records_gradients(tensors) or have_tangents(tensors):
         forward = torch.ops.pkg.linear_forward.default
         output: Tensor = forward(input, weight, bias, activation)[0]
         return output
@@ -183,6 +185,22 @@ def _backward(
     return grad_input, grad_weight, grad_bias, None
 
 
+def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, Tensor]:
+    input, weight, _, activation = values
+    of_input, of_weight, of_bias, _ = tangents
+    terms = [] if of_bias is None else [of_bias.expand(outputs[0].shape)]
+    if of_input is not None:
+        terms.append(linear(of_input, weight))
+    if of_weight is not None:
+        terms.append(linear(input, of_weight))
+    total = added(terms)
+    if _keeps_pre_activation(activation):
+        return _activation_backward(total, outputs[1], activation), total
+    if activation is not None:
+        total = _activation_backward(total, outputs[0], activation)
+    return total, torch.zeros_like(outputs[1])
+
+
 def _setup_activation_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
     grad, saved, ctx.activation = inputs
     ctx.save_for_backward(grad, saved)
@@ -196,12 +214,28 @@ def _activation_double_backward(
     if ctx.needs_input_grad[0]:
         grad_of_grad = _activation_backward(grad_grad, saved, ctx.activation)
     if ctx.needs_input_grad[1] and _keeps_pre_activation(ctx.activation):
-        # A dozen roundings in a row: in the next wider type they cost no digit of the result.
-        half = saved.dtype in (torch.float16, torch.bfloat16)
-        wide = torch.float32 if half else torch.float64
-        slope = _second_derivative(saved.to(wide), ctx.activation)
-        grad_of_saved = (grad_grad.to(wide) * grad.to(wide) * slope).to(saved.dtype)
+        grad_of_saved = _bent(grad_grad, grad, saved, ctx.activation)
     return grad_of_grad, grad_of_saved, None
+
+
+def _bent(factor: Tensor, grad: Tensor, saved: Tensor, activation: str) -> Tensor:
+    """Two factors and the activation's second derivative at ``saved``.
+
+    A dozen roundings in a row: in the next wider type they cost no digit of the result.
+    """
+    half = saved.dtype in (torch.float16, torch.bfloat16)
+    wide = torch.float32 if half else torch.float64
+    slope = _second_derivative(saved.to(wide), activation)
+    return (factor.to(wide) * grad.to(wide) * slope).to(saved.dtype)
+
+
+def _activation_tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+    grad, saved, activation = values
+    of_grad, of_saved, _ = tangents
+    terms = [] if of_grad is None else [_activation_backward(of_grad, saved, activation)]
+    if of_saved is not None and _keeps_pre_activation(activation):
+        terms.append(_bent(of_saved, grad, saved, activation))
+    return added(terms) if terms else torch.zeros_like(saved)
 
 
 def _second_derivative(x: Tensor, activation: str) -> Tensor:
@@ -319,11 +353,12 @@ def _sharding_forward(
 
 
 library.impl("linear", _autograd, "Autograd")
-register_gradients("linear_forward", _backward, setup_context=_setup_context)
+register_gradients("linear_forward", _backward, tangent=_tangent, setup_context=_setup_context)
 _record_forward = recording("linear_forward")
 register_gradients(
     "linear_activation_backward",
     _activation_double_backward,
+    tangent=_activation_tangent,
     setup_context=_setup_activation_context,
 )
 torch.library.register_vmap("pkg::linear", _vmap)

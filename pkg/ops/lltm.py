@@ -13,6 +13,7 @@ from ._call import operator, part
 from ._registration import (
     below_autograd,
     check_one_device,
+    have_tangents,
     library,
     recording,
     records_gradients,
@@ -20,6 +21,7 @@ from ._registration import (
     register_gradients,
     register_lower_precision_autocast,
     register_recording,
+    tangent_by,
 )
 from ._sharding import Description, register_sharding
 
@@ -166,6 +168,36 @@ def _backward(
     )
 
 
+def _plain_forward(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> _Three:
+    """What ``lltm_forward`` computes, by PyTorch's operators in the next wider type."""
+    dtype, is_cell, size = input.dtype, input.dim() == 2, old_h.shape[-1]
+    input, weights, bias, state, cell = (
+        each.to(_wider(dtype)) for each in (input, weights, bias, old_h, old_cell)
+    )
+    steps = []
+    for given in input.unsqueeze(0) if is_cell else input:
+        gates = torch.cat([state, given], -1) @ weights.mT + bias
+        in_gate, out_gate, candidate = gates.unflatten(-1, (3, size)).unbind(-2)
+        cell = cell + F.elu(candidate) * torch.sigmoid(in_gate)
+        state = torch.tanh(cell) * torch.sigmoid(out_gate)
+        steps.append((state, cell, gates))
+    if not steps:
+        states = old_h.new_empty(0, *old_h.shape)
+        return states, states, bias.new_empty(0, len(old_h), len(weights), dtype=dtype)
+    hidden, cells, gates = (
+        (parts[0] if is_cell else torch.stack(parts)).to(dtype)
+        for parts in zip(*steps, strict=True)
+    )
+    return hidden, cells, gates
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    """A few dozen roundings in a row cost no digit of a result of ``dtype`` in this one."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
+
+
 def _plain_backward(
     grad_hidden: Tensor,
     grad_cells: Tensor,
@@ -210,32 +242,32 @@ def _setup_backward_context(ctx: Any, inputs: tuple[Any, ...], output: _Five) ->
     ctx.set_materialize_grads(False)
 
 
-def _double_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The derivative of :func:`_plain_backward`, in the next wider type.
-
-    A few dozen roundings in a row cost no digit of the result there.
-    """
-    saved = ctx.saved_tensors
-    gates, cells, dtype = saved[3], saved[5], saved[3].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
-    is_cell = gates.dim() == 2
+def _inputs_of_plain_backward(tensors: Sequence[Any]) -> list[Tensor]:
+    """Those of ``lltm_backward``, of a step as of a sequence of one, in the next wider type."""
+    *optional, gates, hidden, cells, input, weights, old_h = tensors
+    wide = _wider(gates.dtype)
 
     def widened(tensor: Tensor | None, like: Tensor) -> Tensor:
         value = torch.zeros_like(like, dtype=wide) if tensor is None else tensor.to(wide)
-        return value.unsqueeze(0) if is_cell else value
+        return value.unsqueeze(0) if gates.dim() == 2 else value
 
-    inputs = [
-        widened(tensor, like)
-        for tensor, like in zip(
-            saved[:7], (cells, cells, gates, gates, cells, cells, saved[6]), strict=True
-        )
+    return [
+        *map(widened, optional, (cells, cells, gates)),
+        *(widened(each, each) for each in (gates, hidden, cells, input)),
+        *(weights.to(wide), old_h.to(wide)),
     ]
-    inputs += [saved[7].to(wide), saved[8].to(wide)]
+
+
+def _double_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The derivative of :func:`_plain_backward`."""
+    saved = ctx.saved_tensors
+    dtype = saved[3].dtype
+    inputs = _inputs_of_plain_backward(saved)
     outputs, pull_back = torch.func.vjp(_plain_backward, *inputs)  # type: ignore[misc]
     given = [
         torch.zeros_like(output)
         if gradient is None or not needed
-        else gradient.to(wide).reshape(output.shape)
+        else gradient.to(output.dtype).reshape(output.shape)
         for gradient, output, needed in zip(gradients, outputs, ctx.needs, strict=True)
     ]
     of_inputs = pull_back(tuple(given))
@@ -247,6 +279,19 @@ def _double_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None
             )
         ),
         *(None,) * 3,
+    )
+
+
+def _backward_to_be_pushed(*values: Any) -> tuple[Tensor, ...]:
+    """``lltm_backward`` by PyTorch's operators."""
+    tensors, (needs_input, needs_weights, needs_old_h) = values[:9], values[9:]
+    input, weights, old_h = tensors[6:]
+    shapes = (input.shape, weights.shape, weights.shape[:1], old_h.shape, old_h.shape)
+    needed = (needs_input, needs_weights, True, needs_old_h, True)
+    results = _plain_backward(*_inputs_of_plain_backward(tensors))
+    return tuple(
+        result.to(input.dtype).reshape(shape) if need else input.new_empty(0)
+        for result, shape, need in zip(results, shapes, needed, strict=True)
     )
 
 
@@ -275,8 +320,8 @@ def register_through_forward(name: str, rank: int) -> None:
         return hidden, cells
 
     def kernel(*tensors: Tensor) -> _Two:
-        # In forward mode too: without a formula for it, the other operator refuses.
-        if records_gradients(tensors) or torch.autograd.forward_ad._current_level >= 0:
+        # In forward mode too: the other operator has the formula.
+        if records_gradients(tensors) or have_tangents(tensors):
             return through(torch.ops.pkg.lltm_forward.default, tensors)
         return alone(*tensors)
 
@@ -369,8 +414,15 @@ def _sharding_backward(
 
 
 register_through_forward("lltm", rank=2)
-register_gradients("lltm_forward", _backward, setup_context=_setup_context)
-register_gradients("lltm_backward", _double_backward, setup_context=_setup_backward_context)
+register_gradients(
+    "lltm_forward", _backward, tangent=tangent_by(_plain_forward), setup_context=_setup_context
+)
+register_gradients(
+    "lltm_backward",
+    _double_backward,
+    tangent=tangent_by(_backward_to_be_pushed),
+    setup_context=_setup_backward_context,
+)
 torch.library.register_vmap("pkg::lltm", vmap_rule(torch.ops.pkg.lltm.default))
 torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_forward.default))
 torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))

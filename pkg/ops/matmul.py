@@ -12,6 +12,7 @@ from torch import Tensor
 from ._call import operator
 from ._registration import (
     check_one_device,
+    linear_in,
     reduce_to,
     register_fake,
     register_gradients,
@@ -164,7 +165,7 @@ def _sharding(a: Description, b: Description, out_dtype: torch.dtype | None) -> 
     )
 
 
-register_gradients("matmul", _backward)
+register_gradients("matmul", _backward, tangent=linear_in("matmul", (0,), (1,)))
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")
 register_sharding("matmul", _sharding)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ._call import operator
 from ._registration import (
     fake_pointwise,
+    linear_in,
     reduce_to,
     register_fake,
     register_gradients,
@@ -58,6 +59,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-register_gradients("mul", _backward)
+register_gradients("mul", _backward, tangent=linear_in("mul", (0,), (1,)))
 register_pointwise_vmap("mul")
 register_sharding("mul", "a ..., b ... -> ...")

@@ -10,6 +10,7 @@ from torch import Tensor
 from ._call import operator
 from ._registration import (
     fake_pointwise,
+    linear_in,
     reduce_to,
     register_fake,
     register_gradients,
@@ -64,6 +65,14 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     )
 
 
-register_gradients("muladd", _backward)
+_tangent_of_product = linear_in("mul", (0,), (1,))
+
+
+def _tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+    result: Tensor = _tangent_of_product(values[:2], outputs, tangents)
+    return result
+
+
+register_gradients("muladd", _backward, tangent=_tangent)
 register_pointwise_vmap("muladd")
 register_sharding("muladd", "a ..., b ... -> ...")

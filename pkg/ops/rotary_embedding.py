@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ._call import operator, part
 from ._registration import (
+    Tangent,
+    added,
     batch_to_front,
     check_one_device,
     fake_pointwise,
+    linear_in,
     reduce_to,
     register_fake,
     register_gradients,
@@ -157,6 +161,23 @@ def _double_backward(
     return *_backward(ctx, grad_grad), None
 
 
+def _tangent_of(name: str) -> Tangent:
+    of_input, of_tables = linear_in(name, (0,)), linear_in(name, (1, 2))
+
+    def tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
+        terms = [] if tangents[0] is None else [of_input(values, outputs, tangents)]
+        if tangents[1] is not None or tangents[2] is not None:
+            # What is not turned does not depend on the tables.
+            input, cos, *rest = values
+            width = 2 * cos.shape[-1]
+            turned = (input.narrow(-1, 0, width), cos, *rest)
+            rest_of_row = input.shape[-1] - width
+            terms.append(F.pad(of_tables(turned, outputs, tangents), (0, rest_of_row)))
+        return added(terms)
+
+    return tangent
+
+
 def _batched(
     in_dims: Sequence[int | None], input: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,9 +213,17 @@ def _vmap_backward(
     return _rotary_embedding_backward(*_batched(in_dims, grad, cos, sin), interleaved), 0
 
 
-register_gradients("rotary_embedding", _backward, setup_context=_setup_context)
 register_gradients(
-    "rotary_embedding_backward", _double_backward, setup_context=_setup_backward_context
+    "rotary_embedding",
+    _backward,
+    tangent=_tangent_of("rotary_embedding"),
+    setup_context=_setup_context,
+)
+register_gradients(
+    "rotary_embedding_backward",
+    _double_backward,
+    tangent=_tangent_of("rotary_embedding_backward"),
+    setup_context=_setup_backward_context,
 )
 torch.library.register_vmap("pkg::rotary_embedding", _vmap)
 torch.library.register_vmap("pkg::rotary_embedding_backward", _vmap_backward)

@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._attention_derivatives import (
+    Call,
+    Directions,
+    leading_shape,
+    output_tangent,
+    second_derivatives,
+)
 from ._call import operator, part
 from ._registration import (
     batch_to_front,
     check_one_device,
     library,
     one_level_function,
-    reduce_to,
+    or_zeros,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -22,7 +29,6 @@ from ._registration import (
     running,
 )
 from ._sharding import Description, register_sharding
-from .matmul import matmul
 
 _Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -167,16 +173,6 @@ def _record(
 _attention_backward: Callable[..., _Four] = part("scaled_dot_product_attention_backward")
 
 
-def _leading_shape(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> torch.Size:
-    """The leading dimensions that the inputs broadcast to, the query's heads last."""
-    key_lead, value_lead = key.shape[:-2], value.shape[:-2]
-    if enable_gqa:
-        key_lead = torch.Size((*key_lead[:-1], query.shape[-3]))
-        value_lead = torch.Size((*value_lead[:-1], query.shape[-3]))
-    lead: torch.Size = torch.broadcast_shapes(query.shape[:-2], key_lead, value_lead)
-    return lead
-
-
 def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
     """An output with the strides that ``csrc/scaled_dot_product_attention.h`` gives it."""
     rows = query.shape[-2]
@@ -220,7 +216,7 @@ def _fake(
         query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
     )
     torch._check(key.shape[-2] == value.shape[-2], lambda: "key and value differ in length")
-    lead = _leading_shape(query, key, value, enable_gqa)
+    lead = leading_shape(query, key, value, enable_gqa)
     dtype = torch.promote_types(query.dtype, torch.float32)
     output = _new_output(query, lead, value.shape[-1])
     return (
@@ -277,17 +273,17 @@ def _fake_dropout_mask(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
     *tensors, dropout_p, is_causal, scale, enable_gqa, _, slopes = inputs[:11]
-    _refuse_gradient_of_slopes(ctx.needs_input_grad[10])
+    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[10])
     ctx.save_for_backward(*tensors, *output, slopes)
     ctx.options = (dropout_p, is_causal, scale, enable_gqa)
     ctx.extras = inputs[11:]
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _refuse_gradient_of_slopes(is_needed: bool) -> None:
-    if is_needed:
+def _refuse_derivatives_of_slopes(what: str, has_it: bool) -> None:
+    if has_it:
         raise RuntimeError(
-            "scaled_dot_product_attention: alibi_slopes requires a gradient, and there is none of "
+            f"scaled_dot_product_attention: alibi_slopes {what}, and there are no derivatives by "
             "it; pass alibi_slopes.detach(), or the bias as attn_mask"
         )
 
@@ -317,7 +313,7 @@ def _forward_without_dropout(
     *extras: float,
 ) -> Tensor:
     """Returns the output alone: two more outputs and their gradients of zero take a while."""
-    _refuse_gradient_of_slopes(ctx.needs_input_grad[7])
+    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[7])
     results: _Three = _run_forward(
         *(query, key, value, attn_mask, None, 0.0, is_causal, scale, enable_gqa, True),
         *(alibi_slopes, *extras),
@@ -329,171 +325,45 @@ def _forward_without_dropout(
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
-    _refuse_gradient_of_slopes(ctx.needs_input_grad[14])
+    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[14])
     ctx.save_for_backward(*inputs[:6], inputs[14])
     ctx.options = inputs[9:14]
     ctx.extras = inputs[15:]
 
 
-def _grouped(tensor: Tensor, group: int) -> Tensor:
-    """Key or value heads repeated for the query heads that share them."""
-    if group == 1:
-        return tensor
-    shape = (*tensor.shape[:-2], group, *tensor.shape[-2:])
-    return tensor.unsqueeze(-3).expand(shape).flatten(-4, -3)
-
-
-def _summed_over_group(gradient: Tensor, group: int, key_heads: int) -> Tensor:
-    if group == 1:
-        return gradient
-    groups: Tensor = gradient.unflatten(-3, (key_heads, group))
-    return groups.sum(-3)
-
-
-def _dropout_factors(
-    seed: Tensor | None, lead: torch.Size, weights: Tensor, dropout_p: float
-) -> Tensor | float:
-    """What dropout multiplies the weights by, of shape (*lead, L, S)."""
-    if seed is None or dropout_p == 0.0:
-        return 1.0
-    if dropout_p == 1.0:
-        return 0.0
-    rows, columns = weights.shape[-2:]
-    kept: Tensor = torch.ops.pkg.attention_dropout_mask.default(
-        seed, lead.numel(), rows, columns, dropout_p
-    )
-    return kept.reshape(*lead, rows, columns).to(weights.dtype) / (1.0 - dropout_p)
-
-
-def _hidden_by_place(
-    scores: Tensor, is_causal: bool, window_left: int, window_right: int
-) -> Tensor | None:
-    """Which keys causality and the window hide, of shape (L, S)."""
-    rows, columns = scores.shape[-2:]
-    if not is_causal and window_left < 0 and window_right < 0:
-        return None
-    column = torch.arange(columns, device=scores.device)
-    row = torch.arange(rows, device=scores.device).unsqueeze(-1)
-    own = row + columns - rows
-    hidden = column > row if is_causal else torch.zeros_like(column > row)
-    if window_left >= 0:
-        hidden = hidden | (column < own - window_left)
-    if window_right >= 0:
-        hidden = hidden | (column > own + window_right)
-    return hidden
-
-
-def _alibi_bias(scores: Tensor, slopes: Tensor) -> Tensor:
-    """ALiBi's bias, of the shape of the slopes and (L, S)."""
-    rows, columns = scores.shape[-2:]
-    own = torch.arange(columns - rows, columns, device=scores.device).unsqueeze(-1)
-    distance = (own - torch.arange(columns, device=scores.device)).abs().to(scores.dtype)
-    return -slopes.to(scores.dtype)[..., None, None] * distance
-
-
-def _weights(scores: Tensor, hidden: Tensor | None, attn_mask: Tensor | None) -> Tensor:
-    """The attention weights before dropout; 0 throughout in a row without any key."""
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        else:
-            scores = scores + attn_mask
-    excluded = (scores == -torch.inf).all(-1, keepdim=True)
-    weights: Tensor = torch.softmax(scores.masked_fill(excluded, 0.0), -1)
-    return weights.masked_fill(excluded, 0.0)
-
-
-def _weights_again(
-    ctx: Any, scores: Tensor, lead: torch.Size
-) -> tuple[Tensor, Tensor | float, Tensor | None]:
-    """As the forward pass had them: weights, dropout's factors, and the tanh of capped scores."""
-    dropout_p, is_causal, *_ = ctx.options
-    window_left, window_right, softcap = ctx.extras
-    *_, mask, seed, slopes = ctx.saved_tensors
-    share = torch.tanh(scores / softcap) if softcap else None
-    modified = scores if share is None else share * softcap
-    if slopes is not None:
-        modified = modified + _alibi_bias(scores, slopes)
-    weights = _weights(
-        modified, _hidden_by_place(scores, is_causal, window_left, window_right), mask
-    )
-    return weights, _dropout_factors(seed, lead, weights, dropout_p), share
-
-
-def _softmax_gradient(weights: Tensor, gradient: Tensor) -> Tensor:
-    return weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
-
-
-def _double_backward(
-    ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor, grad_mask: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradient of the gradients, from the definition: O(L S) memory.
-
-    With P the weights, M dropout's factors, G the gradient of the output, the first
-    backward pass is A = M (G V^T), D = rowsum(P A), dS = P (A - D),
-    dQ = scale dS K, dK = scale dS^T Q, dV = (M P)^T G. Here each of these is taken
-    backward in turn; gradients to output and log-sum-exp flow to the inputs that
-    they are functions of. Where scores are capped, S = c t with t = tanh(S' / c), and
-    dS' = dS (1 - t^2) takes the place of dS in dQ and dK.
-    """
-    *_, scale, enable_gqa, needs_mask_grad = ctx.options
-    softcap = ctx.extras[-1]
-    *tensors, mask, _, _ = ctx.saved_tensors
-    dtype = torch.promote_types(tensors[1].dtype, torch.float32)
-    upstream, query, key, value = (tensor.to(dtype) for tensor in tensors)
-    key_heads = key.shape[-3] if enable_gqa else 0
-    group = query.shape[-3] // key_heads if key_heads else 1
-    lead = _leading_shape(query, key, value, enable_gqa)
-    # Without a head dimension every score is zero, whatever the scale.
-    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    key, value = _grouped(key, group), _grouped(value, group)
-    grad_query = grad_query.to(dtype)
-    grad_key = _grouped(grad_key.to(dtype), group)
-    grad_value = _grouped(grad_value.to(dtype), group)
-
-    weights, factors, share = _weights_again(ctx, matmul(query, key.mT) * scale, lead)
-    slope = 1.0 if share is None else 1.0 - share * share
-    grad_weights = matmul(upstream, value.mT) * factors
-    delta = (weights * grad_weights).sum(-1, keepdim=True)
-    grad_scores = weights * (grad_weights - delta)
-
-    # Of dS, from dQ, dK and the mask's gradient.
-    of_grad_products = scale * (matmul(grad_query, key.mT) + matmul(query, grad_key.mT))
-    of_grad_scores = of_grad_products * slope
-    if needs_mask_grad:
-        of_grad_scores = of_grad_scores + grad_mask
-    total = (of_grad_scores * weights).sum(-1, keepdim=True)
-    of_products = factors * weights * (of_grad_scores - total)
-    of_weights = (
-        of_grad_scores * (grad_weights - delta)
-        - grad_weights * total
-        + matmul(upstream, grad_value.mT) * factors
-    )
-    of_scores = _softmax_gradient(weights, of_weights)
-
-    of_capped = of_scores * slope
-    if share is not None:
-        # The derivative of 1 - t^2 by S'.
-        of_capped = of_capped - of_grad_products * grad_scores * slope * share * (2.0 / softcap)
-    grad_capped = grad_scores * slope
-
-    of_upstream = matmul(weights * factors, grad_value) + matmul(of_products, value)
-    of_query = scale * (matmul(grad_capped, grad_key) + matmul(of_capped, key))
-    of_key = scale * (matmul(grad_capped.mT, grad_query) + matmul(of_capped.mT, query))
-    of_value = matmul(of_products.mT, upstream)
-    of_mask = None
-    if mask is not None and ctx.needs_input_grad[4]:
-        of_mask = reduce_to(of_scores, mask)
+def _double_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    upstream, query, key, value, mask, seed, slopes = ctx.saved_tensors
+    *options, needs_mask_grad = ctx.options
+    call = Call._make((query, key, value, mask, seed, *options, slopes, *ctx.extras))
+    grad_mask = gradients[3] if needs_mask_grad else None
+    results = second_derivatives(call, upstream, Directions._make((*gradients[:3], grad_mask)))
     return (
-        reduce_to(of_upstream, tensors[0]),
-        reduce_to(of_query, tensors[1]),
-        reduce_to(_summed_over_group(of_key, group, key_heads), tensors[2]),
-        reduce_to(_summed_over_group(of_value, group, key_heads), tensors[3]),
-        of_mask,
+        *results[:4],
+        results[4] if ctx.needs_input_grad[4] else None,
         *(None,) * (len(ctx.needs_input_grad) - 5),
     )
+
+
+def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, None, None]:
+    """Of the output alone, as gradients are."""
+    _refuse_derivatives_of_slopes("has a tangent", tangents[10] is not None)
+    call = Call._make((*values[:9], *values[10:]))
+    return output_tangent(call, tangents[:4]), None, None
+
+
+def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
+    """What depends on the inputs through output and log-sum-exp is counted with the inputs."""
+    _refuse_derivatives_of_slopes("has a tangent", tangents[14] is not None)
+    needs_mask_grad, slopes, *extras = values[13:]
+    call = Call._make((*values[1:6], *values[9:13], slopes, *extras))
+    directions = Directions._make((*map(or_zeros, tangents[1:4], values[1:4]), tangents[4]))
+    results: list[Any] = [*second_derivatives(call, values[0], directions)[1:]]
+    if not needs_mask_grad:
+        results[3] = outputs[3]  # without elements
+    if tangents[0] is not None:
+        of_upstream = _attention_backward(tangents[0], *values[1:])
+        results = [a + b for a, b in zip(results, of_upstream, strict=True)]
+    return tuple(results)
 
 
 def _each_slice(
@@ -684,13 +554,17 @@ def _sharding_backward(
 register_gradients(
     "scaled_dot_product_attention_forward",
     _backward,
+    tangent=_tangent,
     setup_context=_setup_context,
     keeps="keeps_residual",
 )
 _run_forward = running("scaled_dot_product_attention_forward")
 _recorded = one_level_function("scaled_dot_product_attention", _forward_without_dropout, _backward)
 register_gradients(
-    "scaled_dot_product_attention_backward", _double_backward, setup_context=_setup_double_backward
+    "scaled_dot_product_attention_backward",
+    _double_backward,
+    tangent=_backward_tangent,
+    setup_context=_setup_double_backward,
 )
 library.impl("scaled_dot_product_attention", _decomposed, "FuncTorchBatched")
 torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._attention_derivatives import (
+    Call,
+    Directions,
+    output_tangent,
+    second_derivatives,
+)
 from ._call import operator, part
 from ._registration import (
     check_one_device,
     library,
+    or_zeros,
     recording,
     register_fake,
     register_gradients,
@@ -20,11 +26,10 @@ from ._registration import (
     register_recording,
 )
 from ._sharding import Description, register_sharding
-from .scaled_dot_product_attention import _double_backward as _dense_double_backward
 from .scaled_dot_product_attention import (
     _each_slice,
     _has_residual,
-    _refuse_gradient_of_slopes,
+    _refuse_derivatives_of_slopes,
     _stacked,
     refuse_distributed_dropout,
 )
@@ -280,7 +285,7 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    _refuse_gradient_of_slopes(ctx.needs_input_grad[12])
+    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[12])
     ctx.save_for_backward(*inputs[:6], *output, inputs[12])
     ctx.options = inputs[6:11]
     ctx.extras = inputs[13:]
@@ -297,7 +302,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None,
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    _refuse_gradient_of_slopes(ctx.needs_input_grad[15])
+    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[15])
     ctx.save_for_backward(*inputs[:7], inputs[15])
     ctx.options = inputs[10:15]
     ctx.extras = inputs[16:]
@@ -373,45 +378,98 @@ def _mask_of_padding(
     return bias.masked_fill(~mask, -torch.inf)
 
 
-def _double_backward(
-    ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
-) -> tuple[Tensor | None, ...]:
-    """That of dense attention over padded sequences, of which a mask takes the padding away.
+class _Padded:
+    """A call as one of dense attention over padded sequences, of which a mask takes the padding.
 
     Dropout draws the same: a weight's sequence, head, row and column are those of the batch.
     """
-    upstream, query, key, value, cu_seqlens_q, cu_seqlens_k, seed, slopes = ctx.saved_tensors
-    max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal = ctx.options
-    window_left, window_right, softcap = ctx.extras
-    rows = _Packing(cu_seqlens_q, max_seqlen_q, query.shape[0])
-    columns = _Packing(cu_seqlens_k, max_seqlen_k, key.shape[0])
-    mask = _mask_of_padding(rows, columns, causal, window_left, window_right, slopes)
-    mask = mask if slopes is None else mask.to(torch.promote_types(query.dtype, torch.float32))
-    heads, key_heads = query.shape[1], key.shape[1]
-    group = heads // max(key_heads, 1)
-    key_head = torch.arange(heads, device=key.device) // max(group, 1)
 
-    def pad_keys(packed: Tensor) -> Tensor:
-        return columns.pad(packed[:, key_head])
+    def __init__(
+        self, tensors: Sequence[Any], options: Sequence[Any], slopes: Any, extras: Sequence[Any]
+    ) -> None:
+        query, key, value, cu_seqlens_q, cu_seqlens_k, seed = tensors
+        max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal = options
+        window_left, window_right, softcap = extras
+        self.rows = _Packing(cu_seqlens_q, max_seqlen_q, query.shape[0])
+        self.columns = _Packing(cu_seqlens_k, max_seqlen_k, key.shape[0])
+        self.key_heads = key.shape[1]
+        self.group = query.shape[1] // max(self.key_heads, 1)
+        heads = torch.arange(query.shape[1], device=key.device)
+        self.key_head = heads // max(self.group, 1)
+        mask = _mask_of_padding(self.rows, self.columns, causal, window_left, window_right, slopes)
+        if slopes is not None:
+            mask = mask.to(torch.promote_types(query.dtype, torch.float32))
+        self.call = Call(
+            self.rows.pad(query),
+            self.pad_keys(key),
+            self.pad_keys(value),
+            mask,
+            seed,
+            dropout_p,
+            is_causal=False,
+            scale=softmax_scale,
+            enable_gqa=False,
+            alibi_slopes=None,
+            window_left=-1,
+            window_right=-1,
+            softcap=softcap,
+        )
 
-    def pack_keys(padded: Tensor) -> Tensor:
-        packed = columns.pack(padded)
-        return packed.reshape(packed.shape[0], key_heads, group, packed.shape[-1]).sum(2)
+    def pad_keys(self, packed: Tensor) -> Tensor:
+        """Key, value or what belongs to one, for each head of the query."""
+        return self.columns.pad(packed[:, self.key_head])
 
-    inputs = (rows.pad(upstream), rows.pad(query), pad_keys(key), pad_keys(value))
-    dense = SimpleNamespace(
-        saved_tensors=(*inputs, mask, seed, None),
-        options=(dropout_p, False, softmax_scale, False, False),
-        extras=(-1, -1, softcap),
-        needs_input_grad=(True, True, True, True, False),
-    )
-    gradients = (rows.pad(grad_query), pad_keys(grad_key), pad_keys(grad_value))
-    of_inputs = _dense_double_backward(dense, *gradients, mask.new_zeros(0))[:4]
-    ways = (rows.pack, rows.pack, pack_keys, pack_keys)
-    return (
-        *(way(each) for way, each in zip(ways, of_inputs, strict=True) if each is not None),
-        *(None,) * (len(ctx.needs_input_grad) - 4),
-    )
+    def pack_keys(self, padded: Tensor) -> Tensor:
+        """The inverse of :meth:`pad_keys`, the sum over the heads of a group."""
+        packed = self.columns.pack(padded)
+        return packed.reshape(packed.shape[0], self.key_heads, self.group, packed.shape[-1]).sum(2)
+
+    def second_derivatives(self, upstream: Tensor, directions: Sequence[Tensor]) -> list[Tensor]:
+        """Those of :func:`second_derivatives`, of packed tensors, but for the mask's."""
+        query, key, value = directions
+        padded = Directions(
+            self.rows.pad(query), self.pad_keys(key), self.pad_keys(value), attn_mask=None
+        )
+        of_upstream, query, key, value, _ = second_derivatives(
+            self.call, self.rows.pad(upstream), padded
+        )
+        rows = [self.rows.pack(of_upstream), self.rows.pack(query)]
+        return [*rows, self.pack_keys(key), self.pack_keys(value)]
+
+    def output_tangent(self, tangents: Sequence[Tensor | None]) -> Tensor:
+        """That of :func:`output_tangent`, of packed tensors."""
+        ways = (self.rows.pad, self.pad_keys, self.pad_keys)
+        padded = [
+            None if tangent is None else pad(tangent)
+            for pad, tangent in zip(ways, tangents, strict=True)
+        ]
+        return self.rows.pack(output_tangent(self.call, [*padded, None]))
+
+
+def _double_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    upstream, *tensors, slopes = ctx.saved_tensors
+    padded = _Padded(tensors, ctx.options, slopes, ctx.extras)
+    results = padded.second_derivatives(upstream, gradients)
+    return (*results, *(None,) * (len(ctx.needs_input_grad) - len(results)))
+
+
+def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, None, None]:
+    """Of the output alone, as gradients are."""
+    _refuse_derivatives_of_slopes("has a tangent", tangents[12] is not None)
+    padded = _Padded(values[:6], values[6:11], values[12], values[13:])
+    return padded.output_tangent(tangents[:3]), None, None
+
+
+def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
+    """As that of dense attention's gradients."""
+    _refuse_derivatives_of_slopes("has a tangent", tangents[15] is not None)
+    padded = _Padded(values[1:7], values[10:15], values[15], values[16:])
+    directions = [or_zeros(*each) for each in zip(tangents[1:4], values[1:4], strict=True)]
+    _, *results = padded.second_derivatives(values[0], directions)
+    if tangents[0] is not None:
+        of_upstream = _attention_backward(tangents[0], *values[1:])
+        results = [a + b for a, b in zip(results, of_upstream, strict=True)]
+    return tuple(results)
 
 
 def _vmap(
@@ -468,12 +526,14 @@ def _sharding_backward(
 register_gradients(
     "scaled_dot_product_attention_varlen_forward",
     _backward,
+    tangent=_tangent,
     setup_context=_setup_context,
     keeps="keeps_residual",
 )
 register_gradients(
     "scaled_dot_product_attention_varlen_backward",
     _double_backward,
+    tangent=_backward_tangent,
     setup_context=_setup_double_backward,
 )
 for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._call import operator, part
 from ._registration import (
     check_one_device,
+    linear_in,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -198,9 +199,17 @@ def _vmap_backward(
     return result.unflatten(0, (info.batch_size, len(tensors[0]) // info.batch_size)), 0
 
 
-register_gradients("spatial_correlation_sample", _backward, setup_context=_setup_context)
 register_gradients(
-    "spatial_correlation_sample_backward", _double_backward, setup_context=_setup_double_backward
+    "spatial_correlation_sample",
+    _backward,
+    tangent=linear_in("spatial_correlation_sample", (0,), (1,)),
+    setup_context=_setup_context,
+)
+register_gradients(
+    "spatial_correlation_sample_backward",
+    _double_backward,
+    tangent=linear_in("spatial_correlation_sample_backward", (0,), (1,)),
+    setup_context=_setup_double_backward,
 )
 torch.library.register_vmap("pkg::spatial_correlation_sample", _vmap)
 torch.library.register_vmap("pkg::spatial_correlation_sample_backward", _vmap_backward)
