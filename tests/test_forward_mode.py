@@ -293,7 +293,8 @@ def test_what_has_no_tangents_refuses() -> None:
         scales = SCALES.clone()
         jvp(lambda s: int4_linear(x, None, s), (scales,), (scales,))
     slopes, query = torch.ones(1), torch.randn(1, 1, 3, 4)
-    with refused("alibi_slopes has a tangent"):
+    # The words stay in PyTorch 2.10, whose composite operators drop those of an error.
+    with refused("alibi_slopes has a tangent|printed why on stderr"):
         jvp(
             lambda s: pkg.ops.scaled_dot_product_attention(query, query, query, alibi_slopes=s),
             *((slopes,), (slopes,)),
