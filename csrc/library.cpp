@@ -7,7 +7,6 @@
 
 #include "host/check.h"
 #include "host/namespace.h"
-#include "scaled_dot_product_attention.h"
 
 namespace pkg {
 
@@ -148,11 +147,6 @@ void define_operators() {
               "': perhaps an operator of this name is already registered by "
               "another library");
   }
-  auto* composites = new torch::stable::detail::StableLibrary(
-      torch::stable::detail::StableLibrary::Kind::IMPL, PKG_NAMESPACE_TEXT,
-      "CompositeImplicitAutograd", __FILE__, __LINE__);
-  composites->impl("scaled_dot_product_attention",
-                   TORCH_BOX(&scaled_dot_product_attention));
 }
 
 }  // namespace pkg

@@ -481,22 +481,4 @@ inline void check_attention_backward(
       "; only a mask of numbers has a gradient");
 }
 
-inline void check_scaled_dot_product_attention(
-    const TensorView& query, const TensorView& key, const TensorView& value,
-    const std::optional<TensorView>& attn_mask, double dropout_p,
-    bool is_causal, bool enable_gqa, const AttentionExtras& extras) {
-  plan_attention(query, key, value, attn_mask, dropout_p, is_causal,
-                 std::nullopt, enable_gqa, extras);
-}
-
-// The composite operator: draws the dropout's seed and calls the forward one.
-Tensor scaled_dot_product_attention(const Tensor& query, const Tensor& key,
-                                    const Tensor& value,
-                                    const std::optional<Tensor>& attn_mask,
-                                    double dropout_p, bool is_causal,
-                                    std::optional<double> scale,
-                                    bool enable_gqa, int64_t window_left,
-                                    int64_t window_right, double softcap,
-                                    const std::optional<Tensor>& alibi_slopes);
-
 }  // namespace pkg

@@ -78,24 +78,4 @@ Result dispatch(const char* name, const char* overload,
   return detail::ResultOf<Result>::take(stack.data());
 }
 
-// Dispatches an operator whose checks are known: they run after a failure, for
-// an error in the operator's own words, without what PyTorch adds to them on
-// the way.
-template <class Result, class Check, class... Arguments>
-Result explained_dispatch(const Check& check, const char* name,
-                          const Arguments&... arguments) {
-  try {
-    return dispatch<Result>(name, "", arguments...);
-  } catch (const std::runtime_error&) {
-    try {
-      check();
-    } catch (const ArgumentError&) {
-      throw;
-    } catch (...) {
-      // Not to be checked here (symbolic sizes): the first error stands.
-    }
-    throw;
-  }
-}
-
 }  // namespace pkg

@@ -73,6 +73,23 @@ bool is_tensor(PyObject* value) {
   return TensorBridge::instance().is_tensor(value);
 }
 
+// Whether autograd wants a gradient of each tensor among the values.
+bool all_gradients_are_needed(PyObject* context, PyObject* const* values,
+                              Py_ssize_t count) {
+  static PyObject* const name = PyUnicode_InternFromString("needs_input_grad");
+  PyObject* needed = PyObject_GetAttr(context, name);
+  if (needed == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  bool all = PyTuple_Check(needed) && PyTuple_GET_SIZE(needed) == count;
+  for (Py_ssize_t i = 0; all && i < count; ++i) {
+    all = !is_tensor(values[i]) || PyTuple_GET_ITEM(needed, i) == Py_True;
+  }
+  Py_DECREF(needed);
+  return all;
+}
+
 // What FunctionCtx.save_for_backward does with the tensors among the values.
 bool save_for_backward(PyObject* context, PyObject* const* values,
                        Py_ssize_t count) {
@@ -93,12 +110,20 @@ bool save_for_backward(PyObject* context, PyObject* const* values,
 }
 
 // An autograd function's forward, which takes the context and then the
-// arguments of the function that it is made of.
-PyObject* call_and_save(PyObject* function, PyObject* const* values,
+// arguments of the function that it is made of; and, where some gradients are
+// not needed, the forward that is called in its place.
+PyObject* call_and_save(PyObject* self, PyObject* const* values,
                         Py_ssize_t count) {
   if (count == 0) {
     PyErr_SetString(PyExc_TypeError, "forward takes a context");
     return nullptr;
+  }
+  PyObject* function = PyTuple_GET_ITEM(self, 0);
+  PyObject* otherwise = PyTuple_GET_ITEM(self, 1);
+  if (otherwise != Py_None &&
+      !all_gradients_are_needed(*values, values + 1, count - 1)) {
+    return PyObject_Vectorcall(otherwise, values, static_cast<size_t>(count),
+                               nullptr);
   }
   PyObject* result = PyObject_Vectorcall(
       function, values + 1, static_cast<size_t>(count - 1), nullptr);
@@ -220,8 +245,9 @@ py::object call_below_autograd(const std::string& name, const char* device,
                          }));
 }
 
-py::object saving_forward(const py::object& function) {
-  return function_object(saving_method, function);
+py::object saving_forward(const py::object& function,
+                          const py::object& otherwise) {
+  return function_object(saving_method, py::make_tuple(function, otherwise));
 }
 
 }  // namespace
@@ -248,6 +274,7 @@ void define_operator_functions(py::module_& module) {
              py::arg("device"), py::arg("otherwise"), py::arg("record"),
              py::kw_only(), py::arg("has_autocast") = false, "For tests.");
   module.def("_saving_forward", &saving_forward, py::arg("function"),
+             py::arg("otherwise") = py::none(),
              "See pkg/ops/_registration.py.");
 }
 

@@ -83,7 +83,7 @@ def have_tangents(values: Iterable[object]) -> bool:
     )
 
 
-def reduce_to(gradient: Tensor, like: Tensor) -> Tensor:
+def reduce_to(gradient: Tensor, like: Tensor | Unsaved) -> Tensor:
     """Sums a gradient over the dimensions that ``like`` was broadcast in, in its dtype."""
     if gradient.shape != like.shape:
         gradient = gradient.sum_to_size(like.shape)
@@ -200,6 +200,7 @@ def register_gradients(
     tangent: Tangent | None = None,
     setup_context: Callable[..., None] | None = None,
     keeps: str | None = None,
+    is_product: bool = False,
 ) -> None:
     """Registers a backward formula that torch.func serves too, and perhaps one of forward mode.
 
@@ -220,6 +221,9 @@ def register_gradients(
         keeps: The argument, if there is one, that asks the operator to return what only
             the backward formula wants: it is True wherever a gradient is recorded. Goes
             with a ``setup_context``.
+        is_product: Whether the gradient of each of the first two arguments takes the other one,
+            and nothing else. Of a call in which one is constant, only what is needed is saved;
+            ``backward`` gets both by :func:`factors`.
     """
     arguments = getattr(torch.ops.pkg, name).default._schema.arguments
     defaults = tuple(argument.default_value for argument in arguments)
@@ -235,7 +239,7 @@ def register_gradients(
         with torch.enable_grad():
             return below_autograd(name, dispatched, *values)
 
-    record = _recorder(name, backward, setup_context, keeps)
+    record = _recorder(name, backward, setup_context, keeps, is_product)
     recorded = record(run_below)
     recorded_with_tangents = record(run_below, tangent)
     _running[name] = direct_call(name, run_below, is_checked=False)
@@ -270,6 +274,7 @@ def _recorder(
     backward: Callable[..., Any],
     setup_context: Callable[..., None] | None,
     keeps: str | None,
+    is_product: bool,
 ) -> Callable[..., Callable[..., Any]]:
     """Makes what records a call of that which computes it; the rest is register_gradients()'s."""
     arguments = getattr(torch.ops.pkg, name).default._schema.arguments
@@ -277,22 +282,26 @@ def _recorder(
     positional = len(arguments) - len(keywords)
     kept = [argument.name for argument in arguments].index(keeps) if keeps else None
 
-    def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_and_context(run: Callable[..., Any], setup_context: Any) -> Callable[..., Any]:
         def forward(ctx: Any, *values: Any) -> Any:
             if kept is not None and values[kept] is not True:
                 values = (*values[:kept], True, *values[kept + 1 :])
             output = run(*values)
             if keywords:
                 named = dict(zip(keywords, values[positional:], strict=True))
-                setup_context(ctx, values[:positional], output, named)  # type: ignore[misc]
+                setup_context(ctx, values[:positional], output, named)
             else:
-                setup_context(ctx, values, output)  # type: ignore[misc]
+                setup_context(ctx, values, output)
             return output
 
         return forward
 
-    # That of the binding does without Python's frames, a twentieth of a small call.
-    forward_of = _C._saving_forward if setup_context is None else forward_and_context
+    def forward_of(run: Callable[..., Any]) -> Callable[..., Any]:
+        if setup_context is not None:
+            return forward_and_context(run, setup_context)
+        # That of the binding does without Python's frames, a twentieth of a small call.
+        otherwise = forward_and_context(run, _save_factors) if is_product else None
+        return _C._saving_forward(run, otherwise)
 
     def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
         result = backward(ctx, *gradients)
@@ -306,6 +315,47 @@ def _recorder(
         return one_level_function(name, forward, padded_backward if keywords else backward, jvp)
 
     return record
+
+
+class Unsaved:
+    """Of a tensor that a backward formula does not read: what its gradient is to be like."""
+
+    def __init__(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> None:
+        self.shape, self._strides, self.dtype = torch.Size(shape), strides, dtype
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self, dim: int) -> int:
+        return self._strides[dim]
+
+    def unsqueeze(self, dim: int) -> Unsaved:
+        shape, strides = [*self.shape], [*self._strides]
+        shape.insert(dim, 1)
+        strides.insert(dim, 0)
+        return Unsaved(shape, strides, self.dtype)
+
+
+def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor, *_: Any) -> None:
+    a, b = inputs[:2]
+    of_a, of_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if of_b else None, b if of_a else None)
+    ctx.unsaved = [
+        None if is_saved else Unsaved(each.shape, each.stride(), each.dtype)
+        for each, is_saved in ((a, of_b), (b, of_a))
+    ]
+
+
+def factors(ctx: Any) -> tuple[Any, Any]:
+    """The first two arguments of a product, in its backward formula.
+
+    That which no gradient is made of is an :class:`Unsaved`.
+    """
+    a, b = ctx.saved_tensors
+    return (
+        ctx.unsaved[0] if a is None else a,
+        ctx.unsaved[1] if b is None else b,
+    )
 
 
 def _keeping_for_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -148,11 +148,16 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     input, weight, _, activation = inputs
-    ctx.activation = activation
+    ctx.activation, ctx.weight_is_vector = activation, weight.dim() == 1
+    of_input, of_weight, _, _ = ctx.needs_input_grad
     ctx.set_materialize_grads(False)
     result, pre_activation = output
     saved = pre_activation if _keeps_pre_activation(activation) else result
-    ctx.save_for_backward(input, weight, *([] if activation is None else [saved]))
+    ctx.save_for_backward(
+        input if of_weight else None,
+        weight if of_input else None,
+        *([] if activation is None else [saved]),
+    )
 
 
 def _backward(
@@ -166,21 +171,20 @@ def _backward(
         grad = grad_pre_activation if grad is None else grad + grad_pre_activation
     if grad is None:
         return None, None, None, None
-    if weight.dim() == 1:
+    if ctx.weight_is_vector:
         grad = grad.unsqueeze(-1)
-    matrix = weight if weight.dim() == 2 else weight.unsqueeze(0)
     rows = _as_rows(grad)
     grad_input = grad_weight = grad_bias = None
     if ctx.needs_input_grad[0]:
-        grad_input = matmul(grad, matrix)
+        grad_input = matmul(grad, weight.unsqueeze(0) if ctx.weight_is_vector else weight)
     if ctx.needs_input_grad[1]:
         grad_weight = matmul(rows.mT, _as_rows(input))
-        if weight.dim() == 1:
-            grad_weight = grad_weight.reshape(weight.shape)
+        if ctx.weight_is_vector:
+            grad_weight = grad_weight.squeeze(0)
     if ctx.needs_input_grad[2]:
         # PyTorch's sum adds halves in float32, in an order that does not change.
         grad_bias = rows.sum(0)
-        if weight.dim() == 1:
+        if ctx.weight_is_vector:
             grad_bias = grad_bias.reshape(())
     return grad_input, grad_weight, grad_bias, None
 

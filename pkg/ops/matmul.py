@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import (
+    Unsaved,
     check_one_device,
+    factors,
     linear_in,
     reduce_to,
     register_fake,
@@ -73,7 +75,7 @@ def _fake(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tens
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
-def _gradient(operand: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _gradient(operand: Tensor | Unsaved, left: Tensor, right: Tensor) -> Tensor:
     """``left @ right``, with columns contiguous where those of ``operand`` are.
 
     The gradient of ``weight`` in ``input @ weight.mT`` is then laid out as ``weight``, where
@@ -84,12 +86,12 @@ def _gradient(operand: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return matmul(left, right)
 
 
-def _gradient_of_a(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _gradient_of_a(grad: Tensor, a: Tensor | Unsaved, b: Tensor) -> Tensor:
     """Gradient of ``a`` for operands of at least two dimensions."""
     return reduce_to(_gradient(a, grad, b.mT), a)
 
 
-def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor | Unsaved) -> Tensor:
     """Gradient of ``b`` for operands of at least two dimensions."""
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for the whole batch: sum over it inside the product.
@@ -101,7 +103,7 @@ def _gradient_of_b(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    a, b = ctx.saved_tensors
+    a, b = factors(ctx)
     needs_a, needs_b, _ = ctx.needs_input_grad
     if grad.dtype != a.dtype:
         grad = grad.to(a.dtype)
@@ -165,7 +167,7 @@ def _sharding(a: Description, b: Description, out_dtype: torch.dtype | None) -> 
     )
 
 
-register_gradients("matmul", _backward, tangent=linear_in("matmul", (0,), (1,)))
+register_gradients("matmul", _backward, is_product=True, tangent=linear_in("matmul", (0,), (1,)))
 torch.library.register_vmap("pkg::matmul", _vmap)
 register_lower_precision_autocast("matmul")
 register_sharding("matmul", _sharding)

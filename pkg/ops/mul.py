@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import (
+    factors,
     fake_pointwise,
     linear_in,
     reduce_to,
@@ -52,13 +53,13 @@ def _fake(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    a, b = ctx.saved_tensors
+    a, b = factors(ctx)
     return (
         reduce_to(mul(grad, b), a) if ctx.needs_input_grad[0] else None,
         reduce_to(mul(grad, a), b) if ctx.needs_input_grad[1] else None,
     )
 
 
-register_gradients("mul", _backward, tangent=linear_in("mul", (0,), (1,)))
+register_gradients("mul", _backward, is_product=True, tangent=linear_in("mul", (0,), (1,)))
 register_pointwise_vmap("mul")
 register_sharding("mul", "a ..., b ... -> ...")

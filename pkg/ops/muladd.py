@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._call import operator
 from ._registration import (
+    factors,
     fake_pointwise,
     linear_in,
     reduce_to,
@@ -57,7 +58,7 @@ def _fake(a: Tensor, b: Tensor, c: float) -> Tensor:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    a, b = ctx.saved_tensors
+    a, b = factors(ctx)
     return (
         reduce_to(mul(grad, b), a) if ctx.needs_input_grad[0] else None,
         reduce_to(mul(grad, a), b) if ctx.needs_input_grad[1] else None,
@@ -73,6 +74,6 @@ def _tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
     return result
 
 
-register_gradients("muladd", _backward, tangent=_tangent)
+register_gradients("muladd", _backward, is_product=True, tangent=_tangent)
 register_pointwise_vmap("muladd")
 register_sharding("muladd", "a ..., b ... -> ...")

@@ -403,7 +403,11 @@ def _decomposed(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """The composite operator again, for vmap: there the seed is drawn as ``randomness`` says."""
+    """The composite operator: draws the seed, under vmap as ``randomness`` says.
+
+    In Python, since exceptions of Python's become mere words in an operator of C++: Ctrl-C, and
+    what ends a checkpoint's recomputation.
+    """
     seed = None
     if dropout_p > 0.0:
         limit = torch.iinfo(torch.int64).max
@@ -566,7 +570,8 @@ register_gradients(
     tangent=_backward_tangent,
     setup_context=_setup_double_backward,
 )
-library.impl("scaled_dot_product_attention", _decomposed, "FuncTorchBatched")
+for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    library.impl("scaled_dot_product_attention", _decomposed, _key)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
 torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)

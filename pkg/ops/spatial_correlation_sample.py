@@ -137,7 +137,8 @@ def _fake_backward(grad: Tensor, other: Tensor, of_input2: bool, *options: Seque
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
+    of_input1, of_input2 = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(inputs[0] if of_input2 else None, inputs[1] if of_input1 else None)
     ctx.options = inputs[2:]
 
 

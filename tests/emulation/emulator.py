@@ -277,7 +277,6 @@ def build_operators(
     flags += [*contraction(), *sanitize, *ASSERT_RANGES]
     folder = ROOT / HERE
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), ROOT / "csrc" / "library.cpp"]
-    sources += [ROOT / "csrc" / "scaled_dot_product_attention.cpp"]
     sources += [folder / "operators" / "register.cpp", *(folder / name for name in PLAIN)]
     flags += [f"-DPKG_BUILT_FOR={torch.__version__}"]  # compile again for another PyTorch
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
