@@ -101,47 +101,55 @@ void product_out(StableIValue* stack, uint64_t /*arguments*/,
   stack[0] = out.hand_over();
 }
 
-template <size_t dims, Original original>
-StableIValue by_shim(const OwnedHandle& a, const OwnedHandle& b) {
-  const Tensor result = empty_result(a, b, dims);
-  call_original(original, result.get(), a, b);
-  return torch::stable::detail::from(result);
+// By PyTorch's own function; by the C shim where this PyTorch does not have it,
+// and the shim does: of an error it keeps the words alone.
+template <auto function, size_t dims = 0, Original shim = nullptr>
+StableIValue by_pytorch(const OwnedHandle& a, const OwnedHandle& b) {
+  const auto own = PytorchKernels::instance().*function;
+  if constexpr (shim != nullptr) {
+    if (own == nullptr) {
+      const Tensor result = empty_result(a, b, dims);
+      call_original(shim, result.get(), a, b);
+      return torch::stable::detail::from(result);
+    }
+  }
+  return own(a.get(), b.get()).hand_over();
 }
 
-template <Original original>
-void by_shim_into(const OwnedHandle& out, const OwnedHandle& a,
-                  const OwnedHandle& b) {
-  call_original(original, out.get(), a, b);
-}
-
-StableIValue int_mm(const OwnedHandle& a, const OwnedHandle& b) {
-  return PytorchKernels::instance().int_mm(a.get(), b.get()).hand_over();
-}
-
-void int_mm_into(const OwnedHandle& out, const OwnedHandle& a,
-                 const OwnedHandle& b) {
-  PytorchKernels::instance().int_mm_out(out.get(), a.get(), b.get());
+template <auto function, Original shim = nullptr>
+void by_pytorch_into(const OwnedHandle& out, const OwnedHandle& a,
+                     const OwnedHandle& b) {
+  const auto own = PytorchKernels::instance().*function;
+  if constexpr (shim != nullptr) {
+    if (own == nullptr) {
+      return call_original(shim, out.get(), a, b);
+    }
+  }
+  own(out.get(), a.get(), b.get());
 }
 
 }  // namespace
 
 std::span<const AtenKernel> product_kernels() {
   using enum AtenOperator;
+  using Own = PytorchKernels;
+  constexpr Original kMm = &aoti_torch_cpu_mm_out;
+  constexpr Original kBmm = &aoti_torch_cpu_bmm_out;
   const auto& pytorch = PytorchKernels::instance();
   static const std::array kernels = {
-      AtenKernel{"mm", &product<Mm, &by_shim<2, &aoti_torch_cpu_mm_out>>, true,
-                 1},
+      AtenKernel{"mm", &product<Mm, &by_pytorch<&Own::mm, 2, kMm>>, true, 1},
       AtenKernel{"mm.out",
-                 &product_out<Mm, &by_shim_into<&aoti_torch_cpu_mm_out>>, true,
+                 &product_out<Mm, &by_pytorch_into<&Own::mm_out, kMm>>, true,
                  1},
-      AtenKernel{"bmm", &product<Bmm, &by_shim<3, &aoti_torch_cpu_bmm_out>>,
-                 true, 1},
+      AtenKernel{"bmm", &product<Bmm, &by_pytorch<&Own::bmm, 3, kBmm>>, true,
+                 1},
       AtenKernel{"bmm.out",
-                 &product_out<Bmm, &by_shim_into<&aoti_torch_cpu_bmm_out>>,
-                 true, 1},
-      AtenKernel{"_int_mm", &product<IntMm, &int_mm>, pytorch.int_mm != nullptr,
+                 &product_out<Bmm, &by_pytorch_into<&Own::bmm_out, kBmm>>, true,
                  1},
-      AtenKernel{"_int_mm.out", &product_out<IntMm, &int_mm_into>,
+      AtenKernel{"_int_mm", &product<IntMm, &by_pytorch<&Own::int_mm>>,
+                 pytorch.int_mm != nullptr, 1},
+      AtenKernel{"_int_mm.out",
+                 &product_out<IntMm, &by_pytorch_into<&Own::int_mm_out>>,
                  pytorch.int_mm_out != nullptr, 1},
   };
   return kernels;

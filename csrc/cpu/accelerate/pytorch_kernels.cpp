@@ -13,6 +13,10 @@ void look_up(Pointer& pointer, const char* name) {
 
 PytorchKernels find() {
   PytorchKernels found{};
+  look_up(found.mm, "_ZN2at3cpu2mmERKNS_6TensorES3_");
+  look_up(found.mm_out, "_ZN2at3cpu6mm_outERNS_6TensorERKS1_S4_");
+  look_up(found.bmm, "_ZN2at3cpu3bmmERKNS_6TensorES3_");
+  look_up(found.bmm_out, "_ZN2at3cpu7bmm_outERNS_6TensorERKS1_S4_");
   look_up(found.int_mm, "_ZN2at3cpu7_int_mmERKNS_6TensorES3_");
   look_up(found.int_mm_out, "_ZN2at3cpu11_int_mm_outERNS_6TensorERKS1_S4_");
   look_up(found.attention,

@@ -72,8 +72,14 @@ struct PytorchKernels {
   using Three = std::tuple<MadeTensor, MadeTensor, MadeTensor>;
 
   // self, mat2; with the result before them
-  MadeTensor (*int_mm)(In, In);
-  void* (*int_mm_out)(AtenTensorHandle, In, In);
+  using Product = MadeTensor (*)(In, In);
+  using ProductInto = void* (*)(AtenTensorHandle, In, In);
+  Product mm;
+  ProductInto mm_out;
+  Product bmm;
+  ProductInto bmm_out;
+  Product int_mm;
+  ProductInto int_mm_out;
 
   // query, key, value, dropout_p, is_causal, attn_mask, scale
   Two (*attention)(In, In, In, double, bool, const OptionalTensor&,
