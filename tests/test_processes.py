@@ -172,3 +172,31 @@ def test_a_fork_before_and_after_the_import() -> None:
         assert os.waitpid(child, 0)[1] == 0
     """)
     assert done.returncode == 0, done.stderr
+
+
+NO_MEMORY = """
+import resource
+import torch
+import pkg
+
+torch.set_num_threads(1)
+a = torch.randn(3000, 3000)
+pkg.ops.matmul(a[:1], a)
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for more in range(33 << 20, 42 << 20, 256 << 10):
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, -1))
+    for call in (pkg.ops.matmul, torch.ops.pkg.matmul):
+        try:
+            call(a, a)
+        except (MemoryError, RuntimeError) as error:
+            assert "no memory for" in str(error), error
+            print("scratch" if "bytes of scratch" in str(error) else "result")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_little_memory_is_said_in_words() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=True
+    )
+    assert set(told.stdout.split()) == {"scratch", "result"}

@@ -16,8 +16,8 @@ PyObject* guarded(const Body& body) noexcept {
     return body();
   } catch (pybind11::error_already_set& error) {
     error.restore();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
+  } catch (const std::bad_alloc& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }

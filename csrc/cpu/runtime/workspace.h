@@ -2,8 +2,10 @@
 // allocates nothing, and given back where it is large.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <new>
 
@@ -76,6 +78,21 @@ enum class Slot {
   ThirdRow = 2,
 };
 
+// In words, which need no memory of their own.
+class NoScratchMemory : public std::bad_alloc {
+ public:
+  explicit NoScratchMemory(size_t bytes) {
+    std::snprintf(words_.data(), words_.size(),
+                  "no memory for %zu bytes of scratch; free some, or split the "
+                  "call into smaller ones",
+                  bytes);
+  }
+  const char* what() const noexcept override { return words_.data(); }
+
+ private:
+  std::array<char, 128> words_;
+};
+
 class Workspace {
  public:
   // A thread's scratch memory.
@@ -94,7 +111,10 @@ class Workspace {
       memory_.reset();
       size_ = 0;
       memory_.reset(static_cast<std::byte*>(
-          ::operator new(bytes, std::align_val_t{kAlignment})));
+          ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow)));
+      if (memory_ == nullptr) {
+        throw NoScratchMemory(bytes);
+      }
       size_ = bytes;
     }
     return reinterpret_cast<T*>(memory_.get());
