@@ -214,6 +214,18 @@ def test_any_order(name: str) -> None:
         torch.testing.assert_close(hessians(transform, operator), expected)
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_finite_differences_and_batches(name: str) -> None:
+    operator, _, tensors, _ = case(name)
+    if name == "int4_linear":
+        pytest.skip("what it rounds the input to has steps")
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    torch.autograd.gradcheck(
+        operator, leaves, check_forward_ad=True, check_batched_forward_grad=True
+    )
+    torch.autograd.gradgradcheck(operator, leaves, check_fwd_over_rev=True)
+
+
 @pytest.mark.parametrize("name", ["matmul", "linear, gelu", "scaled_dot_product_attention", "lltm"])
 def test_third_order(name: str) -> None:
     operator, plain, tensors, tangents = case(name)

@@ -30,15 +30,17 @@ def _grouped(tensor: Tensor, group: int) -> Tensor:
     """Key or value heads repeated for the query heads that share them."""
     if group == 1:
         return tensor
-    shape = (*tensor.shape[:-2], group, *tensor.shape[-2:])
-    return tensor.unsqueeze(-3).expand(shape).flatten(-4, -3)
+    *lead, heads, length, size = tensor.shape
+    repeated = tensor.unsqueeze(-3).expand(*lead, heads, group, length, size)
+    # Not by flatten(), for which batched tangents have no rule.
+    return repeated.reshape(*lead, heads * group, length, size)
 
 
 def _summed_over_group(gradient: Tensor, group: int, key_heads: int) -> Tensor:
     if group == 1:
         return gradient
-    groups: Tensor = gradient.unflatten(-3, (key_heads, group))
-    return groups.sum(-3)
+    *lead, _, length, size = gradient.shape
+    return gradient.reshape(*lead, key_heads, group, length, size).sum(-3)
 
 
 def _dropout_factors(
