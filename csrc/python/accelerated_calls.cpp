@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "accelerate.h"
-#include "host/dispatch.h"
+#include "host/last_error.h"
 #include "python/guarded.h"
 #include "python/interpreter_lock.h"
 #include "python/numbers.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "host/compiler.h"
-#include "host/dispatch.h"
+#include "host/last_error.h"
 
 namespace pkg::cpu::accelerate {
 

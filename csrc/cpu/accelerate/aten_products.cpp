@@ -13,7 +13,7 @@
 #include "cpu/accelerate/handles.h"
 #include "cpu/accelerate/pytorch_kernels.h"
 #include "cpu/accelerate/routes.h"
-#include "host/dispatch.h"
+#include "host/last_error.h"
 
 namespace pkg::cpu::accelerate {
 
