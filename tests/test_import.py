@@ -100,9 +100,9 @@ def test_import_brings_nothing_but_the_package() -> None:
 
 
 @pytest.mark.long
-def test_import_is_quick_beside_that_of_torch() -> None:
-    # A fiftieth of it, or a twentieth where Python's files are compiled anew. Processor time: other
-    # processes do not count in it.
+def test_import_is_quick_beside_that_of_torch(tmp_path: Path) -> None:
+    # A twenty-fifth of it, once Python has compiled its files. Processor time: other processes do
+    # not count in it.
     code = """
         import time
         start = time.process_time()
@@ -111,7 +111,9 @@ def test_import_is_quick_beside_that_of_torch() -> None:
         import pkg
         print((time.process_time() - between) / (between - start))
     """
-    assert min(float(run_python(code).stdout) for _ in range(3)) < 0.1
+    keeping = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    _, *later = (float(run_python(code, **keeping).stdout) for _ in range(4))
+    assert min(later) < 0.08
 
 
 @pytest.mark.parametrize("capability", USABLE)

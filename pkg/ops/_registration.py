@@ -241,7 +241,8 @@ def register_gradients(
 
     record = _recorder(name, backward, setup_context, keeps, is_product)
     recorded = record(run_below)
-    recorded_with_tangents = record(run_below, tangent)
+    # Made when it is wanted: it is not by most, and takes its share of the import.
+    recorded_with_tangents = functools.cache(lambda: record(run_below, tangent))
     _running[name] = direct_call(name, run_below, is_checked=False)
     _recording[name] = record(_running[name])
     _C._set_short_way(name, record=_recording[name])
@@ -250,7 +251,7 @@ def register_gradients(
         is_forward_mode = have_tangents(values)
         if not is_forward_mode and not records_gradients(values):
             return below_autograd(name, dispatched, *values)
-        apply = recorded_with_tangents if is_forward_mode else recorded
+        apply = recorded_with_tangents() if is_forward_mode else recorded
         if not torch._C._are_functorch_transforms_active():
             return apply(*values)
         with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
