@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import pkg
@@ -96,6 +97,61 @@ def test_what_else_a_module_may_be_stays() -> None:
         pkg.replace_modules(3)
     with pytest.raises(TypeError, match="restore_modules: model is None"):
         pkg.restore_modules(None)
+
+
+def test_what_was_parametrised_since_stays_until_that_is_undone() -> None:
+    def changed(model: Tied) -> list[tuple[torch.nn.Module, str]]:
+        parametrizations.weight_norm(model.second)
+        parametrizations.orthogonal(model.first)
+        parametrizations.spectral_norm(model.attention, "in_proj_weight")
+        parametrizations.weight_norm(model.ours)
+        names = {"first": "weight", "second": "weight", "attention": "in_proj_weight"}
+        return [(getattr(model, name), weight) for name, weight in names.items()]
+
+    model, tokens = Tied().eval(), torch.randint(11, (2, 5))
+    parts = changed(pkg.replace_modules(model))
+    types = [type(module) for module, _ in parts]
+    expected = model(tokens)
+    with pytest.warns(UserWarning, match="not restored: attention: .* its in_proj_weight") as seen:
+        assert pkg.restore_modules(model) is model
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    text = str(seen[0].message)
+    assert "; first: replace_modules made it ours, and then it became a ParametrizedLinear" in text
+    assert "; second: " in text
+    assert "ours: " not in text
+    assert [type(module) for module, _ in parts] == types
+    assert type(model.head) is torch.nn.Linear
+    torch.testing.assert_close(model(tokens), expected)
+    for module, weight in parts:
+        parametrize.remove_parametrizations(module, weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pkg.restore_modules(model)
+    assert type(model.first) is type(model.second) is torch.nn.Linear
+    assert type(model.attention) is torch.nn.MultiheadAttention
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def test_what_became_another_class_since_stays() -> None:
+    """As fully_shard makes it, whose class it would lose silently."""
+
+    class Sharded(pkg.nn.Linear):
+        pass
+
+    layer = pkg.replace_modules(torch.nn.Linear(3, 2))
+    layer.__class__ = Sharded
+    with pytest.warns(UserWarning, match="not restored: the model: .* a Sharded; undo that"):
+        pkg.restore_modules(layer)
+    assert type(layer) is Sharded
+    assert layer(torch.ones(1, 3)).shape == (1, 2)
+    for undone in (pkg.nn.Linear, torch.nn.Linear):
+        pkg.replace_modules(layer)
+        layer.__class__ = undone
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert type(pkg.restore_modules(layer)) is torch.nn.Linear
+        assert "_pkg_replaces" not in vars(layer)
 
 
 class Scored(torch.nn.Module):
