@@ -187,8 +187,52 @@ def test_fx_makes_a_node_of_each_call() -> None:
             assert torch.equal(traced(input), model(input)), change
 
 
+class Correlated(torch.nn.Module):
+    """Calls the modules that take the place of none of PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("image", torch.randn(2, 3, 6, 8))
+        self.sampler = pkg.nn.SpatialCorrelationSampler(patch_size=3)
+        self.flattened = pkg.nn.FlattenedCorrelation(patch_size=3)
+        self.unit = pkg.nn.LLTM(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = self.sampler(self.image, x).flatten(1, 2)
+        means = self.flattened(x, input2=self.image)
+        image = (sums + means).mean((1, 2))
+        state = (image, torch.zeros(2, 8))
+        new_h, new_cell = self.unit(image, state)
+        hidden, (last_h, last_cell) = self.unit(torch.ones(3, 2, 8), (new_h, new_cell))
+        return self.unit(hidden, torch.stack((last_h, last_cell)))[0]
+
+
+def test_fx_makes_nodes_of_correlations_and_recurrent_units() -> None:
+    model, input = Correlated(), torch.randn(2, 3, 6, 8)
+    traced = torch.fx.symbolic_trace(model)
+    nodes = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert nodes == ["sampler", "flattened", "unit", "unit", "unit"]
+    for each in (input, torch.randn(2, 3, 6, 8)):
+        assert torch.equal(traced(each), model(each))
+
+
+def test_fx_makes_a_node_where_the_query_alone_is_no_proxy() -> None:
+    class Queried(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("query", torch.randn(2, 5, 32))
+            self.attention = pkg.nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.query, x, x)[0]
+
+    model, input = Queried(), torch.randn(2, 7, 32)
+    assert torch.equal(torch.fx.symbolic_trace(model)(input), model(input))
+
+
 def test_fx_does_not_trace_into_a_layer() -> None:
-    for layer in (pkg.nn.Linear(32, 8), pkg.nn.Int4Linear(32, 8, group_size=32)):
+    linear = (pkg.nn.Linear(32, 8), pkg.nn.Int4Linear(32, 8, group_size=32))
+    for layer in (*linear, pkg.nn.FlattenedCorrelation(), pkg.nn.LLTM(3, 2)):
         with pytest.raises(TypeError, match="which is a leaf, as those of torch"):
             torch.fx.symbolic_trace(layer)
 

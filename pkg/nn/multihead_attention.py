@@ -12,7 +12,7 @@ from ..ops.linear import linear
 from ..ops.matmul import matmul
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 from ._parameters import refuse_computed, refuse_lazy
-from ._tracing import node_or_refusal
+from ._tracing import is_traced, node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -133,7 +133,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             TypeError: ``query``, ``key`` or ``value`` is no tensor.
         """
         must_be = "a tensor of two or three dimensions"
-        if not isinstance(query, Tensor):
+        if is_traced(query, key, value):
             options = {
                 "key_padding_mask": key_padding_mask,
                 "need_weights": need_weights,
@@ -141,10 +141,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 "average_attn_weights": average_attn_weights,
                 "is_causal": is_causal,
             }
-            return node_or_refusal(
+            node: tuple[Tensor, Tensor | None] = node_or_refusal(
                 self, "MultiheadAttention", "query", must_be, (query, key, value), options
             )
-        for name, tensor in (("key", key), ("value", value)):
+            return node
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
             check_tensor("MultiheadAttention", name, tensor, must_be)
         if query.is_nested or key.is_nested or value.is_nested:
             return super().forward(
