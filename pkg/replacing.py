@@ -35,7 +35,8 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     torch.nn.Linear``, sees the change; ``isinstance`` does not. What PyTorch's fused inference path
     of ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
     ``torch.fx.symbolic_trace`` makes a node of each call, as of PyTorch's modules;
-    ``torch.jit.script`` does not compile ours: restore the model's before.
+    ``torch.jit.script`` does not compile ours, and ``torch.onnx.export`` has no operator for them:
+    restore the model's before.
 
     Args:
         model: Any module, itself one of these too.
@@ -68,7 +69,8 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
 def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes :func:`replace_modules`, in place; modules that were ours before stay ours.
 
-    A packed weight is given up.
+    A packed weight is given up. ``torch.jit.script`` and ``torch.onnx.export`` want PyTorch's
+    modules: restore a model before them.
 
     A module whose class has been changed since, as parametrizations and FSDP's ``fully_shard`` do,
     stays as it is, and one warning names each of them: this function restores it once that is
