@@ -72,8 +72,8 @@ def quantize_(
     The new model may be on the meta device, where it takes no memory and no time to quantise; load
     with ``assign=True`` then.
 
-    ``torch.jit.script`` does not compile a quantised model; ``torch.compile`` and ``torch.export``
-    do.
+    ``torch.compile`` and ``torch.export`` take a quantised model. ``torch.jit.script`` does not,
+    nor does ``torch.onnx.export``: ONNX has no operator for quantised layers.
 
     Adapters (LoRA) are trained on a quantised model, through which gradients flow, while they stay
     floating themselves: quantise before they are added, or leave them out, as those of peft::

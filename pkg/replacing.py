@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from .nn.linear import Linear
 from .nn.multihead_attention import MultiheadAttention
@@ -31,7 +35,8 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     torch.nn.Linear``, sees the change; ``isinstance`` does not. What PyTorch's fused inference path
     of ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
     ``torch.fx.symbolic_trace`` makes a node of each call, as of PyTorch's modules;
-    ``torch.jit.script`` does not compile ours: restore the model's before.
+    ``torch.jit.script`` does not compile ours, and ``torch.onnx.export`` has no operator for them:
+    restore the model's before.
 
     Args:
         model: Any module, itself one of these too.
@@ -64,7 +69,12 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
 def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes :func:`replace_modules`, in place; modules that were ours before stay ours.
 
-    A packed weight is given up.
+    A packed weight is given up. ``torch.jit.script`` and ``torch.onnx.export`` want PyTorch's
+    modules: restore a model before them.
+
+    A module whose class has been changed since, as parametrizations and FSDP's ``fully_shard`` do,
+    stays as it is, and one warning names each of them: this function restores it once that is
+    undone.
 
     Args:
         model: Any module.
@@ -76,10 +86,29 @@ def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
         TypeError: ``model`` is no module.
     """
     check_instance("restore_modules", "model", model, torch.nn.Module, "a torch.nn.Module")
-    for module in model.modules():
-        original = module.__dict__.pop(_REPLACES, None)
-        if original is not None:
-            for ours in ("activation", "_packed") if original is torch.nn.Linear else ():
-                module.__dict__.pop(ours, None)
-            module.__class__ = original
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        original = module.__dict__.get(_REPLACES)
+        if original is None:
+            continue
+        if type(module) not in (original, _OURS[original]):
+            skipped[name] = _why_not_restored(module)
+            continue
+        for ours in ("activation", "_packed") if original is torch.nn.Linear else ():
+            module.__dict__.pop(ours, None)
+        del module.__dict__[_REPLACES]
+        module.__class__ = original
+    if skipped:
+        reasons = "; ".join(f"{name or 'the model'}: {why}" for name, why in skipped.items())
+        warnings.warn(f"not restored: {reasons}", stacklevel=2)
     return model
+
+
+def _why_not_restored(module: torch.nn.Module) -> str:
+    """What was done to a module since it was replaced, and how to undo it, in words."""
+    remedy = "undo that first, or restore before it"
+    if is_parametrized(module):
+        parametrizations: Any = module.parametrizations
+        names = ", ".join(parametrizations)
+        remedy = f"first call torch.nn.utils.parametrize.remove_parametrizations for its {names}"
+    return f"replace_modules made it ours, and then it became a {type(module).__name__}; {remedy}"

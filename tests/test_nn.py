@@ -16,7 +16,7 @@ import references
 import torch
 from samples import FLOATING
 from torch import Tensor
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import pkg
 
@@ -116,6 +116,51 @@ def test_from_linear_shares_the_parameters(device: torch.device) -> None:
             input = torch.randn(4, 20, device=theirs.weight.device)
             with torch.no_grad():
                 torch.testing.assert_close(ours(input), expected(theirs, input, "silu"))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_from_linear_refuses_a_computed_parameter_in_words(name: str) -> None:
+    input = torch.randn(4, 20)
+    module = parametrize.register_parametrization(torch.nn.Linear(20, 33), name, Doubled())
+    words = rf"Linear\.from_linear: module's {name} is computed by a parametrization .*"
+    with pytest.raises(ValueError, match=rf"{words}remove_parametrizations\(module, '{name}', le"):
+        pkg.nn.Linear.from_linear(module)
+    wanted = module(input)
+    parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    torch.testing.assert_close(pkg.nn.Linear.from_linear(module)(input), wanted)
+
+    module = prune.l1_unstructured(torch.nn.Linear(20, 33), name, 0.5)
+    words = rf"Linear\.from_linear: module's {name} is no parameter .* a hook computes it; .*"
+    with pytest.raises(
+        ValueError, match=rf"{words}prune\.remove\(module, '{name}'\).*replace_modu"
+    ):
+        pkg.nn.Linear.from_linear(module)
+    wanted = module(input)
+    assert type(pkg.replace_modules(module)) is pkg.nn.Linear
+    torch.testing.assert_close(module(input), wanted)
+    prune.remove(module, name)
+    torch.testing.assert_close(pkg.nn.Linear.from_linear(module)(input), wanted)
+
+
+def test_from_linear_does_not_compute_what_it_refuses() -> None:
+    """Spectral norm changes its state whenever its weight is read in training."""
+    module = parametrizations.spectral_norm(torch.nn.Linear(20, 33))
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    with pytest.raises(ValueError, match="weight is computed by a parametrization"):
+        pkg.nn.Linear.from_linear(module)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "of", [pkg.nn.Linear, pkg.nn.Int4Linear, pkg.nn.RowwiseScaledLinear], ids=lambda of: of.__name__
+)
+def test_from_linear_refuses_a_lazy_layer_in_words(of: type[pkg.nn.Linear]) -> None:
+    lazy = torch.nn.LazyLinear(64)
+    words = f"{of.__name__}.from_linear: module is a LazyLinear with parameters that have no shape"
+    with pytest.raises(ValueError, match=f"^{words} before the first call; call it with an input"):
+        of.from_linear(lazy)
+    lazy(torch.ones(1, 128))
+    assert of.from_linear(lazy)(torch.ones(2, 128)).shape == (2, 64)
 
 
 def test_an_unknown_activation_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrizations, prune
 
 import pkg
 from pkg.testing import Sample
@@ -162,6 +163,21 @@ def test_the_state_is_pytorchs() -> None:
     assert "embed_dim=24, num_heads=4, add_bias_kv=True, add_zero_attn=True, batch_first=T" in text
     with pytest.raises(TypeError, match="from_multihead_attention: module is of type Linear"):
         pkg.nn.MultiheadAttention.from_multihead_attention(torch.nn.Linear(2, 2))
+
+
+def test_a_module_without_parameters_to_share_is_refused_in_words() -> None:
+    theirs = torch.nn.MultiheadAttention(EMBED, HEADS)
+    theirs.out_proj = torch.nn.LazyLinear(EMBED)
+    with pytest.raises(ValueError, match="attention: module is a MultiheadAttention with"):
+        pkg.nn.MultiheadAttention.from_multihead_attention(theirs)
+    for change, words in (
+        (parametrizations.spectral_norm, "computed by a parametrization"),
+        (lambda module, name: prune.l1_unstructured(module, name, 0.5), "no parameter that"),
+    ):
+        theirs = torch.nn.MultiheadAttention(EMBED, HEADS)
+        change(theirs, "in_proj_weight")
+        with pytest.raises(ValueError, match=f"module's in_proj_weight is {words}"):
+            pkg.nn.MultiheadAttention.from_multihead_attention(theirs)
 
 
 def test_dropout_in_training_alone() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import pkg
@@ -98,6 +99,61 @@ def test_what_else_a_module_may_be_stays() -> None:
         pkg.restore_modules(None)
 
 
+def test_what_was_parametrised_since_stays_until_that_is_undone() -> None:
+    def changed(model: Tied) -> list[tuple[torch.nn.Module, str]]:
+        parametrizations.weight_norm(model.second)
+        parametrizations.orthogonal(model.first)
+        parametrizations.spectral_norm(model.attention, "in_proj_weight")
+        parametrizations.weight_norm(model.ours)
+        names = {"first": "weight", "second": "weight", "attention": "in_proj_weight"}
+        return [(getattr(model, name), weight) for name, weight in names.items()]
+
+    model, tokens = Tied().eval(), torch.randint(11, (2, 5))
+    parts = changed(pkg.replace_modules(model))
+    types = [type(module) for module, _ in parts]
+    expected = model(tokens)
+    with pytest.warns(UserWarning, match="not restored: attention: .* its in_proj_weight") as seen:
+        assert pkg.restore_modules(model) is model
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    text = str(seen[0].message)
+    assert "; first: replace_modules made it ours, and then it became a ParametrizedLinear" in text
+    assert "; second: " in text
+    assert "ours: " not in text
+    assert [type(module) for module, _ in parts] == types
+    assert type(model.head) is torch.nn.Linear
+    torch.testing.assert_close(model(tokens), expected)
+    for module, weight in parts:
+        parametrize.remove_parametrizations(module, weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pkg.restore_modules(model)
+    assert type(model.first) is type(model.second) is torch.nn.Linear
+    assert type(model.attention) is torch.nn.MultiheadAttention
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def test_what_became_another_class_since_stays() -> None:
+    """As fully_shard makes it, whose class it would lose silently."""
+
+    class Sharded(pkg.nn.Linear):
+        pass
+
+    layer = pkg.replace_modules(torch.nn.Linear(3, 2))
+    layer.__class__ = Sharded
+    with pytest.warns(UserWarning, match="not restored: the model: .* a Sharded; undo that"):
+        pkg.restore_modules(layer)
+    assert type(layer) is Sharded
+    assert layer(torch.ones(1, 3)).shape == (1, 2)
+    for undone in (pkg.nn.Linear, torch.nn.Linear):
+        pkg.replace_modules(layer)
+        layer.__class__ = undone
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert type(pkg.restore_modules(layer)) is torch.nn.Linear
+        assert "_pkg_replaces" not in vars(layer)
+
+
 class Scored(torch.nn.Module):
     """Calls each kind of layer that has a node of its own."""
 
@@ -131,8 +187,52 @@ def test_fx_makes_a_node_of_each_call() -> None:
             assert torch.equal(traced(input), model(input)), change
 
 
+class Correlated(torch.nn.Module):
+    """Calls the modules that take the place of none of PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("image", torch.randn(2, 3, 6, 8))
+        self.sampler = pkg.nn.SpatialCorrelationSampler(patch_size=3)
+        self.flattened = pkg.nn.FlattenedCorrelation(patch_size=3)
+        self.unit = pkg.nn.LLTM(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = self.sampler(self.image, x).flatten(1, 2)
+        means = self.flattened(x, input2=self.image)
+        image = (sums + means).mean((1, 2))
+        state = (image, torch.zeros(2, 8))
+        new_h, new_cell = self.unit(image, state)
+        hidden, (last_h, last_cell) = self.unit(torch.ones(3, 2, 8), (new_h, new_cell))
+        return self.unit(hidden, torch.stack((last_h, last_cell)))[0]
+
+
+def test_fx_makes_nodes_of_correlations_and_recurrent_units() -> None:
+    model, input = Correlated(), torch.randn(2, 3, 6, 8)
+    traced = torch.fx.symbolic_trace(model)
+    nodes = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert nodes == ["sampler", "flattened", "unit", "unit", "unit"]
+    for each in (input, torch.randn(2, 3, 6, 8)):
+        assert torch.equal(traced(each), model(each))
+
+
+def test_fx_makes_a_node_where_the_query_alone_is_no_proxy() -> None:
+    class Queried(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("query", torch.randn(2, 5, 32))
+            self.attention = pkg.nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.query, x, x)[0]
+
+    model, input = Queried(), torch.randn(2, 7, 32)
+    assert torch.equal(torch.fx.symbolic_trace(model)(input), model(input))
+
+
 def test_fx_does_not_trace_into_a_layer() -> None:
-    for layer in (pkg.nn.Linear(32, 8), pkg.nn.Int4Linear(32, 8, group_size=32)):
+    linear = (pkg.nn.Linear(32, 8), pkg.nn.Int4Linear(32, 8, group_size=32))
+    for layer in (*linear, pkg.nn.FlattenedCorrelation(), pkg.nn.LLTM(3, 2)):
         with pytest.raises(TypeError, match="which is a leaf, as those of torch"):
             torch.fx.symbolic_trace(layer)
 

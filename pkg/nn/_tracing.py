@@ -10,6 +10,19 @@ from torch.fx import Proxy, Tracer
 from ..ops._arguments import check_tensor
 
 
+def is_traced(*arguments: Any) -> bool:
+    """Whether ``torch.fx`` traces one of the arguments, or of the elements of a pair in them."""
+    return _first_proxy(arguments) is not None
+
+
+def _first_proxy(arguments: tuple[Any, ...] | list[Any]) -> Proxy | None:
+    for each in arguments:
+        found = _first_proxy(each) if isinstance(each, (tuple, list)) else each
+        if isinstance(found, Proxy):
+            return found
+    return None
+
+
 def node_or_refusal(
     module: torch.nn.Module,
     name: str,
@@ -18,7 +31,7 @@ def node_or_refusal(
     arguments: tuple[Any, ...],
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """What a module's ``forward`` returns for a first argument that is no tensor.
+    """What a module's ``forward`` returns for arguments that are not all tensors.
 
     ``torch.fx.symbolic_trace`` takes ``torch.nn``'s modules for leaves by where their class is
     defined, and would trace into ours, which look at dtypes and shapes.
@@ -35,13 +48,13 @@ def node_or_refusal(
         The node of the call.
 
     Raises:
-        TypeError: The first argument does not stand for a tensor that is traced, or the module
-            itself is what is traced.
+        TypeError: No argument stands for a tensor that is traced, or the module itself is what is
+            traced.
     """
-    first = arguments[0]
-    tracer = first.tracer if isinstance(first, Proxy) else None
+    proxy = _first_proxy(arguments)
+    tracer = None if proxy is None else proxy.tracer
     if not isinstance(tracer, Tracer):
-        return check_tensor(name, argument, first, must_be)
+        return check_tensor(name, argument, arguments[0] if proxy is None else proxy, must_be)
     if tracer.root is module:
         raise TypeError(
             f"{name}: {argument} is of type Proxy: torch.fx is to trace into this module, which is "

@@ -13,6 +13,7 @@ from ..ops._tensor_core_tiled_layout import GROUP_SIZES, INNER_K_TILES
 from ..ops.int4_linear import int4_linear
 from ..ops.pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
 from ._autocast import dtype_under_autocast
+from ._parameters import refuse_lazy
 from ._tracing import node_or_refusal
 from .linear import refuse_activation
 
@@ -113,7 +114,8 @@ class Int4Linear(torch.nn.Module):
         Raises:
             TypeError: ``module`` is no module.
             ValueError: The weight's sizes do not divide, it is not floating or has values that are
-                not finite, or ``module`` is a :class:`pkg.nn.Linear` with an activation.
+                not finite, or ``module`` is a :class:`pkg.nn.Linear` with an activation, or lazy
+                and was not called yet.
 
         Example:
             >>> linear = torch.nn.Linear(32, 8, bias=False)
@@ -124,6 +126,7 @@ class Int4Linear(torch.nn.Module):
         check_instance(
             "Int4Linear.from_linear", "module", module, torch.nn.Module, "a torch.nn.Module"
         )
+        refuse_lazy("Int4Linear.from_linear", module)
         weight = getattr(module, "weight", None)
         bias = getattr(module, "bias", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:

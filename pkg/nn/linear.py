@@ -15,6 +15,7 @@ from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, activated, linear
 from ..ops.pack_linear_weight import pack_linear_weight
 from ..ops.packed_linear import packed_linear
+from ._parameters import refuse_computed, refuse_lazy
 from ._tracing import node_or_refusal
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class Linear(torch.nn.Linear):
 
         Raises:
             TypeError: ``module`` is no :class:`torch.nn.Linear`.
-            ValueError: There is no such activation, or ``module`` has another one.
+            ValueError: There is no such activation, ``module`` has another one, it is lazy and was
+                not called yet, or a parametrization or a hook computes a parameter of it.
 
         Example:
             >>> layer = Linear.from_linear(torch.nn.Linear(3, 2), "gelu")
@@ -121,6 +123,8 @@ class Linear(torch.nn.Linear):
             2
         """
         check_instance("Linear.from_linear", "module", module, torch.nn.Linear, "a torch.nn.Linear")
+        refuse_lazy("Linear.from_linear", module)
+        refuse_computed("Linear.from_linear", module, ("weight", "bias"))
         own = activation_of(module)
         if own is not None and activation not in (None, own):
             raise ValueError(

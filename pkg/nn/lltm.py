@@ -11,6 +11,7 @@ from torch import Tensor
 from ..ops._arguments import check_instance, check_tensor
 from ..ops.lltm import lltm
 from ..ops.lltm_sequence import lltm_sequence
+from ._tracing import is_traced, node_or_refusal
 
 _State = tuple[Tensor, Tensor]
 
@@ -78,7 +79,13 @@ class LLTM(torch.nn.Module):
             TypeError: ``input`` is no tensor, or ``state`` no pair of tensors.
             ValueError: ``state`` has another number of elements than two.
         """
-        check_tensor("LLTM", "input", input, "a tensor of shape (B, F) or (T, B, F)")
+        must_be = "a tensor of shape (B, F) or (T, B, F)"
+        if is_traced(input, state):
+            node: tuple[Tensor, Tensor | _State] = node_or_refusal(
+                self, "LLTM", "input", must_be, (input, state)
+            )
+            return node
+        check_tensor("LLTM", "input", input, must_be)
         must_be = "a pair of tensors, (old_h, old_cell)"
         check_instance("LLTM", "state", state, (tuple, list, Tensor), must_be)
         if len(state) != 2:

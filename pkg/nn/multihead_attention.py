@@ -11,7 +11,8 @@ from ..ops._arguments import check_instance, check_tensor
 from ..ops.linear import linear
 from ..ops.matmul import matmul
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
-from ._tracing import node_or_refusal
+from ._parameters import refuse_computed, refuse_lazy
+from ._tracing import is_traced, node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -64,19 +65,19 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
         Raises:
             TypeError: ``module`` is no :class:`torch.nn.MultiheadAttention`.
+            ValueError: It has a lazy layer that was not called yet, or a parametrization or a hook
+                computes a parameter of it.
 
         Example:
             >>> module = torch.nn.MultiheadAttention(16, 4)
             >>> MultiheadAttention.from_multihead_attention(module).out_proj is module.out_proj
             True
         """
-        check_instance(
-            "MultiheadAttention.from_multihead_attention",
-            "module",
-            module,
-            torch.nn.MultiheadAttention,
-            "a torch.nn.MultiheadAttention",
-        )
+        name = "MultiheadAttention.from_multihead_attention"
+        theirs = torch.nn.MultiheadAttention
+        check_instance(name, "module", module, theirs, "a torch.nn.MultiheadAttention")
+        refuse_lazy(name, module)
+        refuse_computed(name, module, _PROJECTIONS)
         new = cls(
             module.embed_dim,
             module.num_heads,
@@ -89,8 +90,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             module.batch_first,
             device="meta",  # no memory for parameters that are replaced at once
         )
-        for name in _PROJECTIONS:
-            setattr(new, name, getattr(module, name))
+        for projection in _PROJECTIONS:
+            setattr(new, projection, getattr(module, projection))
         new.out_proj = module.out_proj
         return new.train(module.training)
 
@@ -132,7 +133,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             TypeError: ``query``, ``key`` or ``value`` is no tensor.
         """
         must_be = "a tensor of two or three dimensions"
-        if not isinstance(query, Tensor):
+        if is_traced(query, key, value):
             options = {
                 "key_padding_mask": key_padding_mask,
                 "need_weights": need_weights,
@@ -140,10 +141,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 "average_attn_weights": average_attn_weights,
                 "is_causal": is_causal,
             }
-            return node_or_refusal(
+            node: tuple[Tensor, Tensor | None] = node_or_refusal(
                 self, "MultiheadAttention", "query", must_be, (query, key, value), options
             )
-        for name, tensor in (("key", key), ("value", value)):
+            return node
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
             check_tensor("MultiheadAttention", name, tensor, must_be)
         if query.is_nested or key.is_nested or value.is_nested:
             return super().forward(

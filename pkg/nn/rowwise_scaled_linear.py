@@ -12,6 +12,7 @@ from ..ops.quantize_rowwise import quantize_rowwise
 from ..ops.rowwise_scaled_linear_s4s4 import rowwise_scaled_linear_s4s4
 from ..ops.rowwise_scaled_linear_s8s4 import rowwise_scaled_linear_s8s4
 from ._autocast import dtype_under_autocast
+from ._parameters import refuse_lazy
 from ._tracing import node_or_refusal
 from .linear import refuse_activation
 
@@ -89,7 +90,7 @@ class RowwiseScaledLinear(torch.nn.Module):
         Raises:
             TypeError: ``module`` is no :class:`torch.nn.Linear`.
             ValueError: As the constructor's, or ``module`` is a :class:`pkg.nn.Linear` with an
-                activation.
+                activation, or lazy and was not called yet.
 
         Example:
             >>> linear = torch.nn.Linear(2, 1, bias=False)
@@ -104,6 +105,7 @@ class RowwiseScaledLinear(torch.nn.Module):
             torch.nn.Linear,
             "a torch.nn.Linear",
         )
+        refuse_lazy("RowwiseScaledLinear.from_linear", module)
         refuse_activation("RowwiseScaledLinear.from_linear", module)
         weight, bias = module.weight.detach(), module.bias
         # No memory for buffers that are replaced at once.

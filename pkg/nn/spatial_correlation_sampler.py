@@ -9,9 +9,12 @@ from torch import Tensor
 
 from ..ops._arguments import check_tensor
 from ..ops.spatial_correlation_sample import spatial_correlation_sample
+from ._tracing import is_traced, node_or_refusal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_IMAGE = "a floating tensor of shape (B, C, H, W)"
 
 
 class SpatialCorrelationSampler(torch.nn.Module):
@@ -58,6 +61,8 @@ class SpatialCorrelationSampler(torch.nn.Module):
             RuntimeError: As :func:`pkg.ops.spatial_correlation_sample`.
             TypeError: An image is no tensor.
         """
+        if is_traced(input1, input2):
+            return self._node(input1, input2)
         self._check(input1, input2)
         return spatial_correlation_sample(
             input1,
@@ -71,9 +76,13 @@ class SpatialCorrelationSampler(torch.nn.Module):
         )
 
     def _check(self, input1: Tensor, input2: Tensor) -> None:
-        must_be = "a floating tensor of shape (B, C, H, W)"
-        check_tensor(type(self).__name__, "input1", input1, must_be)
-        check_tensor(type(self).__name__, "input2", input2, must_be)
+        check_tensor(type(self).__name__, "input1", input1, _IMAGE)
+        check_tensor(type(self).__name__, "input2", input2, _IMAGE)
+
+    def _node(self, input1: Tensor, input2: Tensor) -> Tensor:
+        name, images = type(self).__name__, (input1, input2)
+        node: Tensor = node_or_refusal(self, name, "input1", _IMAGE, images)
+        return node
 
     def extra_repr(self) -> str:
         """The parameters."""
@@ -163,6 +172,8 @@ class FlattenedCorrelation(SpatialCorrelationSampler):
             RuntimeError: As :func:`pkg.ops.spatial_correlation_sample`.
             TypeError: An image is no tensor.
         """
+        if is_traced(input1, input2):
+            return self._node(input1, input2)
         self._check(input1, input2)
         if input1.dim() != 4:
             return super().forward(input1, input2)  # which refuses it in words
