@@ -9,6 +9,7 @@ import atexit
 import functools
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -33,15 +34,19 @@ class _Switch(NamedTuple):
     keeps_memory: bool = False
 
 
-# What the last call of accelerate() said, and the blocks that are open, the newest last: it
-# decides. Threads share all of it, since autograd computes gradients in threads of its own.
+class _Call(NamedTuple):
+    switch: _Switch
+    made: weakref.ref[Acceleration]
+
+
+# What calls of accelerate() said that hold for the process, and the blocks that are open, the
+# newest last: it decides. Threads share all of it, since autograd computes gradients in threads of
+# its own.
 _lock = threading.RLock()
-_base = _Switch()
+_calls: list[_Call] = []
 _open: list[Acceleration] = []
 # What torch.nn.attention keeps of this package's attention while it is the one in use.
 _active: AttentionHandle | None = None
-# Whose report is printed when the process ends, or acceleration does.
-_last_words: Acceleration | None = None
 _counts: dict[tuple[str, str], Counts] = {}
 
 
@@ -82,12 +87,9 @@ def _milliseconds(seconds: float | None) -> str:
 class Acceleration:
     """What :func:`accelerate` returns: a context, a decorator, and the report."""
 
-    def __init__(
-        self, switch: _Switch, before: _Switch, last_words: Acceleration | None = None
-    ) -> None:
-        """Made by :func:`accelerate`; of what it replaced."""
+    def __init__(self, switch: _Switch) -> None:
+        """Made by :func:`accelerate`."""
         self._switch = switch
-        self._before = before, last_words
         self._set_aside: list[list[Counts]] = []
 
     def __enter__(self) -> Acceleration:
@@ -131,7 +133,7 @@ class Acceleration:
         _refuse_what_cannot_be_wrapped(function, self._switch.is_timed)
 
         def block() -> Acceleration:  # which each call opens anew
-            return Acceleration(self._switch, _base, _last_words)
+            return Acceleration(self._switch)
 
         if inspect.isgeneratorfunction(function):
             return functools.wraps(function)(_by_steps(function, block))  # type: ignore[return-value]
@@ -145,8 +147,7 @@ class Acceleration:
 
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
-        global _base, _last_words
-        _base, _last_words = self._before
+        _calls[:] = [each for each in _calls if each.made() is not self]
 
     def report(self) -> Report:
         """What was counted since acceleration was turned on, or since the last report."""
@@ -277,7 +278,6 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         >>> with pkg.accelerate(report=True):  # doctest: +SKIP
         ...     train(model)
     """
-    global _base, _last_words
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
@@ -297,12 +297,13 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
             _accelerate_optimizers.register()
         switch = _Switch(bool(on), bool(on) and report, bool(on) and keep_memory)
         if callable(on):
-            return Acceleration(switch, _base, _last_words)(on)
-        replaced = None if _last_words is None else _last_words.report()
+            return Acceleration(switch)(on)
+        replaced = Report(_take()) if _base().is_timed else None
         if switch.is_timed and not any(each._switch.is_timed for each in _open):
             _take()  # what nobody is to report
-        made = Acceleration(switch, _base, _last_words)
-        _base, _last_words = switch, made if switch.is_timed else None
+        made = Acceleration(switch)
+        _forget_replaced()
+        _calls.append(_Call(switch, weakref.ref(made)))
         settle()
         if not _newest().is_on:
             _freed_memory.give_back()
@@ -314,7 +315,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
 def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _newest()
-    is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
+    is_timed = _base().is_timed or any(each._switch.is_timed for each in _open)
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
     _accelerate_optimizers.route.switch(newest.is_on, is_timed)
@@ -325,7 +326,20 @@ def settle() -> None:
 
 
 def _newest() -> _Switch:
-    return _open[-1]._switch if _open else _base
+    return _open[-1]._switch if _open else _base()
+
+
+def _base() -> _Switch:
+    """What holds where no block is open, and after all blocks."""
+    return _calls[-1].switch if _calls else _Switch()
+
+
+def _forget_replaced() -> None:
+    """Forgets the calls before the newest of those that nobody can take back any more."""
+    for index in reversed(range(len(_calls))):
+        if _calls[index].made() is None:
+            del _calls[:index]
+            return
 
 
 class AttentionHandle:
@@ -361,8 +375,8 @@ if hasattr(torch.nn.attention, "register_flash_attention_impl"):
 
 @atexit.register
 def _say_last_words() -> None:
-    if _last_words is not None:
-        print(_last_words.report())
+    if _base().is_timed:
+        print(Report(_take()))
 
 
 def collect() -> None:

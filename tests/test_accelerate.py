@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import math
@@ -444,6 +445,39 @@ def test_blocks_restore_what_was_before() -> None:
     assert is_on()
     pkg.accelerate(False)
     assert not is_on()
+
+
+def test_blocks_that_overlap_leave_nothing_on() -> None:
+    """As those of two threads do, the second of which is called before the first is entered."""
+    first, second = pkg.accelerate(), pkg.accelerate()
+    with first:
+        pass
+    with second:
+        assert is_on()
+    assert not is_on()
+    pkg.accelerate()
+    off, on, decorator = pkg.accelerate(False), pkg.accelerate(), pkg.accelerate(False)
+    with on, off:
+        assert not is_on()
+    assert not is_on()
+    decorator(is_on)
+    assert is_on()
+    with on:
+        pass
+    assert is_on()
+
+
+def test_calls_that_nobody_can_take_back_are_forgotten() -> None:
+    calls = importlib.import_module("pkg.accelerate")._calls
+    held = pkg.accelerate()
+    for _ in range(100):
+        kept = pkg.accelerate(False)
+        pkg.accelerate()
+    assert len(calls) <= 4
+    del kept
+    with pkg.accelerate(False), held:
+        assert len(calls) <= 2
+    assert is_on()
 
 
 def test_decorators() -> None:
