@@ -44,7 +44,7 @@ class _Call(NamedTuple):
 # its own.
 _lock = threading.RLock()
 _calls: list[_Call] = []
-_open: list[Acceleration] = []
+_open: list[_Block] = []
 # What torch.nn.attention keeps of this package's attention while it is the one in use.
 _active: AttentionHandle | None = None
 _counts: dict[tuple[str, str], Counts] = {}
@@ -84,23 +84,35 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
+class _Block:
+    """A block that is open, and what others are to report that was counted before it."""
+
+    def __init__(self, switch: _Switch) -> None:
+        self.switch = switch
+        self.set_aside: list[Counts] = []
+
+
 class Acceleration:
     """What :func:`accelerate` returns: a context, a decorator, and the report."""
 
     def __init__(self, switch: _Switch) -> None:
         """Made by :func:`accelerate`."""
         self._switch = switch
-        self._set_aside: list[list[Counts]] = []
+        self._blocks: list[_Block] = []
 
     def __enter__(self) -> Acceleration:
         """On, or off, until the end of the block."""
-        with _lock:
-            self._take_back()
-            if self._switch.is_timed:
-                self._set_aside.append(_take())
-            _open.append(self)
-            settle()
-        return self
+        block = _Block(self._switch)
+        try:
+            with _lock:
+                self._take_back()
+                self._begin(block)
+            return self
+        except BaseException:  # of a signal handler
+            with _lock:
+                self._take_back()
+                self._abandon(block)
+            raise
 
     def __exit__(
         self,
@@ -110,12 +122,16 @@ class Acceleration:
     ) -> None:
         """As it was before the block."""
         with _lock:
-            del _open[max(i for i, each in enumerate(_open) if each is self)]
-            settle()
+            block = self._blocks[-1]
+            try:
+                self._close(block)
+            except BaseException:  # of a signal handler
+                self._abandon(block)
+                raise
             if not self._switch.is_timed:
                 return
             report = self.report()
-            _add(self._set_aside.pop())  # what others were to report
+            _add(block.set_aside)
         print(report)
 
     def __call__(self, function: _Function) -> _Function:
@@ -144,6 +160,23 @@ class Acceleration:
                 return function(*args, **kwargs)
 
         return accelerated  # type: ignore[return-value]
+
+    def _begin(self, block: _Block) -> None:
+        if self._switch.is_timed:
+            block.set_aside = _take()
+        self._blocks.append(block)
+        _open.append(block)
+        settle()
+
+    def _close(self, block: _Block) -> None:
+        for blocks in (self._blocks, _open):
+            blocks[:] = [each for each in blocks if each is not block]
+        settle()
+
+    def _abandon(self, block: _Block) -> None:
+        """Closes a block without a report, however far it is begun or closed."""
+        self._close(block)
+        _add(block.set_aside)
 
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
@@ -299,7 +332,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         if callable(on):
             return Acceleration(switch)(on)
         replaced = Report(_take()) if _base().is_timed else None
-        if switch.is_timed and not any(each._switch.is_timed for each in _open):
+        if switch.is_timed and not any(each.switch.is_timed for each in _open):
             _take()  # what nobody is to report
         made = Acceleration(switch)
         _forget_replaced()
@@ -315,7 +348,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
 def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _newest()
-    is_timed = _base().is_timed or any(each._switch.is_timed for each in _open)
+    is_timed = _base().is_timed or any(each.switch.is_timed for each in _open)
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
     _accelerate_optimizers.route.switch(newest.is_on, is_timed)
@@ -326,7 +359,7 @@ def settle() -> None:
 
 
 def _newest() -> _Switch:
-    return _open[-1]._switch if _open else _base()
+    return _open[-1].switch if _open else _base()
 
 
 def _base() -> _Switch:

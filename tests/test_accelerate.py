@@ -480,6 +480,36 @@ def test_calls_that_nobody_can_take_back_are_forgotten() -> None:
     assert is_on()
 
 
+@pytest.mark.parametrize("report", [True, False])
+@pytest.mark.parametrize("entering", [True, False])
+def test_a_block_that_a_signal_handler_interrupts_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: bool,
+    entering: bool,
+) -> None:
+    switch = _accelerate_routes.switch
+
+    def interrupted(*arguments: Any) -> None:
+        monkeypatch.setattr(_accelerate_routes, "switch", switch)
+        switch(*arguments)
+        raise KeyboardInterrupt
+
+    stack = contextlib.ExitStack()
+    with pkg.accelerate(report=True):
+        multiply(torch.float32)
+        block = pkg.accelerate(report=report)
+        if not entering:
+            stack.enter_context(block)
+            multiply(torch.float16)
+        monkeypatch.setattr(_accelerate_routes, "switch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stack.enter_context(block) if entering else stack.close()
+    assert not is_on()
+    expected = {"float32": 1} if entering else {"float32": 1, "float16": 1}
+    assert reported(capsys.readouterr().out) == expected
+
+
 def test_decorators() -> None:
     @pkg.accelerate
     def bare() -> bool:
