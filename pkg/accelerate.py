@@ -178,6 +178,16 @@ class Acceleration:
         self._close(block)
         _add(block.set_aside)
 
+    def _hold(self) -> None:
+        """For the process, until it is taken back."""
+        try:
+            _calls.append(_Call(self._switch, weakref.ref(self)))
+            settle()
+        except BaseException:  # of a signal handler
+            self._take_back()
+            settle()
+            raise
+
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
         _calls[:] = [each for each in _calls if each.made() is not self]
@@ -336,8 +346,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
             _take()  # what nobody is to report
         made = Acceleration(switch)
         _forget_replaced()
-        _calls.append(_Call(switch, weakref.ref(made)))
-        settle()
+        made._hold()
         if not _newest().is_on:
             _freed_memory.give_back()
     if replaced is not None:

@@ -480,34 +480,53 @@ def test_calls_that_nobody_can_take_back_are_forgotten() -> None:
     assert is_on()
 
 
-@pytest.mark.parametrize("report", [True, False])
-@pytest.mark.parametrize("entering", [True, False])
-def test_a_block_that_a_signal_handler_interrupts_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    report: bool,
-    entering: bool,
-) -> None:
+@contextlib.contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next switch ends as where a signal handler raises."""
     switch = _accelerate_routes.switch
 
-    def interrupted(*arguments: Any) -> None:
+    def raises(*arguments: Any) -> None:
         monkeypatch.setattr(_accelerate_routes, "switch", switch)
         switch(*arguments)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(_accelerate_routes, "switch", raises)
+    with pytest.raises(KeyboardInterrupt):
+        yield
+
+
+@pytest.mark.parametrize("report", [True, False])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_block_that_a_signal_handler_interrupts_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: bool,
+    is_open: bool,
+) -> None:
     stack = contextlib.ExitStack()
     with pkg.accelerate(report=True):
         multiply(torch.float32)
         block = pkg.accelerate(report=report)
-        if not entering:
+        if is_open:
             stack.enter_context(block)
             multiply(torch.float16)
-        monkeypatch.setattr(_accelerate_routes, "switch", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            stack.enter_context(block) if entering else stack.close()
+        with interrupted(monkeypatch):
+            stack.close() if is_open else stack.enter_context(block)
     assert not is_on()
-    expected = {"float32": 1} if entering else {"float32": 1, "float16": 1}
+    expected = {"float32": 1, "float16": 1} if is_open else {"float32": 1}
     assert reported(capsys.readouterr().out) == expected
+
+
+def test_a_call_that_a_signal_handler_interrupts_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with interrupted(monkeypatch), pkg.accelerate():
+        pass
+    assert not is_on()
+    pkg.accelerate()
+    with interrupted(monkeypatch):
+        pkg.accelerate(False)
+    assert is_on()
 
 
 def test_decorators() -> None:
