@@ -828,7 +828,9 @@ def test_a_table_without_large_sizes_decides_as_it_did(
 
     def read(ratio: float) -> dict[str, Any]:
         _accelerate_table.save(without_large_sizes(ratio))
-        table = _accelerate_table._read(_accelerate_table.cache_file())
+        file = _accelerate_table.cache_file()
+        assert file is not None
+        table = _accelerate_table._read(file)
         assert table is not None
         return table
 
@@ -989,6 +991,7 @@ def test_tables_are_kept_and_found(
         _accelerate_table.use()
     assert "and several threads yet; doing so, once, takes about" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
+    assert file is not None
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
     (first, second), attention = kept["ratios"]
@@ -1151,6 +1154,7 @@ def test_a_damaged_table_is_said_and_made_anew(
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     monkeypatch.setattr(tune, "measure", lambda: filled(2.0))
     file = _accelerate_table.cache_file()
+    assert file is not None
     file.parent.mkdir(parents=True)
     for damaged in ("{", json.dumps({**filled(2.0), "least": ["much", 1.1]})):
         file.write_text(damaged)
@@ -1165,8 +1169,57 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    _accelerate_table.save(filled(1.0))
+    assert _accelerate_table.save(filled(1.0)) is None
     assert "cannot be kept" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a user whom the system has no entry of."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "USERPROFILE", "HOMEPATH", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if sys.platform != "win32":
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+def test_the_package_s_table_serves_without_a_home(
+    tmp_path: Path,
+    no_home: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    (tmp_path / _accelerate_table.name()).write_text(json.dumps(filled(3.0)))
+    pkg.accelerate(False)
+    assert _accelerate_table._in_use is None
+    pkg.accelerate()
+    assert _accelerate_table._in_use == filled(3.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_measurement_without_a_home_says_where_it_could_be_kept(
+    tmp_path: Path,
+    no_home: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tune, "measure", tune_table)
+    monkeypatch.setattr(_accelerate_table, "put", lambda _: None)
+    assert tune.main() == 0
+    said = capsys.readouterr()
+    assert "cannot be kept (you have no home directory)" in said.err
+    assert "set XDG_CACHE_HOME to a folder" in said.err
+    assert "kept in" not in said.out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.main() == 0
+    file = tmp_path / "pkg-kernels" / "accelerate" / _accelerate_table.name()
+    assert f"kept in {file}" in capsys.readouterr().out
+    assert json.loads(file.read_text()) == tune_table()
 
 
 def test_what_is_measured_is_what_runs() -> None:
