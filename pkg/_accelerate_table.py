@@ -139,9 +139,16 @@ def _read(file: Path) -> dict[str, Any] | None:
         )
         least_ratios(table)
         _is_of_one_thread(table)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        print(
+            f"pkg.accelerate: the table {file} cannot be read ({error.strerror}) and is left "
+            "alone; make it readable, or set XDG_CACHE_HOME to a folder of yours",
+            file=sys.stderr,
+        )
+        return None
+    except (ValueError, KeyError, TypeError) as error:
         print(
             f"pkg.accelerate: the table {file} is damaged ({error!r}) and left alone; make it "
             "anew: python -m pkg tune",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import itertools
 import json
@@ -1162,6 +1163,23 @@ def test_a_damaged_table_is_said_and_made_anew(
         _accelerate_table.use()
         assert f"the table {file} is damaged" in capsys.readouterr().err
         assert json.loads(file.read_text()) == filled(2.0)
+
+
+def test_a_cache_that_cannot_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert _accelerate_table._read(tmp_path / "file" / "table.json") is None
+    assert capsys.readouterr().err == ""
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert _accelerate_table._read(tmp_path / "file") is None
+    said = capsys.readouterr().err
+    assert f"the table {tmp_path / 'file'} cannot be read (Permission denied)" in said
+    assert "damaged" not in said
 
 
 def test_a_cache_that_cannot_be_written(
