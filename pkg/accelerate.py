@@ -141,7 +141,7 @@ class Acceleration:
 
         Raises:
             TypeError: it is a class, or an ``async def``; or a generator function, and there is to
-                be a report.
+                be a report. So of an object whose ``__call__`` is one, or a module's ``forward``.
         """
         with _lock:
             self._take_back()
@@ -151,7 +151,7 @@ class Acceleration:
         def block() -> Acceleration:  # which each call opens anew
             return Acceleration(self._switch)
 
-        if inspect.isgeneratorfunction(function):
+        if _of_kind(inspect.isgeneratorfunction, function):
             return functools.wraps(function)(_by_steps(function, block))  # type: ignore[return-value]
 
         @functools.wraps(function)
@@ -200,24 +200,45 @@ class Acceleration:
 
 def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool) -> None:
     """Raises a TypeError where a block around calls is not what the user means."""
-    name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise TypeError(
-            f"pkg.accelerate: {name} is a class, which it does not wrap: decorate those of its "
-            "methods that compute"
+            f"pkg.accelerate: {function.__qualname__} is a class, which it does not wrap: decorate "
+            "those of its methods that compute"
         )
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    waits = _of_kind(inspect.iscoroutinefunction, function)
+    waits = waits or _of_kind(inspect.isasyncgenfunction, function)
+    if waits:
         raise TypeError(
-            f"pkg.accelerate: {name} is an async function, which it does not wrap: it would be on "
-            "for whatever else runs while that waits. Write `with pkg.accelerate():` around what "
-            "computes in it"
+            f"pkg.accelerate: {_name(waits)} is an async function, which it does not wrap: it "
+            "would be on for whatever else runs while that waits. Write `with pkg.accelerate():` "
+            "around what computes in it"
         )
-    if is_timed and inspect.isgeneratorfunction(function):
+    steps = _of_kind(inspect.isgeneratorfunction, function)
+    if is_timed and steps:
         raise TypeError(
-            f"pkg.accelerate: {name} is a generator function, each step of which would print a "
-            "report: leave report out, and write `with pkg.accelerate(report=True):` around the "
-            "loop over it"
+            f"pkg.accelerate: {_name(steps)} is a generator function, each step of which would "
+            "print a report: leave report out, and write `with pkg.accelerate(report=True):` "
+            "around the loop over it"
         )
+
+
+def _of_kind(
+    is_of_kind: Callable[[Any], bool], function: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """What is of a kind in a call: the function, an object's ``__call__``, a module's ``forward``.
+
+    None where nothing is.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = [function, type(function).__call__]
+    if isinstance(function, torch.nn.Module):
+        called.append(function.forward)
+    return next((each for each in called if is_of_kind(each)), None)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _by_steps(

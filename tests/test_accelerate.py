@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import itertools
 import json
@@ -610,6 +611,66 @@ def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
     with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
         pkg.accelerate(count, report=True)
     assert not is_on()
+
+
+class Counting:
+    """An object that is called as a generator function."""
+
+    def __call__(self) -> Iterator[bool]:
+        """Whether each step runs accelerated."""
+        yield is_on()
+        yield is_on()
+
+
+class CountingModule(nn.Module):
+    """A module that computes by steps."""
+
+    def forward(self) -> Iterator[bool]:
+        """Whether each step runs accelerated."""
+        return (yield from Counting()())
+
+
+class Waiting:
+    """An object whose call has to be awaited."""
+
+    async def __call__(self) -> None:
+        """Does nothing."""
+
+
+class WaitingModule(nn.Module):
+    """A module whose call has to be awaited."""
+
+    async def forward(self) -> AsyncIterator[int]:
+        """Does nothing."""
+        yield 1
+
+
+@pytest.mark.parametrize("wrapped", [Counting(), CountingModule()])
+def test_each_step_of_an_object_runs_accelerated(wrapped: Callable[[], Iterator[bool]]) -> None:
+    for steps in (pkg.accelerate(wrapped)(), pkg.accelerate(functools.partial(wrapped))()):
+        assert list(steps) == [True, True]
+    assert not is_on()
+    name = rf"{type(wrapped).__name__}\.(__call__|forward) is a generator function"
+    with pytest.raises(TypeError, match=name):
+        pkg.accelerate(wrapped, report=True)
+
+
+@pytest.mark.parametrize("wrapped", [Waiting(), WaitingModule()])
+def test_an_object_that_waits_is_refused_in_words(wrapped: Callable[[], object]) -> None:
+    name = rf"{type(wrapped).__name__}\.(__call__|forward) is an async function"
+    for refused in (wrapped, functools.partial(wrapped)):
+        with pytest.raises(TypeError, match=name):
+            pkg.accelerate(refused)
+        with pytest.raises(TypeError, match=name):
+            pkg.accelerate()(refused)
+    assert not is_on()
+
+
+def test_a_module_can_be_wrapped() -> None:
+    layer = nn.Linear(8, 8)
+    with pkg.accelerate(report=True) as block:
+        pkg.accelerate(layer)(torch.ones(8, 8))
+        assert [each.taken for each in block.report().counts] == [1]
 
 
 def test_a_wrong_argument() -> None:
