@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -378,7 +379,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
 def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _newest()
-    is_timed = _base().is_timed or any(each.switch.is_timed for each in _open)
+    is_timed = _is_timed()
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
     _accelerate_optimizers.route.switch(newest.is_on, is_timed)
@@ -390,6 +391,10 @@ def settle() -> None:
 
 def _newest() -> _Switch:
     return _open[-1].switch if _open else _base()
+
+
+def _is_timed() -> bool:
+    return _base().is_timed or any(each.switch.is_timed for each in _open)
 
 
 def _base() -> _Switch:
@@ -440,6 +445,20 @@ if hasattr(torch.nn.attention, "register_flash_attention_impl"):
 def _say_last_words() -> None:
     if _base().is_timed:
         print(Report(_take()))
+
+
+def _begin_in_child() -> None:
+    """Leaves what was counted before a fork to the reports of the parent."""
+    global _lock
+    _lock = threading.RLock()  # another of the parent's threads may hold it, which is not here
+    if _is_timed():
+        _take()
+        for block in _open:
+            block.set_aside.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def collect() -> None:

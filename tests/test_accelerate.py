@@ -9,6 +9,7 @@ import importlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -981,8 +982,6 @@ def test_switches_do_not_leak() -> None:
 
 
 def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -1011,6 +1010,39 @@ def test_nothing_happens_on_import_and_nothing_is_said() -> None:
     """)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_fork_s_report_is_of_its_own_calls(blocks: int) -> None:
+    done = run(f"""
+        import contextlib, os, warnings
+        import torch, pkg
+        from pkg import _accelerate_table
+
+        def multiply(dtype):
+            torch.mm(torch.ones(64, 64, dtype=dtype), torch.ones(64, 64, dtype=dtype))
+
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        _accelerate_table.put({{"ratios": [9.0] * len(pkg._accelerate_routes.table())}})
+        with contextlib.ExitStack() as stack:
+            for _ in range({blocks}):
+                stack.enter_context(pkg.accelerate(report=True))
+                multiply(torch.float32)
+            if not {blocks}:
+                pkg.accelerate(report=True)
+                multiply(torch.float32)
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                print("the parent's", flush=True)
+            multiply(torch.float64 if child else torch.float16)
+    """)
+    assert done.returncode == 0, done.stderr
+    of_child, of_parent = done.stdout.split("the parent's\n")
+    assert reported(of_child) == {"float16": 1}
+    assert reported(of_parent) == {"float32": 1, "float64": 1}
 
 
 def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
