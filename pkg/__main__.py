@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> int:
     """Run the command of this process; 130 where the user has interrupted it."""
     try:
-        return main()
+        return environment.to_the_end(main)
     except KeyboardInterrupt:
         # Of what a terminal shows in a line that has not ended, how far it is.
         print("\n" * sys.stderr.isatty() + "pkg: interrupted", file=sys.stderr)

@@ -35,11 +35,13 @@ def name() -> str:
     return f"{_processor_kind()}-{_loader.cpu_capability}-torch{version}.json"
 
 
-def cache_file() -> Path:
-    """Where the user's own measurement is kept."""
-    default = Path.home() / ".cache"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or default, "pkg-kernels", "accelerate")
-    return folder / name()
+def cache_file() -> Path | None:
+    """Where the user's own measurement is kept; None where the system knows no home of theirs."""
+    try:
+        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(folder, "pkg-kernels", "accelerate", name())
 
 
 def use() -> None:
@@ -52,7 +54,7 @@ def use() -> None:
     if _serves(_in_use, wants_several):
         return
     for file in (cache_file(), SHIPPED / name()):
-        found = _read(file)
+        found = None if file is None else _read(file)
         if found is not None and _serves(found, wants_several):
             put(found)
             return
@@ -100,9 +102,12 @@ def least_ratios(table: dict[str, Any]) -> list[float]:
     return [float(one), float(several)]
 
 
-def save(table: dict[str, Any] | None) -> Path:
-    """Keeps a table in the cache directory; says so on stderr where that cannot be written."""
+def save(table: dict[str, Any] | None) -> Path | None:
+    """Keeps a table in the cache directory; None, said on stderr, where that cannot be written."""
     file = cache_file()
+    if file is None:
+        _say_not_kept("", "you have no home directory")
+        return None
     text = json.dumps(table, separators=(",", ":"))
     part = file.with_suffix(f".{os.getpid()}")
     try:
@@ -110,12 +115,17 @@ def save(table: dict[str, Any] | None) -> Path:
         part.write_text(text + "\n", "utf-8")
         part.replace(file)
     except OSError as error:
-        print(
-            f"pkg.accelerate: the table cannot be kept in {file.parent} ({error}) and will be "
-            "measured again; set XDG_CACHE_HOME to a folder that can be written",
-            file=sys.stderr,
-        )
+        _say_not_kept(f" in {file.parent}", error)
+        return None
     return file
+
+
+def _say_not_kept(where: str, reason: object) -> None:
+    print(
+        f"pkg.accelerate: the table cannot be kept{where} ({reason}) and will be measured again; "
+        "set XDG_CACHE_HOME to a folder that can be written",
+        file=sys.stderr,
+    )
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -129,9 +139,16 @@ def _read(file: Path) -> dict[str, Any] | None:
         )
         least_ratios(table)
         _is_of_one_thread(table)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        print(
+            f"pkg.accelerate: the table {file} cannot be read ({error.strerror}) and is left "
+            "alone; make it readable, or set XDG_CACHE_HOME to a folder of yours",
+            file=sys.stderr,
+        )
+        return None
+    except (ValueError, KeyError, TypeError) as error:
         print(
             f"pkg.accelerate: the table {file} is damaged ({error!r}) and left alone; make it "
             "anew: python -m pkg tune",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import os
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -33,15 +35,19 @@ class _Switch(NamedTuple):
     keeps_memory: bool = False
 
 
-# What the last call of accelerate() said, and the blocks that are open, the newest last: it
-# decides. Threads share all of it, since autograd computes gradients in threads of its own.
+class _Call(NamedTuple):
+    switch: _Switch
+    made: weakref.ref[Acceleration]
+
+
+# What calls of accelerate() said that hold for the process, and the blocks that are open, the
+# newest last: it decides. Threads share all of it, since autograd computes gradients in threads of
+# its own.
 _lock = threading.RLock()
-_base = _Switch()
-_open: list[Acceleration] = []
+_calls: list[_Call] = []
+_open: list[_Block] = []
 # What torch.nn.attention keeps of this package's attention while it is the one in use.
 _active: AttentionHandle | None = None
-# Whose report is printed when the process ends, or acceleration does.
-_last_words: Acceleration | None = None
 _counts: dict[tuple[str, str], Counts] = {}
 
 
@@ -79,26 +85,35 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
+class _Block:
+    """A block that is open, and what others are to report that was counted before it."""
+
+    def __init__(self, switch: _Switch) -> None:
+        self.switch = switch
+        self.set_aside: list[Counts] = []
+
+
 class Acceleration:
     """What :func:`accelerate` returns: a context, a decorator, and the report."""
 
-    def __init__(
-        self, switch: _Switch, before: _Switch, last_words: Acceleration | None = None
-    ) -> None:
-        """Made by :func:`accelerate`; of what it replaced."""
+    def __init__(self, switch: _Switch) -> None:
+        """Made by :func:`accelerate`."""
         self._switch = switch
-        self._before = before, last_words
-        self._set_aside: list[list[Counts]] = []
+        self._blocks: list[_Block] = []
 
     def __enter__(self) -> Acceleration:
         """On, or off, until the end of the block."""
-        with _lock:
-            self._take_back()
-            if self._switch.is_timed:
-                self._set_aside.append(_take())
-            _open.append(self)
-            settle()
-        return self
+        block = _Block(self._switch)
+        try:
+            with _lock:
+                self._take_back()
+                self._begin(block)
+            return self
+        except BaseException:  # of a signal handler
+            with _lock:
+                self._take_back()
+                self._abandon(block)
+            raise
 
     def __exit__(
         self,
@@ -108,12 +123,16 @@ class Acceleration:
     ) -> None:
         """As it was before the block."""
         with _lock:
-            del _open[max(i for i, each in enumerate(_open) if each is self)]
-            settle()
+            block = self._blocks[-1]
+            try:
+                self._close(block)
+            except BaseException:  # of a signal handler
+                self._abandon(block)
+                raise
             if not self._switch.is_timed:
                 return
             report = self.report()
-            _add(self._set_aside.pop())  # what others were to report
+            _add(block.set_aside)
         print(report)
 
     def __call__(self, function: _Function) -> _Function:
@@ -123,7 +142,7 @@ class Acceleration:
 
         Raises:
             TypeError: it is a class, or an ``async def``; or a generator function, and there is to
-                be a report.
+                be a report. So of an object whose ``__call__`` is one, or a module's ``forward``.
         """
         with _lock:
             self._take_back()
@@ -131,9 +150,9 @@ class Acceleration:
         _refuse_what_cannot_be_wrapped(function, self._switch.is_timed)
 
         def block() -> Acceleration:  # which each call opens anew
-            return Acceleration(self._switch, _base, _last_words)
+            return Acceleration(self._switch)
 
-        if inspect.isgeneratorfunction(function):
+        if _of_kind(inspect.isgeneratorfunction, function):
             return functools.wraps(function)(_by_steps(function, block))  # type: ignore[return-value]
 
         @functools.wraps(function)
@@ -143,10 +162,36 @@ class Acceleration:
 
         return accelerated  # type: ignore[return-value]
 
+    def _begin(self, block: _Block) -> None:
+        if self._switch.is_timed:
+            block.set_aside = _take()
+        self._blocks.append(block)
+        _open.append(block)
+        settle()
+
+    def _close(self, block: _Block) -> None:
+        for blocks in (self._blocks, _open):
+            blocks[:] = [each for each in blocks if each is not block]
+        settle()
+
+    def _abandon(self, block: _Block) -> None:
+        """Closes a block without a report, however far it is begun or closed."""
+        self._close(block)
+        _add(block.set_aside)
+
+    def _hold(self) -> None:
+        """For the process, until it is taken back."""
+        try:
+            _calls.append(_Call(self._switch, weakref.ref(self)))
+            settle()
+        except BaseException:  # of a signal handler
+            self._take_back()
+            settle()
+            raise
+
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
-        global _base, _last_words
-        _base, _last_words = self._before
+        _calls[:] = [each for each in _calls if each.made() is not self]
 
     def report(self) -> Report:
         """What was counted since acceleration was turned on, or since the last report."""
@@ -156,24 +201,45 @@ class Acceleration:
 
 def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool) -> None:
     """Raises a TypeError where a block around calls is not what the user means."""
-    name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise TypeError(
-            f"pkg.accelerate: {name} is a class, which it does not wrap: decorate those of its "
-            "methods that compute"
+            f"pkg.accelerate: {function.__qualname__} is a class, which it does not wrap: decorate "
+            "those of its methods that compute"
         )
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    waits = _of_kind(inspect.iscoroutinefunction, function)
+    waits = waits or _of_kind(inspect.isasyncgenfunction, function)
+    if waits:
         raise TypeError(
-            f"pkg.accelerate: {name} is an async function, which it does not wrap: it would be on "
-            "for whatever else runs while that waits. Write `with pkg.accelerate():` around what "
-            "computes in it"
+            f"pkg.accelerate: {_name(waits)} is an async function, which it does not wrap: it "
+            "would be on for whatever else runs while that waits. Write `with pkg.accelerate():` "
+            "around what computes in it"
         )
-    if is_timed and inspect.isgeneratorfunction(function):
+    steps = _of_kind(inspect.isgeneratorfunction, function)
+    if is_timed and steps:
         raise TypeError(
-            f"pkg.accelerate: {name} is a generator function, each step of which would print a "
-            "report: leave report out, and write `with pkg.accelerate(report=True):` around the "
-            "loop over it"
+            f"pkg.accelerate: {_name(steps)} is a generator function, each step of which would "
+            "print a report: leave report out, and write `with pkg.accelerate(report=True):` "
+            "around the loop over it"
         )
+
+
+def _of_kind(
+    is_of_kind: Callable[[Any], bool], function: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """What is of a kind in a call: the function, an object's ``__call__``, a module's ``forward``.
+
+    None where nothing is.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = [function, type(function).__call__]
+    if isinstance(function, torch.nn.Module):
+        called.append(function.forward)
+    return next((each for each in called if is_of_kind(each)), None)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _by_steps(
@@ -277,7 +343,6 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         >>> with pkg.accelerate(report=True):  # doctest: +SKIP
         ...     train(model)
     """
-    global _base, _last_words
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
@@ -297,13 +362,13 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
             _accelerate_optimizers.register()
         switch = _Switch(bool(on), bool(on) and report, bool(on) and keep_memory)
         if callable(on):
-            return Acceleration(switch, _base, _last_words)(on)
-        replaced = None if _last_words is None else _last_words.report()
-        if switch.is_timed and not any(each._switch.is_timed for each in _open):
+            return Acceleration(switch)(on)
+        replaced = Report(_take()) if _base().is_timed else None
+        if switch.is_timed and not any(each.switch.is_timed for each in _open):
             _take()  # what nobody is to report
-        made = Acceleration(switch, _base, _last_words)
-        _base, _last_words = switch, made if switch.is_timed else None
-        settle()
+        made = Acceleration(switch)
+        _forget_replaced()
+        made._hold()
         if not _newest().is_on:
             _freed_memory.give_back()
     if replaced is not None:
@@ -314,7 +379,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
 def settle() -> None:
     """Turns the kernels on or off, as the newest open block says, or the last call."""
     newest = _newest()
-    is_timed = _base.is_timed or any(each._switch.is_timed for each in _open)
+    is_timed = _is_timed()
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
     _accelerate_optimizers.route.switch(newest.is_on, is_timed)
@@ -325,7 +390,24 @@ def settle() -> None:
 
 
 def _newest() -> _Switch:
-    return _open[-1]._switch if _open else _base
+    return _open[-1].switch if _open else _base()
+
+
+def _is_timed() -> bool:
+    return _base().is_timed or any(each.switch.is_timed for each in _open)
+
+
+def _base() -> _Switch:
+    """What holds where no block is open, and after all blocks."""
+    return _calls[-1].switch if _calls else _Switch()
+
+
+def _forget_replaced() -> None:
+    """Forgets the calls before the newest of those that nobody can take back any more."""
+    for index in reversed(range(len(_calls))):
+        if _calls[index].made() is None:
+            del _calls[:index]
+            return
 
 
 class AttentionHandle:
@@ -361,8 +443,22 @@ if hasattr(torch.nn.attention, "register_flash_attention_impl"):
 
 @atexit.register
 def _say_last_words() -> None:
-    if _last_words is not None:
-        print(_last_words.report())
+    if _base().is_timed:
+        print(Report(_take()))
+
+
+def _begin_in_child() -> None:
+    """Leaves what was counted before a fork to the reports of the parent."""
+    global _lock
+    _lock = threading.RLock()  # another of the parent's threads may hold it, which is not here
+    if _is_timed():
+        _take()
+        for block in _open:
+            block.set_aside.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def collect() -> None:

@@ -8,6 +8,7 @@ asks PyTorch and pkg in processes of their own, where even a crash is only an an
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,42 @@ def lines(values: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
             yield f"{indent}{name}: {continuation.join(str(value).splitlines())}"
 
 
+def to_the_end(command: Callable[[], int]) -> int:
+    """Run a command until all that it prints is written.
+
+    Returns:
+        Its exit status; 141, as of SIGPIPE, where the reader has gone, and 1 where stdout cannot be
+        written otherwise, which is said on stderr.
+    """
+    try:
+        try:
+            status = command()
+        except SystemExit:  # of argparse, which has printed a help
+            print(end="", flush=True)
+            raise
+        print(end="", flush=True)
+    except OSError as error:
+        if not _output_is_lost():
+            raise
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"pkg: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _output_is_lost() -> bool:
+    """Whether stdout cannot be written; then what is left for it goes nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
+
+
 def main() -> int:
     """Print the report."""
     for title, values in collect():
@@ -186,11 +223,10 @@ def describe_failed_import(error: Exception) -> int:
     Returns:
         The exit status of the command.
     """
-    main()
-    sys.stdout.flush()
+    to_the_end(main)
     print(f"python -m pkg env: import pkg fails: {type(error).__name__}: {error}", file=sys.stderr)
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(to_the_end(main))

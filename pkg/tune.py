@@ -358,5 +358,5 @@ def main() -> int:
     table = measure()
     file = _accelerate_table.save(table)
     _accelerate_table.put(table)
-    print(*summary(table), f"kept in {file}", sep="\n")
+    print(*summary(table), *([f"kept in {file}"] if file else []), sep="\n")
     return 0

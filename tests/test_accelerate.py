@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import functools
+import importlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -465,6 +468,88 @@ def test_blocks_restore_what_was_before() -> None:
     assert not is_on()
 
 
+def test_blocks_that_overlap_leave_nothing_on() -> None:
+    """As those of two threads do, the second of which is called before the first is entered."""
+    first, second = pkg.accelerate(), pkg.accelerate()
+    with first:
+        pass
+    with second:
+        assert is_on()
+    assert not is_on()
+    pkg.accelerate()
+    off, on, decorator = pkg.accelerate(False), pkg.accelerate(), pkg.accelerate(False)
+    with on, off:
+        assert not is_on()
+    assert not is_on()
+    decorator(is_on)
+    assert is_on()
+    with on:
+        pass
+    assert is_on()
+
+
+def test_calls_that_nobody_can_take_back_are_forgotten() -> None:
+    calls = importlib.import_module("pkg.accelerate")._calls
+    held = pkg.accelerate()
+    for _ in range(100):
+        kept = pkg.accelerate(False)
+        pkg.accelerate()
+    assert len(calls) <= 4
+    del kept
+    with pkg.accelerate(False), held:
+        assert len(calls) <= 2
+    assert is_on()
+
+
+@contextlib.contextmanager
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next switch ends as where a signal handler raises."""
+    switch = _accelerate_routes.switch
+
+    def raises(*arguments: Any) -> None:
+        monkeypatch.setattr(_accelerate_routes, "switch", switch)
+        switch(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_accelerate_routes, "switch", raises)
+    with pytest.raises(KeyboardInterrupt):
+        yield
+
+
+@pytest.mark.parametrize("report", [True, False])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_block_that_a_signal_handler_interrupts_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: bool,
+    is_open: bool,
+) -> None:
+    stack = contextlib.ExitStack()
+    with pkg.accelerate(report=True):
+        multiply(torch.float32)
+        block = pkg.accelerate(report=report)
+        if is_open:
+            stack.enter_context(block)
+            multiply(torch.float16)
+        with interrupted(monkeypatch):
+            stack.close() if is_open else stack.enter_context(block)
+    assert not is_on()
+    expected = {"float32": 1, "float16": 1} if is_open else {"float32": 1}
+    assert reported(capsys.readouterr().out) == expected
+
+
+def test_a_call_that_a_signal_handler_interrupts_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with interrupted(monkeypatch), pkg.accelerate():
+        pass
+    assert not is_on()
+    pkg.accelerate()
+    with interrupted(monkeypatch):
+        pkg.accelerate(False)
+    assert is_on()
+
+
 def test_decorators() -> None:
     @pkg.accelerate
     def bare() -> bool:
@@ -545,6 +630,66 @@ def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
     with pytest.raises(TypeError, match=r"count is a generator function.*report=True"):
         pkg.accelerate(count, report=True)
     assert not is_on()
+
+
+class Counting:
+    """An object that is called as a generator function."""
+
+    def __call__(self) -> Iterator[bool]:
+        """Whether each step runs accelerated."""
+        yield is_on()
+        yield is_on()
+
+
+class CountingModule(nn.Module):
+    """A module that computes by steps."""
+
+    def forward(self) -> Iterator[bool]:
+        """Whether each step runs accelerated."""
+        return (yield from Counting()())
+
+
+class Waiting:
+    """An object whose call has to be awaited."""
+
+    async def __call__(self) -> None:
+        """Does nothing."""
+
+
+class WaitingModule(nn.Module):
+    """A module whose call has to be awaited."""
+
+    async def forward(self) -> AsyncIterator[int]:
+        """Does nothing."""
+        yield 1
+
+
+@pytest.mark.parametrize("wrapped", [Counting(), CountingModule()])
+def test_each_step_of_an_object_runs_accelerated(wrapped: Callable[[], Iterator[bool]]) -> None:
+    for steps in (pkg.accelerate(wrapped)(), pkg.accelerate(functools.partial(wrapped))()):
+        assert list(steps) == [True, True]
+    assert not is_on()
+    name = rf"{type(wrapped).__name__}\.(__call__|forward) is a generator function"
+    with pytest.raises(TypeError, match=name):
+        pkg.accelerate(wrapped, report=True)
+
+
+@pytest.mark.parametrize("wrapped", [Waiting(), WaitingModule()])
+def test_an_object_that_waits_is_refused_in_words(wrapped: Callable[[], object]) -> None:
+    name = rf"{type(wrapped).__name__}\.(__call__|forward) is an async function"
+    for refused in (wrapped, functools.partial(wrapped)):
+        with pytest.raises(TypeError, match=name):
+            pkg.accelerate(refused)
+        with pytest.raises(TypeError, match=name):
+            pkg.accelerate()(refused)
+    assert not is_on()
+
+
+def test_a_module_can_be_wrapped() -> None:
+    layer = nn.Linear(8, 8)
+    with pkg.accelerate(report=True) as block:
+        pkg.accelerate(layer)(torch.ones(8, 8))
+        assert [each.taken for each in block.report().counts] == [1]
 
 
 def test_a_wrong_argument() -> None:
@@ -764,7 +909,9 @@ def test_a_table_without_large_sizes_decides_as_it_did(
 
     def read(ratio: float) -> dict[str, Any]:
         _accelerate_table.save(without_large_sizes(ratio))
-        table = _accelerate_table._read(_accelerate_table.cache_file())
+        file = _accelerate_table.cache_file()
+        assert file is not None
+        table = _accelerate_table._read(file)
         assert table is not None
         return table
 
@@ -853,8 +1000,6 @@ def test_switches_do_not_leak() -> None:
 
 
 def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -883,6 +1028,39 @@ def test_nothing_happens_on_import_and_nothing_is_said() -> None:
     """)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_fork_s_report_is_of_its_own_calls(blocks: int) -> None:
+    done = run(f"""
+        import contextlib, os, warnings
+        import torch, pkg
+        from pkg import _accelerate_table
+
+        def multiply(dtype):
+            torch.mm(torch.ones(64, 64, dtype=dtype), torch.ones(64, 64, dtype=dtype))
+
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        _accelerate_table.put({{"ratios": [9.0] * len(pkg._accelerate_routes.table())}})
+        with contextlib.ExitStack() as stack:
+            for _ in range({blocks}):
+                stack.enter_context(pkg.accelerate(report=True))
+                multiply(torch.float32)
+            if not {blocks}:
+                pkg.accelerate(report=True)
+                multiply(torch.float32)
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                print("the parent's", flush=True)
+            multiply(torch.float64 if child else torch.float16)
+    """)
+    assert done.returncode == 0, done.stderr
+    of_child, of_parent = done.stdout.split("the parent's\n")
+    assert reported(of_child) == {"float16": 1}
+    assert reported(of_parent) == {"float32": 1, "float64": 1}
 
 
 def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
@@ -925,6 +1103,7 @@ def test_tables_are_kept_and_found(
         _accelerate_table.use()
     assert "and several threads yet; doing so, once, takes about" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
+    assert file is not None
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
     (first, second), attention = kept["ratios"]
@@ -1087,6 +1266,7 @@ def test_a_damaged_table_is_said_and_made_anew(
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     monkeypatch.setattr(tune, "measure", lambda: filled(2.0))
     file = _accelerate_table.cache_file()
+    assert file is not None
     file.parent.mkdir(parents=True)
     for damaged in ("{", json.dumps({**filled(2.0), "least": ["much", 1.1]})):
         file.write_text(damaged)
@@ -1096,13 +1276,79 @@ def test_a_damaged_table_is_said_and_made_anew(
         assert json.loads(file.read_text()) == filled(2.0)
 
 
+def test_a_cache_that_cannot_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert _accelerate_table._read(tmp_path / "file" / "table.json") is None
+    assert capsys.readouterr().err == ""
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert _accelerate_table._read(tmp_path / "file") is None
+    said = capsys.readouterr().err
+    assert f"the table {tmp_path / 'file'} cannot be read (Permission denied)" in said
+    assert "damaged" not in said
+
+
 def test_a_cache_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    _accelerate_table.save(filled(1.0))
+    assert _accelerate_table.save(filled(1.0)) is None
     assert "cannot be kept" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a user whom the system has no entry of."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "USERPROFILE", "HOMEPATH", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if sys.platform != "win32":
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+def test_the_package_s_table_serves_without_a_home(
+    tmp_path: Path,
+    no_home: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    (tmp_path / _accelerate_table.name()).write_text(json.dumps(filled(3.0)))
+    pkg.accelerate(False)
+    assert _accelerate_table._in_use is None
+    pkg.accelerate()
+    assert _accelerate_table._in_use == filled(3.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_measurement_without_a_home_says_where_it_could_be_kept(
+    tmp_path: Path,
+    no_home: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tune, "measure", tune_table)
+    monkeypatch.setattr(_accelerate_table, "put", lambda _: None)
+    assert tune.main() == 0
+    said = capsys.readouterr()
+    assert "cannot be kept (you have no home directory)" in said.err
+    assert "set XDG_CACHE_HOME to a folder" in said.err
+    assert "kept in" not in said.out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.main() == 0
+    file = tmp_path / "pkg-kernels" / "accelerate" / _accelerate_table.name()
+    assert f"kept in {file}" in capsys.readouterr().out
+    assert json.loads(file.read_text()) == tune_table()
 
 
 def test_what_is_measured_is_what_runs() -> None:

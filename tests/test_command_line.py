@@ -113,3 +113,65 @@ def test_a_terminal_without_the_characters_gets_others() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mm 512?\n"
+
+
+def run_writing_to(file: int, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``python -m pkg``, its output to a file descriptor."""
+    return subprocess.run(
+        [sys.executable, *options],
+        env={**os.environ, "PYTHONUNBUFFERED": "", **variables},
+        stdout=file,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+WRITERS = [
+    ("-m", "pkg", "env", "--capabilities"),
+    ("-u", "-m", "pkg", "env", "--capabilities"),
+    ("-m", "pkg", "--help"),
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+@pytest.mark.parametrize("options", WRITERS)
+def test_a_reader_that_has_gone_ends_it_quietly(options: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_writing_to(writer, *options)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("options", WRITERS)
+def test_an_output_that_cannot_be_written_is_said_in_a_line(options: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run_writing_to(full.fileno(), *options)
+    expected = "pkg: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_failed_import_is_said_where_its_report_cannot_be() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run_writing_to(full.fileno(), "-m", "pkg", "env", PKG_CPU_CAPABILITY="sse9")
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert "output cannot be written: No space" in first
+    assert "import pkg fails: ImportError: PKG_CPU_CAPABILITY is 'sse9'" in second
+
+
+def test_another_file_s_error_is_not_taken_for_the_output_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(_: object) -> None:
+        raise FileNotFoundError(2, "No such file", "model.bin")
+
+    monkeypatch.setattr(sys, "argv", ["pkg", "doctor"])
+    monkeypatch.setattr(pkg, "doctor", fails)
+    with pytest.raises(FileNotFoundError, match=r"model\.bin"):
+        command.run()
