@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ._registration import below_autograd, have_tangents, library, records_gradients
+from ._forward_mode import have_tangents
+from ._registration import below_autograd, library, records_gradients
 
 
 def register_inference_only(name: str, instead: str) -> None:

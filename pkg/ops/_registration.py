@@ -20,6 +20,8 @@ from torch.autograd.function import Function, _SingleLevelFunction
 from pkg import _C
 
 from ._call import direct_call, in_order
+from ._factors import Unsaved, save_factors
+from ._forward_mode import Tangent, have_tangents, jvp_of, keeping_for_tangents, may_be_forward_mode
 from ._strides import result_strides, strides_after_number
 
 # Before 2.13 PyTorch refuses to register what it has on a list. Where this copy was imported before
@@ -33,12 +35,6 @@ library = torch.library.Library("pkg", "IMPL")
 _recording: dict[str, Callable[..., Any]] = {}
 # And what computes it within an autograd function's forward.
 _running: dict[str, Callable[..., Any]] = {}
-
-# See register_gradients().
-Tangent = Callable[[Any, Any, Any], Any]
-
-# The value and the tangent of a tensor, None where it has none. PyTorch has one level of tangents.
-_unpack_dual = torch._VF._unpack_dual
 
 _AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -68,19 +64,6 @@ def records_gradients(values: Iterable[object]) -> bool:
             if isinstance(value, Tensor) and value.requires_grad:
                 return True
     return False
-
-
-def _may_be_forward_mode() -> bool:
-    # A compiled program enters a level of its own, of which forward_ad does not hear.
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
-def have_tangents(values: Iterable[object]) -> bool:
-    """Whether some of these have a tangent of forward mode, at the level that computes."""
-    return _may_be_forward_mode() and any(
-        isinstance(value, Tensor) and _unpack_dual(value, level=0)[1] is not None
-        for value in values
-    )
 
 
 def reduce_to(gradient: Tensor, like: Tensor | Unsaved) -> Tensor:
@@ -233,7 +216,7 @@ def register_gradients(
     def run_below(*values: Any) -> Any:
         # A level of torch.func below this one records for itself, if gradients are enabled, and
         # one of forward mode has its tangents, or refuses, if those are.
-        if _may_be_forward_mode() and not forward_ad._is_fwd_grad_enabled():
+        if may_be_forward_mode() and not forward_ad._is_fwd_grad_enabled():
             with forward_ad._set_fwd_grad_enabled(True):
                 return run_below(*values)
         with torch.enable_grad():
@@ -301,7 +284,7 @@ def _recorder(
         if setup_context is not None:
             return forward_and_context(run, setup_context)
         # That of the binding does without Python's frames, a twentieth of a small call.
-        otherwise = forward_and_context(run, _save_factors) if is_product else None
+        otherwise = forward_and_context(run, save_factors) if is_product else None
         return _C._saving_forward(run, otherwise)
 
     def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -312,132 +295,10 @@ def _recorder(
     def record(run: Callable[..., Any], tangent: Tangent | None = None) -> Callable[..., Any]:
         forward, jvp = forward_of(run), None
         if tangent is not None:
-            forward, jvp = _keeping_for_tangents(forward), _jvp(tangent)
+            forward, jvp = keeping_for_tangents(forward), jvp_of(tangent)
         return one_level_function(name, forward, padded_backward if keywords else backward, jvp)
 
     return record
-
-
-class Unsaved:
-    """Of a tensor that a backward formula does not read: what its gradient is to be like."""
-
-    def __init__(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> None:
-        self.shape, self._strides, self.dtype = torch.Size(shape), strides, dtype
-
-    def dim(self) -> int:
-        return len(self.shape)
-
-    def stride(self, dim: int) -> int:
-        return self._strides[dim]
-
-    def unsqueeze(self, dim: int) -> Unsaved:
-        shape, strides = [*self.shape], [*self._strides]
-        shape.insert(dim, 1)
-        strides.insert(dim, 0)
-        return Unsaved(shape, strides, self.dtype)
-
-
-def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor, *_: Any) -> None:
-    a, b = inputs[:2]
-    of_a, of_b = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(a if of_b else None, b if of_a else None)
-    ctx.unsaved = [
-        None if is_saved else Unsaved(each.shape, each.stride(), each.dtype)
-        for each, is_saved in ((a, of_b), (b, of_a))
-    ]
-
-
-def factors(ctx: Any) -> tuple[Any, Any]:
-    """The first two arguments of a product, in its backward formula.
-
-    That which no gradient is made of is an :class:`Unsaved`.
-    """
-    a, b = ctx.saved_tensors
-    return (
-        ctx.unsaved[0] if a is None else a,
-        ctx.unsaved[1] if b is None else b,
-    )
-
-
-def _keeping_for_tangents(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of an autograd function that keeps arguments and results for :func:`_jvp`."""
-
-    def keeping(ctx: Any, *values: Any) -> Any:
-        output = forward(ctx, *values)
-        outputs = output if isinstance(output, tuple) else (output,)
-        ctx.others = [None if isinstance(value, Tensor) else (value,) for value in values]
-        ctx.save_for_forward(*(v for v in values if isinstance(v, Tensor)), *outputs)
-        return output
-
-    return keeping
-
-
-def _jvp(tangent: Tangent) -> Callable[..., Any]:
-    """What PyTorch calls for the tangents of the results, straight after the forward."""
-
-    def jvp(ctx: Any, *_: Any) -> Any:
-        # PyTorch turns forward mode off here, at the levels below too, which have tangents of
-        # their own. With it on, those of this level have to be taken off. Those that PyTorch gives
-        # are zeros where there are none.
-        with forward_ad._set_fwd_grad_enabled(True):
-            saved = iter([_unpack_dual(each, level=0) for each in ctx.saved_tensors])
-            arguments = [next(saved) if other is None else (*other, None) for other in ctx.others]
-            values, tangents = zip(*arguments, strict=True)
-            return tangent(values, tuple(primal for primal, _ in saved), tangents)
-
-    return jvp
-
-
-def linear_in(name: str, *groups: tuple[int, ...]) -> Tangent:
-    """The tangents of an operator with one result that is linear in some of its arguments.
-
-    Args:
-        name: The operator.
-        groups: Places of tensors in which it is linear together, as in an input and a bias. Of
-            several groups it is a product.
-
-    Returns:
-        The sum over the groups of the operator itself, with the group's tangents in their places.
-    """
-    operator = in_order(name)
-
-    def tangent(values: Any, outputs: Any, tangents: Any) -> Tensor:
-        terms = []
-        for group in groups:
-            if all(tangents[place] is None for place in group):
-                continue
-            moved = list(values)
-            for place in group:
-                if values[place] is not None:
-                    moved[place] = or_zeros(tangents[place], values[place])
-            terms.append(operator(*moved))
-        return added(terms)
-
-    return tangent
-
-
-def tangent_by(function: Callable[..., tuple[Tensor, ...]]) -> Tangent:
-    """The tangents that PyTorch has of a function which computes the same by its operators."""
-
-    def tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
-        dual = (
-            value if of_value is None else torch._VF._make_dual(value, of_value, level=0)
-            for value, of_value in zip(values, tangents, strict=True)
-        )
-        pushed = (_unpack_dual(result, level=0) for result in function(*dual))
-        return tuple(or_zeros(of_result, result) for result, of_result in pushed)
-
-    return tangent
-
-
-def or_zeros(tangent: Tensor | None, value: Tensor) -> Tensor:
-    """The tangent of a value, zeros where it has none."""
-    return torch.zeros_like(value) if tangent is None else tangent
-
-
-def added(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of at least one tensor."""
-    return functools.reduce(torch.add, terms)
 
 
 def register_recording(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ._call import operator
-from ._registration import check_one_device, linear_in, register_fake, register_gradients
+from ._forward_mode import linear_in
+from ._registration import check_one_device, register_fake, register_gradients
 from ._sharding import register_sharding
 from ._tensor_core_tiled_layout import slice_of, weight_shape
 from .linear import result_shape

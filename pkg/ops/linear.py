@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._call import operator, part
+from ._forward_mode import added, have_tangents
 from ._registration import (
-    added,
     batch_to_front,
     below_autograd,
     check_one_device,
     fake_pointwise,
-    have_tangents,
     library,
     recording,
     records_gradients,

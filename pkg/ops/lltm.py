@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._call import operator, part
+from ._forward_mode import have_tangents, tangent_by
 from ._registration import (
     below_autograd,
     check_one_device,
-    have_tangents,
     library,
     recording,
     records_gradients,
@@ -21,7 +21,6 @@ from ._registration import (
     register_gradients,
     register_lower_precision_autocast,
     register_recording,
-    tangent_by,
 )
 from ._sharding import Description, register_sharding
 

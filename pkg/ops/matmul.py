@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ._call import operator
+from ._factors import Unsaved, factors
+from ._forward_mode import linear_in
 from ._registration import (
-    Unsaved,
     check_one_device,
-    factors,
-    linear_in,
     reduce_to,
     register_fake,
     register_gradients,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ._call import operator
+from ._factors import factors
+from ._forward_mode import linear_in
 from ._registration import (
-    factors,
     fake_pointwise,
-    linear_in,
     reduce_to,
     register_fake,
     register_gradients,

@@ -10,13 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._call import operator, part
+from ._forward_mode import Tangent, added, linear_in
 from ._registration import (
-    Tangent,
-    added,
     batch_to_front,
     check_one_device,
     fake_pointwise,
-    linear_in,
     reduce_to,
     register_fake,
     register_gradients,

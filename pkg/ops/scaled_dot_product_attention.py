@@ -16,12 +16,12 @@ from ._attention_derivatives import (
     second_derivatives,
 )
 from ._call import operator, part
+from ._forward_mode import or_zeros
 from ._registration import (
     batch_to_front,
     check_one_device,
     library,
     one_level_function,
-    or_zeros,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,

@@ -15,10 +15,10 @@ from ._attention_derivatives import (
     second_derivatives,
 )
 from ._call import operator, part
+from ._forward_mode import or_zeros
 from ._registration import (
     check_one_device,
     library,
-    or_zeros,
     recording,
     register_fake,
     register_gradients,

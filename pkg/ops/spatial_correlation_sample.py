@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ._call import operator, part
+from ._forward_mode import linear_in
 from ._registration import (
     check_one_device,
-    linear_in,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
