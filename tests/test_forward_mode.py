@@ -323,6 +323,41 @@ def test_compiled() -> None:
     torch.testing.assert_close(torch.compile(function, backend="aot_eager")(x), function(x))
 
 
+def test_levels_that_a_compiled_program_enters() -> None:
+    x, tangent = (torch.randn(3, 4) for _ in range(2))
+    weight = torch.randn(5, 4)
+
+    def pushed(linear: Function) -> Callable[[Tensor, Tensor], Tensor]:
+        def function(x: Tensor, tangent: Tensor) -> Tensor:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, tangent)
+                return forward_ad.unpack_dual(linear(dual, weight)).tangent
+
+        return function
+
+    expected = pushed(F.linear)(x, tangent)
+    for backend in ("eager", "aot_eager"):
+        compiled = torch.compile(pushed(pkg.ops.linear), backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(x, tangent), expected)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tangents_have_memory_of_their_own(name: str) -> None:
+    operator, _, tensors, tangents = case(name)
+    operators = [operator]
+    if name.startswith("linear"):  # without rows the bias is as large as the result
+        operators.append(lambda x, *rest: operator(x[0], *rest))
+    for each in operators:
+        for place in range(len(tensors)):
+
+            def doubled(varied: Tensor, function: Function = each, place: int = place) -> Tensor:
+                return function(*tensors[:place], varied, *tensors[place + 1 :]).mul_(2)
+
+            before = tangents[place].clone()
+            jvp(doubled, (tensors[place],), (tangents[place],))
+            assert torch.equal(tangents[place], before)
+
+
 def test_compiled_autograd() -> None:
     x = torch.randn(4, 4, requires_grad=True)
     with compiled_autograd._enable(torch.compile(backend="aot_eager")):

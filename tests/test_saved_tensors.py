@@ -67,8 +67,9 @@ def test_a_bias_alone_keeps_neither() -> None:
     bias = torch.zeros(5, requires_grad=True)
     output, saved = saved_by(lambda: pkg.ops.linear(x, weight, bias))
     assert not saved
-    output.sum().backward()
-    torch.testing.assert_close(bias.grad, torch.full((5,), 3.0))
+    for times in (1, 2):  # nothing is freed either
+        output.sum().backward()
+        torch.testing.assert_close(bias.grad, torch.full((5,), 3.0 * times))
 
 
 def test_second_derivatives_of_a_product_with_a_constant() -> None:

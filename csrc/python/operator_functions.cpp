@@ -273,6 +273,10 @@ void define_operator_functions(py::module_& module) {
   module.def("_call_below_autograd", &call_below_autograd, py::arg("name"),
              py::arg("device"), py::arg("otherwise"), py::arg("record"),
              py::kw_only(), py::arg("has_autocast") = false, "For tests.");
+  module.def(
+      "_is_forward_mode",
+      [] { return ThreadState::instance().is_forward_mode(); },
+      "Whether a level of tangents is entered.");
   module.def("_saving_forward", &saving_forward, py::arg("function"),
              py::arg("otherwise") = py::none(),
              "See pkg/ops/_registration.py.");

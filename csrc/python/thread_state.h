@@ -132,12 +132,21 @@ class ThreadState {
     return has_callbacks == nullptr || has_callbacks();
   }
 
-  bool is_plain(bool has_autocast, bool may_be_observed) const {
+  // Whether there may be tangents. Where PyTorch's library does not tell,
+  // torch.autograd.forward_ad does, which does not hear of the levels that
+  // compiled programs enter.
+  bool is_forward_mode() const {
+    if (const auto level_of = UnstableSymbols::in_use().forward_level) {
+      return level_of(0) != nullptr;
+    }
     PyObject* level =
         PyDict_GetItemWithError(forward_mode_.ptr(), level_.ptr());
+    return level == nullptr || PyLong_AsLong(level) >= 0;
+  }
+
+  bool is_plain(bool has_autocast, bool may_be_observed) const {
     return has_plain_keys(has_autocast) && !has_function_mode() &&
-           level != nullptr && PyLong_AsLong(level) < 0 &&
-           !(may_be_observed && is_profiled());
+           !is_forward_mode() && !(may_be_observed && is_profiled());
   }
 
   // The same of the device, for a thread that is plain for the CPU.

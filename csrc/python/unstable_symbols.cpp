@@ -60,6 +60,7 @@ py::dict use(bool any) {
   found["key_words"] = symbols.key_words.are_found();
   found["has_callbacks"] = symbols.has_callbacks != nullptr;
   found["has_function_mode"] = symbols.has_function_mode != nullptr;
+  found["forward_level"] = symbols.forward_level != nullptr;
   found["requires_gradient"] = symbols.requires_gradient != nullptr;
   found["wrap"] = symbols.wrap != nullptr;
   return found;
@@ -78,6 +79,8 @@ UnstableSymbols UnstableSymbols::find() {
   look_up(found.has_callbacks, "_ZN2at12hasCallbacksEv");
   look_up(found.has_function_mode,
           "_ZN2at4impl27torch_function_mode_enabledEv");
+  look_up(found.forward_level,
+          "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
   look_up(found.requires_gradient, "_ZNK3c1010TensorImpl13requires_gradEv");
   look_up_in_torch_python(found.wrap,
                           "_Z16THPVariable_WrapRKN2at10TensorBaseE");

@@ -4,6 +4,9 @@
 // what it says at import is not what torch._C says.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "python/dispatch_key_words.h"
 #include "python/pybind_headers.h"
 
@@ -17,6 +20,10 @@ struct UnstableSymbols {
 
   // Whether this thread is in a TorchFunctionMode.
   bool (*has_function_mode)() = nullptr;
+
+  // A level of tangents, null where forward mode is not entered. A pointer to
+  // the level, of a class that nothing here has to know.
+  std::shared_ptr<void> (*forward_level)(uint64_t index) = nullptr;
 
   // Of a tensor's implementation.
   bool (*requires_gradient)(const void* implementation) = nullptr;

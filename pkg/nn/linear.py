@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..ops._arguments import check_instance, is_kept_otherwise
+from ..ops._forward_mode import may_be_forward_mode
 from ..ops._registration import records_gradients
 from ..ops.linear import ACTIVATIONS, activated, linear
 from ..ops.pack_linear_weight import pack_linear_weight
@@ -296,7 +296,7 @@ def _is_plain_inference(input: Tensor, weight: Tensor, bias: Tensor | None) -> b
     if records_gradients(tensors):
         return False
     return (
-        forward_ad._current_level < 0
+        not may_be_forward_mode()
         and not torch._C._are_functorch_transforms_active()
         and not torch.is_autocast_enabled(input.device.type)
         and torch._C._len_torch_dispatch_stack() == 0

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pkg import _C
+
 from ._call import in_order
 
 # See register_gradients() in _registration.py.
@@ -25,8 +27,7 @@ _unpack_dual = torch._VF._unpack_dual
 
 def may_be_forward_mode() -> bool:
     """Whether there may be tangents at some level."""
-    # A compiled program enters a level of its own, of which forward_ad does not hear.
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return _C._is_forward_mode() or torch._C._are_functorch_transforms_active()
 
 
 def have_tangents(values: Iterable[object]) -> bool:

@@ -149,6 +149,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     input, weight, _, activation = inputs
     ctx.activation, ctx.weight_is_vector = activation, weight.dim() == 1
     of_input, of_weight, _, _ = ctx.needs_input_grad
+    ctx.saves = of_input or of_weight or activation is not None
     ctx.set_materialize_grads(False)
     result, pre_activation = output
     saved = pre_activation if _keeps_pre_activation(activation) else result
@@ -162,7 +163,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(
     ctx: Any, grad_output: Tensor | None, grad_pre_activation: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    input, weight, *saved = ctx.saved_tensors
+    # Of a bias alone nothing is saved, and autograd may come again.
+    kept: Sequence[Any] = ctx.saved_tensors if ctx.saves else (None, None)
+    input, weight, *saved = kept
     grad = grad_output
     if grad is not None and saved:
         grad = _activation_backward(grad, saved[0], ctx.activation)
@@ -191,7 +194,8 @@ def _backward(
 def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, Tensor]:
     input, weight, _, activation = values
     of_input, of_weight, of_bias, _ = tangents
-    terms = [] if of_bias is None else [of_bias.expand(outputs[0].shape)]
+    # A copy: the result's tangent may be written to.
+    terms = [] if of_bias is None else [of_bias.expand(outputs[0].shape).clone()]
     if of_input is not None:
         terms.append(linear(of_input, weight))
     if of_weight is not None:
