@@ -192,6 +192,25 @@ def test_dropped_tangents_are_found() -> None:
     assert_found(toy.make(forward_mode_goes_on=False), "jvp", "over a gradient differs")
 
 
+def jvp(ctx: Any, of_a: Tensor, of_b: Tensor, _: None) -> Tensor:
+    a, b = ctx.saved_tensors
+    return of_a * b + a * of_b
+
+
+def jvp_of_one(ctx: Any, of_a: Tensor, of_b: Tensor, _: None) -> Tensor:
+    return of_a * ctx.saved_tensors[1]
+
+
+def jvp_that_fails(ctx: Any, *tangents: Tensor) -> Tensor:
+    raise RuntimeError("shapes do not match")
+
+
+def test_tangents() -> None:
+    check(toy.make(jvp=jvp), checks=["jvp"])
+    assert_found(toy.make(jvp=jvp_of_one), "jvp", "forward mode and backward differ")
+    assert_found(toy.make(jvp=jvp_that_fails), "jvp", "shapes do not match")
+
+
 def fake_strides(a: Tensor, b: Tensor, c: float) -> Tensor:
     result = torch.mul(a, b)
     return result.mT.contiguous().mT if result.dim() > 1 else result

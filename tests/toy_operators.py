@@ -57,6 +57,7 @@ def make(
     differentiable: bool = True,
     forward_mode_refused: bool = True,
     forward_mode_goes_on: bool = True,
+    jvp: Callable[..., Any] | None = None,
 ) -> torch._ops.OpOverload:
     """Register ``a * b + c`` under a new name, with some of its parts replaced."""
     name = f"muladd_{next(_numbers)}"
@@ -66,7 +67,9 @@ def make(
     operator: torch._ops.OpOverload = getattr(torch.ops.toy, name).default
     torch.library.register_fake(operator, fake)
     if differentiable:
-        kernel = autograd_kernel(operator, backward, forward_mode_refused, forward_mode_goes_on)
+        kernel = autograd_kernel(
+            operator, backward, forward_mode_refused, forward_mode_goes_on, jvp
+        )
         library.impl(name, kernel, "Autograd")
     if autocast is not None:
         for device in ("cpu", "cuda"):
@@ -88,6 +91,7 @@ def autograd_kernel(
     backward: Callable[..., Any],
     forward_mode_refused: bool,
     forward_mode_goes_on: bool,
+    jvp: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     """``torch.library.register_autograd``, but for torch.func too, which that does not serve."""
 
@@ -95,6 +99,7 @@ def autograd_kernel(
         @staticmethod
         def forward(ctx: Any, a: Tensor, b: Tensor, c: float) -> Tensor:
             ctx.save_for_backward(a, b)
+            ctx.save_for_forward(a, b)
             # A level of torch.func below this one records for itself, or refuses.
             with (
                 torch.enable_grad(),
@@ -106,6 +111,9 @@ def autograd_kernel(
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
             return backward(ctx, grad)
+
+    if jvp is not None:
+        Recorded.jvp = staticmethod(jvp)
 
     def call(a: Tensor, b: Tensor, c: float) -> Tensor:
         forward_mode = forward_ad._current_level >= 0 and forward_mode_refused
