@@ -114,8 +114,8 @@ def check_op(
     - ``gradients``: the reference's, in every dtype, for every choice of inputs that require grad;
       of more than four for those of one, two and all, as :mod:`pkg.testing.choices` says.
     - ``gradcheck``, ``gradgradcheck``: finite differences in float64.
-    - ``jvp``: forward mode, of the operator and of its gradients, gives matching tangents or an
-      error; PyTorch lets an operator drop them in silence.
+    - ``jvp``: forward mode, of the operator and of its gradients, gives matching tangents or
+      refuses them in words; PyTorch lets an operator drop them in silence.
     - ``fake``, ``meta``: shape, dtype, strides and device without values.
     - ``compile``, ``compile_dynamic``, ``inductor``, ``export``: ``fullgraph=True``, static and
       dynamic shapes, forward and backward; one dynamic program serves a whole family.
