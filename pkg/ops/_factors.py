@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 class Unsaved:
@@ -28,15 +27,24 @@ class Unsaved:
         return Unsaved(shape, strides, self.dtype)
 
 
-def save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor, *_: Any) -> None:
-    """A ``setup_context`` of ``register_gradients``."""
-    a, b = inputs[:2]
-    of_a, of_b = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(a if of_b else None, b if of_a else None)
-    ctx.unsaved = [
-        None if is_saved else Unsaved(each.shape, each.stride(), each.dtype)
-        for each, is_saved in ((a, of_b), (b, of_a))
-    ]
+def saving_constant(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of an autograd function, of a product with a constant: it saves that alone.
+
+    Args:
+        run: What computes the product of its first two arguments, of which at most one needs a
+            gradient. (Where both do, ``_C._saving_forward`` saves both.)
+    """
+
+    def forward(ctx: Any, *values: Any) -> Any:
+        output = run(*values)
+        a, b, *_ = values
+        ctx.of_first = ctx.needs_input_grad[0]
+        varied, constant = (a, b) if ctx.of_first else (b, a)
+        ctx.save_for_backward(constant)
+        ctx.like = varied.shape, varied.stride(), varied.dtype
+        return output
+
+    return forward
 
 
 def factors(ctx: Any) -> tuple[Any, Any]:
@@ -44,8 +52,8 @@ def factors(ctx: Any) -> tuple[Any, Any]:
 
     That which no gradient is made of is an :class:`Unsaved`.
     """
-    a, b = ctx.saved_tensors
-    return (
-        ctx.unsaved[0] if a is None else a,
-        ctx.unsaved[1] if b is None else b,
-    )
+    saved = ctx.saved_tensors
+    if len(saved) == 2:
+        return saved[0], saved[1]
+    varied = Unsaved(*ctx.like)
+    return (varied, saved[0]) if ctx.of_first else (saved[0], varied)

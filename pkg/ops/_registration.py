@@ -20,7 +20,7 @@ from torch.autograd.function import Function, _SingleLevelFunction
 from pkg import _C
 
 from ._call import direct_call, in_order
-from ._factors import Unsaved, save_factors
+from ._factors import Unsaved, saving_constant
 from ._forward_mode import Tangent, have_tangents, jvp_of, keeping_for_tangents, may_be_forward_mode
 from ._strides import result_strides, strides_after_number
 
@@ -266,26 +266,25 @@ def _recorder(
     positional = len(arguments) - len(keywords)
     kept = [argument.name for argument in arguments].index(keeps) if keeps else None
 
-    def forward_and_context(run: Callable[..., Any], setup_context: Any) -> Callable[..., Any]:
+    def forward_and_context(run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(ctx: Any, *values: Any) -> Any:
             if kept is not None and values[kept] is not True:
                 values = (*values[:kept], True, *values[kept + 1 :])
             output = run(*values)
             if keywords:
                 named = dict(zip(keywords, values[positional:], strict=True))
-                setup_context(ctx, values[:positional], output, named)
+                setup_context(ctx, values[:positional], output, named)  # type: ignore[misc]
             else:
-                setup_context(ctx, values, output)
+                setup_context(ctx, values, output)  # type: ignore[misc]
             return output
 
         return forward
 
     def forward_of(run: Callable[..., Any]) -> Callable[..., Any]:
         if setup_context is not None:
-            return forward_and_context(run, setup_context)
+            return forward_and_context(run)
         # That of the binding does without Python's frames, a twentieth of a small call.
-        otherwise = forward_and_context(run, save_factors) if is_product else None
-        return _C._saving_forward(run, otherwise)
+        return _C._saving_forward(run, saving_constant(run) if is_product else None)
 
     def padded_backward(ctx: Any, *gradients: Tensor) -> Any:
         result = backward(ctx, *gradients)
