@@ -121,7 +121,7 @@ class _Dense:
 
     def __init__(self, call: Call) -> None:
         query, key, value = call.query, call.key, call.value
-        self.lead = leading_shape(query, key, value, call.enable_gqa)
+        lead = leading_shape(query, key, value, call.enable_gqa)
         self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.key_heads = key.shape[-3] if call.enable_gqa else 0
         self.group = query.shape[-3] // self.key_heads if self.key_heads else 1
@@ -140,7 +140,7 @@ class _Dense:
             scores = scores + _alibi_bias(scores, call.alibi_slopes)
         hidden = _hidden_by_place(scores, call.is_causal, call.window_left, call.window_right)
         self.weights = _weights(scores, hidden, call.attn_mask)
-        self.factors = _dropout_factors(call.dropout_seed, self.lead, self.weights, call.dropout_p)
+        self.factors = _dropout_factors(call.dropout_seed, lead, self.weights, call.dropout_p)
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """Key, value or what belongs to one, for each head of the query."""
