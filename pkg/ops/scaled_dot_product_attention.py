@@ -388,6 +388,14 @@ def _with_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.movedim(dim, 0)
 
 
+def _drawn_seed(query: Tensor, dropout_p: float) -> Tensor | None:
+    """Of PyTorch's generator, so that ``torch.manual_seed`` repeats it; None without dropout."""
+    if not dropout_p > 0.0:
+        return None
+    limit = torch.iinfo(torch.int64).max
+    return torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+
+
 def _decomposed(
     query: Tensor,
     key: Tensor,
@@ -408,10 +416,7 @@ def _decomposed(
     In Python, since exceptions of Python's become mere words in an operator of C++: Ctrl-C, and
     what ends a checkpoint's recomputation.
     """
-    seed = None
-    if dropout_p > 0.0:
-        limit = torch.iinfo(torch.int64).max
-        seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+    seed = _drawn_seed(query, dropout_p)
     forward = torch.ops.pkg.scaled_dot_product_attention_forward.default
     output: Tensor = forward(
         *(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False),

@@ -27,6 +27,7 @@ from ._registration import (
 )
 from ._sharding import Description, register_sharding
 from .scaled_dot_product_attention import (
+    _drawn_seed,
     _each_slice,
     _has_residual,
     _refuse_derivatives_of_slopes,
@@ -200,10 +201,7 @@ def _decomposed(
 
     In Python, where a maximum that torch.compile does not know stays unknown.
     """
-    seed = None
-    if dropout_p > 0.0:
-        limit = torch.iinfo(torch.int64).max
-        seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+    seed = _drawn_seed(query, dropout_p)
     forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     output: Tensor = forward(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
