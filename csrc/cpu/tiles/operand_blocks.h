@@ -11,6 +11,7 @@
 #include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/plain_kernel.h"
 #include "cpu/tiles/range.h"
+#include "cpu/tiles/read_ahead.h"
 #include "cpu/tiles/scheme.h"
 
 #if defined(PKG_HAS_TILES)
@@ -87,9 +88,11 @@ class OperandBlocks {
     count_ = (lines + kTileRows - 1) / kTileRows * units;
     done_ = 0;
     end_ = line + lines;
-    strip_ = line;
-    at_unit_ = 0;
-    tile_ = 0;
+    at_ = {line, 0, 0};
+    ahead_ = at_;
+    for (int i = 0; i < ReadAhead<Scheme>::kTilesAhead; ++i) {
+      advance(ahead_);
+    }
     to_ = buffers_ + buffer_ * buffer_bytes_;
   }
 
@@ -105,7 +108,7 @@ class OperandBlocks {
   }
   // Strips of the block that are wholly packed; those beyond its end too.
   int64_t strips() const {
-    return done_ == count_ ? INT64_MAX : (strip_ - line_) / kStrip;
+    return done_ == count_ ? INT64_MAX : (at_.strip - line_) / kStrip;
   }
   // Packs the next piece.
   void step(Range& range) {
@@ -123,6 +126,11 @@ class OperandBlocks {
       begin_tile();
       is_packing_ = true;
     }
+    if constexpr (kReadsAhead) {
+      if (packer_.reads_rows()) {
+        read_ahead_.step();
+      }
+    }
     if (packer_.step(range)) {
       advance_tile();
       is_packing_ = false;
@@ -130,6 +138,17 @@ class OperandBlocks {
   }
 
  private:
+  // A tile of a block: its strip's first line and how far it is from there, its
+  // unit in the block.
+  struct Place {
+    int64_t strip;
+    int64_t tile;
+    int64_t unit;
+  };
+
+  // Values of one part are packed so fast that reading ahead brings nothing.
+  static constexpr bool kReadsAhead = Scheme::kParts > 1;
+
   // Buffers of blocks that do not stay.
   static constexpr int64_t kTurns = Scheme::kParts == 1 ? 1 : 2;
   // Strips packed together, whose rows are longer runs of memory then: all of a
@@ -146,7 +165,7 @@ class OperandBlocks {
     return kIsWords && side == Side::Left && source_.first.value_stride == 1;
   }
 
-  bool is_at_strip() const { return tile_ == 0 && at_unit_ == 0; }
+  bool is_at_strip() const { return at_.tile == 0 && at_.unit == 0; }
   // Values that there are of the block, and its units all of whose are.
   int64_t values() const {
     return std::min(units_ * Scheme::kValues, inner_ - unit_ * Scheme::kValues);
@@ -155,7 +174,7 @@ class OperandBlocks {
   // The block's part of the next strip.
   Lines<Input> next_lines() const {
     const Lines<Input>& lines = source_.first;
-    return {lines.data + (strip_ / kStrip) * source_.stride +
+    return {lines.data + (at_.strip / kStrip) * source_.stride +
                 unit_ * Scheme::kValues * lines.value_stride,
             lines.line_stride, lines.value_stride};
   }
@@ -163,7 +182,7 @@ class OperandBlocks {
   // Whether the next strip's lines all exist, and are contiguous.
   bool copies_strip() const {
     return is_at_strip() && source_.first.value_stride == 1 &&
-           end_ - strip_ >= kStrip;
+           end_ - at_.strip >= kStrip;
   }
   void copy_strip(Range& range) {
     constexpr int64_t kBytes = sizeof(Input);
@@ -184,7 +203,7 @@ class OperandBlocks {
     const bool lies_in_rows =
         source_.first.line_stride == 1 && source_.stride == kStrip;
     return is_at_strip() && lies_in_rows
-               ? std::min(kMostTogether, (end_ - strip_) / kStrip)
+               ? std::min(kMostTogether, (end_ - at_.strip) / kStrip)
                : 0;
   }
   void pack_whole(int64_t strips, Range& range) {
@@ -211,34 +230,56 @@ class OperandBlocks {
   }
   void advance_strips(int64_t strips) {
     to_ += takes_turns() ? 0 : strips * units_ * kUnitBytes<Scheme>;
-    strip_ += strips * kStrip;
+    at_.strip += strips * kStrip;
     done_ += 2 * strips * units_;
   }
 
-  // Two tiles of a strip's unit, then the next unit's.
-  void begin_tile() {
-    const int64_t line = strip_ + tile_;
-    const int64_t value = (unit_ + at_unit_) * Scheme::kValues;
+  Lines<Input> lines_at(const Place& place) const {
     const Lines<Input>& lines = source_.first;
-    packer_.begin({lines.data + strip_ / kStrip * source_.stride +
-                       tile_ * lines.line_stride + value * lines.value_stride,
-                   lines.line_stride, lines.value_stride},
-                  std::min<int64_t>(kTileRows, total_lines_ - line),
-                  std::min<int64_t>(Scheme::kValues, inner_ - value),
-                  to_ + tile_ / kTileRows * kTileStep<side>);
+    return {lines.data + place.strip / kStrip * source_.stride +
+                place.tile * lines.line_stride +
+                (unit_ + place.unit) * Scheme::kValues * lines.value_stride,
+            lines.line_stride, lines.value_stride};
+  }
+  // Lines and values of the tile, of those that there are.
+  int64_t lines_left(const Place& place) const {
+    return std::min<int64_t>(kTileRows,
+                             total_lines_ - place.strip - place.tile);
+  }
+  int64_t values_left(const Place& place) const {
+    return std::min<int64_t>(Scheme::kValues,
+                             inner_ - (unit_ + place.unit) * Scheme::kValues);
+  }
+
+  // Two tiles of a strip's unit, then the next unit's.
+  void advance(Place& place) const {
+    place.tile += kTileRows;
+    if (place.tile < kStrip && place.strip + place.tile < end_) {
+      return;
+    }
+    place.tile = 0;
+    if (++place.unit == units_) {
+      place.unit = 0;
+      place.strip += kStrip;
+    }
+  }
+
+  void begin_tile() {
+    packer_.begin(lines_at(at_), lines_left(at_), values_left(at_),
+                  to_ + at_.tile / kTileRows * kTileStep<side>);
+    if constexpr (kReadsAhead) {
+      read_ahead_.begin(lines_at(ahead_),
+                        lines_left(ahead_) == kTileRows &&
+                            values_left(ahead_) == Scheme::kValues);
+      advance(ahead_);
+    }
   }
   void advance_tile() {
     ++done_;
-    tile_ += kTileRows;
-    if (tile_ < kStrip && strip_ + tile_ < end_) {
-      return;
-    }
-    tile_ = 0;
-    to_ += kUnitBytes<Scheme>;
-    if (++at_unit_ == units_) {
-      at_unit_ = 0;
-      strip_ += kStrip;
-      to_ -= takes_turns() ? units_ * kUnitBytes<Scheme> : 0;
+    advance(at_);
+    if (at_.tile == 0) {
+      to_ += kUnitBytes<Scheme>;
+      to_ -= at_.unit == 0 && takes_turns() ? units_ * kUnitBytes<Scheme> : 0;
     }
   }
 
@@ -254,16 +295,16 @@ class OperandBlocks {
   int64_t unit_ = -1;
   int64_t units_ = 0;
   int64_t next_unit_ = 0;  // of the first block that is not there
-  // Tiles of the block, and those that are packed; then where the next one is:
-  // its strip's first line and how far it is from there, its unit in the block.
+  // Tiles of the block, and those that are packed; then where the next one is,
+  // and the next that is fetched.
   int64_t count_ = 0;
   int64_t done_ = 0;
   int64_t end_ = 0;
-  int64_t strip_ = 0;
-  int64_t tile_ = 0;
-  int64_t at_unit_ = 0;
+  Place at_{};
+  Place ahead_{};
   std::byte* to_ = nullptr;
   TilePacker<Scheme, side> packer_;
+  ReadAhead<Scheme> read_ahead_;
   bool is_packing_ = false;
 };
 

@@ -78,6 +78,9 @@ class TilePacker {
   // Pieces that are packed of the tile that was begun last.
   int64_t done() const { return piece_; }
 
+  // Whether the next piece reads values.
+  bool reads_rows() const { return piece_ < kRowPieces; }
+
   // Pieces of a tile.
   static int64_t pieces(const Lines<Input>& source) {
     return kRowPieces + (is_turned(source) ? Scheme::kParts : 0);

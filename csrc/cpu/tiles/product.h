@@ -107,6 +107,7 @@ class SplitProduct {
   static constexpr int kLanes = simd::kLanes<Accumulator>;
   static constexpr int kFinishRows = 4;
   static constexpr int64_t kFinishPieces = kStrip / kFinishRows;
+  static constexpr int kFetchedRows = 2;
 
   struct Block {
     int64_t row;
@@ -206,6 +207,8 @@ class SplitProduct {
                        const std::byte* right, int64_t micro_tiles) {
     const Pending next = place(block, row, column);
     plan_steps(steps_of<Scheme>(units), micro_tiles);
+    fetched_ = next;
+    rows_to_fetch_ = next.last ? next.rows : 0;
     multiply_micro_tile<Scheme, streamed>(
         next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
         {left, right,
@@ -225,6 +228,7 @@ class SplitProduct {
   }
   static void step(void* state) {
     auto& product = *static_cast<SplitProduct*>(state);
+    product.fetch_result();
     for (int64_t i = 0; i < product.pieces_a_step_; ++i) {
       if (product.finished_ < product.finish_pieces_) {
         product.finish_piece(product.stored_, product.finished_++);
@@ -232,6 +236,19 @@ class SplitProduct {
         --product.pack_pieces_;
         product.pack_piece();
       }
+    }
+  }
+
+  // Some lines of C, of the micro-tile that is multiplied: its sums are brought
+  // there two calls later. Operands from memory in turn as in
+  // cpu/tiles/read_ahead.h: 1.07 times as fast as without where C alone is in
+  // no cache, 1.03 where nothing is, 0.99 from L2. Fetched to be written: 1.04,
+  // 1.02 and 0.96.
+  void fetch_result() {
+    if (rows_to_fetch_ > 0) {
+      store_rows_.template prefetch<kFetchedRows>(
+          fetched_.row + fetched_.rows - rows_to_fetch_, fetched_.column);
+      rows_to_fetch_ -= kFetchedRows;
     }
   }
 
@@ -294,6 +311,8 @@ class SplitProduct {
   Accumulator* sums_ = nullptr;
   Pending<Accumulator> pending_{};  // in the registers
   Pending<Accumulator> stored_{};
+  Pending<Accumulator> fetched_{};
+  int rows_to_fetch_ = 0;
   int64_t finished_ = 0;
   int64_t finish_pieces_ = 0;
   int64_t pack_pieces_ = 0;

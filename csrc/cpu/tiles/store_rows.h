@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cpu/gemm/store_sums.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/tiles/scheme.h"
 
 namespace pkg::cpu::tiles {
@@ -17,6 +18,16 @@ class StoreRows {
  public:
   StoreRows(Output* output, int64_t stride, const Epilogue& epilogue)
       : output_(output), stride_(stride), epilogue_(epilogue) {}
+
+  // Brings lines of the result from (row, column) on into L2.
+  template <int kRows>
+  void prefetch(int64_t row, int64_t column) const {
+    const Output* at = output_ + row * stride_ + column;
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r, at += stride_) {
+      prefetch_bytes<PrefetchTo::L2>(at, kStrip * int64_t{sizeof(Output)});
+    }
+  }
 
   // The micro-tile's rows from `first` on, up to kRows of them that exist, of
   // `columns` columns; (row, column) is where its first element belongs.
