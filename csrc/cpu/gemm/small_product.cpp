@@ -113,7 +113,7 @@ void multiply_small(const Product<T, T>& product) {
 }
 
 // kHasSmallProducts.
-#if defined(__AVX512F__) && !defined(PKG_HAS_TILES)
+#if defined(__AVX512F__)
 template void multiply_small(const Product<float, float>&);
 template void multiply_small(const Product<double, double>&);
 #endif

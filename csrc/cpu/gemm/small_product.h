@@ -21,7 +21,8 @@ inline constexpr int64_t kMostSmallWork = kMultiplyAddGrain;
 // it was measured.
 inline constexpr bool kHasSmallProducts =
     kInstructionSet == InstructionSet::Avx512 ||
-    kInstructionSet == InstructionSet::Avx512Bf16;
+    kInstructionSet == InstructionSet::Avx512Bf16 ||
+    kInstructionSet == InstructionSet::Amx;
 
 // In cpu/gemm/small_product.cpp.
 template <class T>

@@ -15,32 +15,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/tiles/lines.h"
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/range.h"
+#include "cpu/tiles/read_ahead.h"
 #include "cpu/tiles/scheme.h"
 
 #if defined(PKG_HAS_TILES)
 
 namespace pkg::cpu::tiles {
-
-// Lines of an operand, with any strides.
-template <class T>
-struct Lines {
-  const T* data;
-  int64_t line_stride;
-  int64_t value_stride;
-};
-
-// Of whole strips, that are `stride` apart: of a matrix 32 lines, or panels.
-template <class T>
-struct Strips {
-  Lines<T> first;
-  int64_t stride;
-};
-template <class T>
-Strips<T> strips_of(const T* data, int64_t line_stride, int64_t value_stride) {
-  return {{data, line_stride, value_stride}, kStrip * line_stride};
-}
 
 enum class Side { Left, Right };
 
@@ -87,8 +70,7 @@ class TilePacker {
   }
 
  private:
-  // One part of bfloat16 or int8 is little work.
-  static constexpr int kRowPieces = Scheme::kParts == 1 ? 1 : 4;
+  static constexpr int kRowPieces = tiles::kRowPieces<Scheme>;
 
   // Lines that lie side by side give a right tile's rows, others a left one's.
   static bool is_across(const Lines<Input>& source) {
@@ -140,21 +122,51 @@ template <class Scheme, Side side>
 void pack_strips(const Lines<typename Scheme::Input>& source, int64_t lines,
                  int64_t inner, std::byte* packed, Range& range,
                  int64_t strip_units = 0) {
+  struct Place {
+    int64_t line;
+    int64_t unit;
+  };
   TilePacker<Scheme, side> packer;
+  ReadAhead<Scheme> read_ahead;
   const int64_t units = units_of<Scheme>(inner);
   strip_units = strip_units == 0 ? units : strip_units;
-  for (int64_t line = 0; line < lines; line += kTileRows) {
-    std::byte* to = packed + line / kStrip * strip_units * kUnitBytes<Scheme> +
-                    line % kStrip / kTileRows * kTileStep<side>;
-    for (int64_t unit = 0; unit < units; ++unit, to += kUnitBytes<Scheme>) {
-      const int64_t value = unit * Scheme::kValues;
-      packer.begin({source.data + line * source.line_stride +
-                        value * source.value_stride,
-                    source.line_stride, source.value_stride},
-                   std::min<int64_t>(kTileRows, lines - line),
-                   std::min<int64_t>(Scheme::kValues, inner - value), to);
-      while (!packer.step(range)) {
+  const auto advance = [&](Place& place) {
+    if (++place.unit == units) {
+      place = {place.line + kTileRows, 0};
+    }
+  };
+  const auto lines_at = [&](const Place& place) {
+    return Lines<typename Scheme::Input>{
+        source.data + place.line * source.line_stride +
+            place.unit * Scheme::kValues * source.value_stride,
+        source.line_stride, source.value_stride};
+  };
+  const auto lines_left = [&](const Place& place) {
+    return std::min<int64_t>(kTileRows, lines - place.line);
+  };
+  const auto values_left = [&](const Place& place) {
+    return std::min<int64_t>(Scheme::kValues,
+                             inner - place.unit * Scheme::kValues);
+  };
+  Place ahead{0, 0};
+  for (int i = 0; i < ReadAhead<Scheme>::kTilesAhead; ++i) {
+    advance(ahead);
+  }
+  for (Place at{0, 0}; at.line < lines; advance(at), advance(ahead)) {
+    packer.begin(
+        lines_at(at), lines_left(at), values_left(at),
+        packed +
+            (at.line / kStrip * strip_units + at.unit) * kUnitBytes<Scheme> +
+            at.line % kStrip / kTileRows * kTileStep<side>);
+    read_ahead.begin(lines_at(ahead),
+                     lines_left(ahead) == kTileRows &&
+                         values_left(ahead) == Scheme::kValues);
+    bool is_packed = false;
+    while (!is_packed) {
+      if (packer.reads_rows()) {
+        read_ahead.step();
       }
+      is_packed = packer.step(range);
     }
   }
 }

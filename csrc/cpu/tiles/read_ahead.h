@@ -12,9 +12,8 @@
 #include <cstdint>
 
 #include "cpu/runtime/cache.h"
-#include "cpu/tiles/pack_tiles.h"
-
-#if defined(PKG_HAS_TILES)
+#include "cpu/tiles/lines.h"
+#include "cpu/tiles/scheme.h"
 
 namespace pkg::cpu::tiles {
 
@@ -27,9 +26,6 @@ class ReadAhead {
   // in 120 to 250 ns, a line comes from memory in 130. Three and five are the
   // same within 2 %.
   static constexpr int kTilesAhead = 2;
-  // The tile's lines are fetched in so many steps.
-  static constexpr int kSteps = 4;
-
   // Values that do not all exist, or none of which lie side by side, are not
   // fetched.
   void begin(const Lines<Input>& tile, bool is_whole) {
@@ -42,21 +38,22 @@ class ReadAhead {
                              : tile.line_stride;
   }
 
+  // One for each piece that reads values.
   void step() {
     if (stride_ == 0) {
       return;
     }
     if (lies_across_) {
-      fetch<Scheme::kValues / kSteps, kTileRows>();
+      fetch<Scheme::kValues / kRowPieces<Scheme>, kTileRows>();
     } else {
-      fetch<kTileRows / kSteps, Scheme::kValues>();
+      fetch<kTileRows / kRowPieces<Scheme>, Scheme::kValues>();
     }
   }
 
  private:
   template <int kRuns, int kCount>
   void fetch() {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kRuns; ++i, at_ += stride_) {
       prefetch_bytes<PrefetchTo::L2>(at_, kCount * int64_t{sizeof(Input)});
     }
@@ -68,5 +65,3 @@ class ReadAhead {
 };
 
 }  // namespace pkg::cpu::tiles
-
-#endif

@@ -100,6 +100,11 @@ inline constexpr int kProductCount =
 template <class Scheme>
 inline constexpr int64_t kUnitBytes = int64_t{Scheme::kParts} * 2 * kTileBytes;
 
+// Pieces that the values of a tile are packed in; one part of bfloat16 or int8
+// is little work.
+template <class Scheme>
+inline constexpr int kRowPieces = Scheme::kParts == 1 ? 1 : 4;
+
 // Units of a block (KC) of so long an inner dimension: what two thirds of the
 // L1 cache hold of a strip. Of a long one float32's are longer, though they do
 // not lie there then: each addition of a block's sums to those before rounds,
