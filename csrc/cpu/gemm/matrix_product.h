@@ -63,8 +63,7 @@ void matrix_product(const MatrixView<Input>& left,
   const Product<Input, Output> product{left,  right,  rows,         columns,
                                        inner, output, output_stride};
   if constexpr (kPlain) {
-    if (!tiles::multiplies<Input>(rows, columns, inner) &&
-        multiply_small(product)) {
+    if (multiply_small(product)) {
       return;
     }
   }

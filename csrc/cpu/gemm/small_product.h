@@ -17,8 +17,7 @@ namespace detail {
 // Products that one thread makes, in a single accumulation.
 inline constexpr int64_t kMostSmallWork = kMultiplyAddGrain;
 
-// Where columns that do not fill a register are read and written by masks, and
-// it was measured.
+// Where columns that do not fill a register are read and written by masks.
 inline constexpr bool kHasSmallProducts =
     kInstructionSet == InstructionSet::Avx512 ||
     kInstructionSet == InstructionSet::Avx512Bf16 ||
