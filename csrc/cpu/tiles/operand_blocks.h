@@ -11,7 +11,6 @@
 #include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/plain_kernel.h"
 #include "cpu/tiles/range.h"
-#include "cpu/tiles/read_ahead.h"
 #include "cpu/tiles/scheme.h"
 
 #if defined(PKG_HAS_TILES)
@@ -126,11 +125,6 @@ class OperandBlocks {
       begin_tile();
       is_packing_ = true;
     }
-    if constexpr (kReadsAhead) {
-      if (packer_.reads_rows()) {
-        read_ahead_.step();
-      }
-    }
     if (packer_.step(range)) {
       advance_tile();
       is_packing_ = false;
@@ -146,7 +140,7 @@ class OperandBlocks {
     int64_t unit;
   };
 
-  // Values of one part are packed so fast that reading ahead brings nothing.
+  // Of values of one part it brings nothing (docs/tuning/tiles.md).
   static constexpr bool kReadsAhead = Scheme::kParts > 1;
 
   // Buffers of blocks that do not stay.
@@ -268,9 +262,9 @@ class OperandBlocks {
     packer_.begin(lines_at(at_), lines_left(at_), values_left(at_),
                   to_ + at_.tile / kTileRows * kTileStep<side>);
     if constexpr (kReadsAhead) {
-      read_ahead_.begin(lines_at(ahead_),
-                        lines_left(ahead_) == kTileRows &&
-                            values_left(ahead_) == Scheme::kValues);
+      packer_.fetch(lines_at(ahead_),
+                    lines_left(ahead_) == kTileRows &&
+                        values_left(ahead_) == Scheme::kValues);
       advance(ahead_);
     }
   }
@@ -304,7 +298,6 @@ class OperandBlocks {
   Place ahead_{};
   std::byte* to_ = nullptr;
   TilePacker<Scheme, side> packer_;
-  ReadAhead<Scheme> read_ahead_;
   bool is_packing_ = false;
 };
 

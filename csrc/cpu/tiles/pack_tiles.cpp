@@ -233,6 +233,7 @@ void TilePacker<Scheme, side>::pack_rows(int first, Range& to) {
 template <class Scheme, Side side>
 bool TilePacker<Scheme, side>::step(Range& range) {
   if (piece_ < kRowPieces) {
+    read_ahead_.step();
     const int first = piece_ * (kTileRows / kRowPieces);
     const bool whole = lines_ == kTileRows && values_ == Scheme::kValues;
     if (is_across(source_)) {

@@ -54,15 +54,16 @@ class TilePacker {
       gather();
     }
   }
+  // Another tile, that is fetched beside the pieces of this one.
+  void fetch(const Lines<Input>& tile, bool is_whole) {
+    read_ahead_.begin(tile, is_whole);
+  }
   // Packs the next piece; whether it was the last. Adds the values to the
   // range.
   bool step(Range& range);
 
   // Pieces that are packed of the tile that was begun last.
   int64_t done() const { return piece_; }
-
-  // Whether the next piece reads values.
-  bool reads_rows() const { return piece_ < kRowPieces; }
 
   // Pieces of a tile.
   static int64_t pieces(const Lines<Input>& source) {
@@ -90,6 +91,7 @@ class TilePacker {
   int64_t values_;
   std::byte* packed_;
   int piece_;
+  ReadAhead<Scheme> read_ahead_;
   alignas(64) uint32_t turned_[Scheme::kParts][kTileBytes / 4];
   alignas(64) Input gathered_[kTileRows * Scheme::kValues];
 };
@@ -127,7 +129,6 @@ void pack_strips(const Lines<typename Scheme::Input>& source, int64_t lines,
     int64_t unit;
   };
   TilePacker<Scheme, side> packer;
-  ReadAhead<Scheme> read_ahead;
   const int64_t units = units_of<Scheme>(inner);
   strip_units = strip_units == 0 ? units : strip_units;
   const auto advance = [&](Place& place) {
@@ -158,15 +159,9 @@ void pack_strips(const Lines<typename Scheme::Input>& source, int64_t lines,
         packed +
             (at.line / kStrip * strip_units + at.unit) * kUnitBytes<Scheme> +
             at.line % kStrip / kTileRows * kTileStep<side>);
-    read_ahead.begin(lines_at(ahead),
-                     lines_left(ahead) == kTileRows &&
-                         values_left(ahead) == Scheme::kValues);
-    bool is_packed = false;
-    while (!is_packed) {
-      if (packer.reads_rows()) {
-        read_ahead.step();
-      }
-      is_packed = packer.step(range);
+    packer.fetch(lines_at(ahead), lines_left(ahead) == kTileRows &&
+                                      values_left(ahead) == Scheme::kValues);
+    while (!packer.step(range)) {
     }
   }
 }
