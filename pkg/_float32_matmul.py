@@ -28,8 +28,8 @@ from . import _loader
 PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
 """Of the ways that can be asked for, how many products of parts each makes on the CPU."""
 
-CUDA_PRODUCTS = {"fma": 0, "highest": 0, "high": 1, "medium": 1}
-"""The same of products in TF32 on CUDA; none: multiply-adds."""
+CUDA_PRODUCTS = {"fma": 0, "highest": 6, "high": 1, "medium": 1}
+"""The same on CUDA: six of bfloat16 parts, one in TF32; none: multiply-adds."""
 
 # PyTorch's words, and what it calls the part of it whose words are those for a device.
 _OF_PYTORCH = {"tf32": "high", "bf16": "medium"}

@@ -56,7 +56,7 @@ def emulated_operators(library_of_operators: Path) -> torch._ops._OpNamespace:
 
 @pytest.fixture
 def choose_float32_products(library_of_operators: Path) -> Iterator[Callable[[int], None]]:
-    """Tells the operators how many products in TF32 to make for one of float32, 0 afterwards."""
+    """Tells the operators how many products to make for one of float32, 0 afterwards."""
     library = ctypes.CDLL(str(library_of_operators))
 
     def choose(products: int) -> None:

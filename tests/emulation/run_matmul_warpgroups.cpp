@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "cuda/gemm/six_products.cuh"
 #include "matmul_request.h"
 #include "program.h"
 #include "warpgroups.h"
@@ -27,6 +28,60 @@ void run(const Request& request) {
   const auto sum = cuda::sum_of(problem, sums.data(), splits);
   launch_blocks(request, sum.tiles, cuda::SumThread::kThreads,
                 cuda::matmul_sum_kernel<Input, Output>, sum, cuda::KeepSums{});
+}
+
+// A product of float32 by six of bfloat16, where nothing is left of a number.
+void run_six_products(const Request& request) {
+  using Product = cuda::SixProducts;
+  const auto problem = problem_of<float, float>(request);
+  auto plans = cuda::plan_splits(problem);
+  if (!plans) {
+    fail("these operands are not split");
+  }
+  // As the allocator does, at a multiple of 16 bytes.
+  std::vector<cuda::Packet<cuda::bfloat16, 8>> memory(
+      static_cast<size_t>(Product::kParts * plans->elements() / 8));
+  auto* const parts = memory.data()->values;
+  plans->a.operand.parts = parts;
+  plans->b.operand.parts =
+      parts + Product::kParts * plans->a.operand.elements_of_part();
+  auto* const inexact = request.buffer<int32_t>("inexact");
+  const cuda::SplitProblem split = {plans->a.operand, plans->b.operand,
+                                    inexact};
+  launch_blocks(request, plans->elements() / cuda::kSplitNeighbours,
+                cuda::kSplitThreads,
+                cuda::split_into_bfloat16_kernel<Product::kParts>, split);
+  const cuda::BulkOperands<cuda::bfloat16> operands = {plans->a.mapped(),
+                                                       plans->b.mapped()};
+  const auto a = encode_tensor_map(operands.a.tensor);
+  const auto b = encode_tensor_map(operands.b.tensor);
+  const int64_t split_depth = request.integer("split_depth");
+  const int64_t panels = cuda::tiles_of(problem.depth, Product::kDepth);
+  const int64_t each =
+      split_depth == 0 ? panels : split_depth / Product::kDepth;
+  const int64_t splits = (panels + each - 1) / each;
+  std::vector<float> sums(static_cast<size_t>(problem.batch_count * splits *
+                                              problem.rows * problem.columns));
+  const auto shared_out = cuda::warpgroup_problem<Product>(
+      problem, operands, a, b, each, splits == 1 ? problem.c : sums.data());
+  launch_blocks(request, shared_out.tiles, cuda::launch_shape<Product>(),
+                cuda::matmul_six_products_kernel<>, shared_out,
+                static_cast<const int32_t*>(inexact), cuda::KeepSums{});
+  if (splits > 1 && *inexact == 0) {
+    const auto sum = cuda::sum_of(problem, sums.data(), splits);
+    launch_blocks(request, sum.tiles, cuda::SumThread::kThreads,
+                  cuda::matmul_sum_kernel<float, float>, sum, cuda::KeepSums{});
+  }
+}
+
+// The panels of each part of a product by six, and the cycles that it takes.
+void run_plan_of_six_products(const Request& request) {
+  const auto& sizes = request.integers("sizes");
+  const cuda::SixProductsPlan plan = cuda::plan_six_products(
+      sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4));
+  int64_t* const found = request.buffer<int64_t>("plan");
+  found[0] = plan.panels_each;
+  found[1] = plan.cycles;
 }
 
 // How a product of such sizes is shared out among the warpgroups of so many
@@ -62,6 +117,10 @@ bool run_matmul_warpgroups(const Request& request) {
     run_plan_of_warpgroups(request);
   } else if (kernel == "bulk_operands") {
     run_bulk_operands(request);
+  } else if (kernel == "matmul_six_products") {
+    run_six_products(request);
+  } else if (kernel == "plan_of_six_products") {
+    run_plan_of_six_products(request);
   } else if (kernel != "matmul_warpgroups") {
     return false;
   } else if (!with_tensor_core_types(request, [&](auto input, auto output) {

@@ -215,6 +215,75 @@ def test_float32_in_tf32(
             assert_product(result, left, right)
 
 
+@pytest.mark.usefixtures("capability_90")
+def test_float32_by_six_products(
+    emulated_operators: Operators,
+    choose_float32_products: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it takes less time than multiply-adds, of which the bits tell it, and is as exact.
+
+    Of operands that lie in any way; not where the user turns it off, the product is small, the
+    device is another, or there are numbers that three parts do not make: those get what
+    multiply-adds give them.
+    """
+    left, right, bias = torch.randn(300, 256), torch.randn(256, 260), torch.randn(260)
+    packed = emulated_operators.pack_linear_weight(right.mT)
+
+    def results(left: Tensor = left, right: Tensor = right) -> list[Tensor]:
+        weight = right.mT
+        linear = emulated_operators.linear_forward(left, weight, bias, "gelu")
+        return [
+            emulated_operators.matmul(left, right),
+            emulated_operators.matmul(left.mT.contiguous().mT, right[:, 1:]),
+            emulated_operators.linear(left, weight, None, "relu"),
+            *linear,
+            emulated_operators.packed_linear(left, packed, 260, bias, None),
+        ]
+
+    small = left[:60], right[:, :60]
+    by_multiply_adds, small_product = results(), emulated_operators.matmul(*small)
+    choose_float32_products(6)
+    by_six = results()
+    for six, plain in zip(by_six, by_multiply_adds, strict=True):
+        assert not torch.equal(six, plain)
+    assert_product(by_six[0], left, right)
+    assert_product(by_six[1], left, right[:, 1:])
+    assert_linear(by_six[2], left, right.mT, None, "relu")
+    assert_linear(by_six[3], left, right.mT, bias, "gelu")
+    assert_linear(by_six[4], left, right.mT, bias, "none")
+    assert_linear(by_six[5], left, right.mT, bias, "none")
+    assert torch.equal(emulated_operators.matmul(*small), small_product)
+
+    for value in (torch.inf, torch.nan, 3.4e38, 1.2345e-36):
+        special = left.clone()
+        special[7, 3] = value
+        found = results(special)
+        choose_float32_products(0)
+        for result, expected in zip(found, results(special), strict=True):
+            torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+        choose_float32_products(6)
+
+    for variable, value in (("PKG_EMULATED_CAPABILITY", "80"), ("PKG_CUDA_WARPGROUPS", "0")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            for result, expected in zip(results(), by_multiply_adds, strict=True):
+                assert torch.equal(result, expected)
+
+
+@pytest.mark.usefixtures("capability_90")
+def test_six_products_divided(
+    emulated_operators: Operators, choose_float32_products: Callable[[int], None]
+) -> None:
+    """One tile of a long summed dimension, whose parts another kernel adds up."""
+    left, right = torch.randn(128, 6400), torch.randn(6400, 128)
+    by_multiply_adds = emulated_operators.matmul(left, right)
+    choose_float32_products(6)
+    result = emulated_operators.matmul(left, right)
+    assert not torch.equal(result, by_multiply_adds)
+    assert_product(result, left, right)
+
+
 def test_few_rows_of_float32_are_never_rounded(
     emulated_operators: Operators, choose_float32_products: Callable[[int], None]
 ) -> None:

@@ -35,6 +35,9 @@ struct MatmulProblem {
   BatchSizes batch;
   BatchStrides a_batch_strides;
   BatchStrides b_batch_strides;
+  // Null, or what says whether the product is to be made at all: not where it
+  // is 0 when the kernel runs.
+  const int32_t* wanted = nullptr;
 
   // The last dimension of the batch may be parts of the summed dimension, of
   // split_depth steps each: then c holds their sums, which matmul_sum_kernel
@@ -161,6 +164,9 @@ template <class Input, class Output, class Epilogue = KeepSums,
 __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     matmul_kernel(const __grid_constant__ MatmulProblem<Input, Output> problem,
                   const __grid_constant__ Epilogue epilogue) {
+  if (problem.wanted != nullptr && *problem.wanted == 0) {
+    return;
+  }
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
     const auto [rows, column_tile] = problem.column_tiles.divide(index);
     const auto [batch, row_tile] = problem.row_tiles.divide(rows);

@@ -6,36 +6,17 @@
 #include <optional>
 #include <type_traits>
 
+#include "cuda/gemm/divided_host.h"
 #include "cuda/gemm/few_rows.cuh"
 #include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/precision.h"
+#include "cuda/gemm/six_products_host.h"
 #include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/tensor_map.h"
 
 namespace pkg::cuda {
-
-// Memory for the sums of a divided product's parts.
-template <class Input, class Output>
-Tensor allocate_parts(const MatmulProblem<Input, Output>& problem,
-                      int64_t splits, const Tensor& output) {
-  return empty_contiguous(
-      std::array{problem.batch_count, splits, problem.rows, problem.columns},
-      number_type<StoredSum<Input>>(), device_of(output));
-}
-
-// Adds the parts up.
-template <class Input, class Output, class Epilogue>
-void launch_sum(const MatmulProblem<Input, Output>& problem,
-                const Tensor& parts, int64_t splits, const Epilogue& epilogue,
-                cudaStream_t stream) {
-  const auto* sums =
-      static_cast<const StoredSum<Input>*>(parts.const_data_ptr());
-  const auto sum = sum_of(problem, sums, splits);
-  launch(matmul_sum_kernel<Input, Output, Epilogue>, sum.tiles,
-         SumThread::kThreads, stream, sum, epilogue);
-}
 
 template <int kTileColumns, class Input, class Output, class Epilogue>
 void launch_warpgroups(const MatmulProblem<Input, Output>& problem,
@@ -110,6 +91,17 @@ bool launch_large(MatmulProblem<Input, Output> problem,
          problem.template count_tiles<Product>(), shape, current_stream(output),
          problem, epilogue);
   return true;
+}
+
+// By multiply-adds, in one launch.
+template <class Input, class Output, class Epilogue>
+void launch_undivided(const MatmulProblem<Input, Output>& problem,
+                      const Epilogue& epilogue, const Tensor& output) {
+  if (!launch_large(problem, epilogue, output)) {
+    launch(matmul_kernel<Input, Output, Epilogue>, problem.tiles,
+           launch_shape<BlockProduct<Input>>(), current_stream(output), problem,
+           epilogue);
+  }
 }
 
 // By warps, whose operands are multiplied as elements of the first type. The
@@ -212,6 +204,13 @@ void launch_product(MatmulProblem<Input, Output> problem,
   if constexpr (std::is_same_v<Input, float>) {
     if (float32_products() == Float32Products::One) {
       launch_by_warps<Tf32>(problem, epilogue, output);
+      return;
+    }
+    const std::optional<Tensor> inexact =
+        launch_by_six_products(problem, epilogue, output);
+    if (inexact) {
+      problem.wanted = static_cast<const int32_t*>(inexact->const_data_ptr());
+      launch_undivided(problem, epilogue, output);
       return;
     }
   }

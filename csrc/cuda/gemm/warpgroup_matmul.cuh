@@ -212,11 +212,12 @@ struct WarpgroupProblem {
   }
 };
 
-// The problem in tiles of `Product`, from maps of its operands. `c` holds the
-// parts where the plan divides it.
-template <class Product, class Input, class Output, class Result>
+// The problem in tiles of `Product`, from maps of its operands, or of what is
+// to be multiplied in their place. `c` holds the parts where the plan divides
+// it.
+template <class Product, class Number, class Output, class Input, class Result>
 WarpgroupProblem<Input, Result> warpgroup_problem(
-    const MatmulProblem<Input, Output>& problem,
+    const MatmulProblem<Number, Output>& problem,
     const BulkOperands<Input>& operands, const TensorMap& a_map,
     const TensorMap& b_map, int64_t panels_each, Result* c) {
   const auto panels =
@@ -287,6 +288,37 @@ __device__ __forceinline__ void multiply_tile(const Product& product,
   }
 }
 
+// The blocks walk the tiles: one thread copies, the consumers multiply. By all
+// threads of blocks of Product's.
+template <class Input, class Product, class Problem, class Epilogue>
+__device__ __forceinline__ void multiply_by_warpgroups(
+    const Problem& problem, const Epilogue& epilogue) {
+  PKG_MBARRIERS(full, Product::kStages);
+  PKG_MBARRIERS(empty, Product::kStages);
+  const Product product(full, empty);
+  product.begin();
+  if (threadIdx.x >= Product::kConsumers) {
+    give_registers<Product::kProducerRegisters>();
+    if (threadIdx.x == Product::kConsumers) {
+      copy_tiles(product, problem);
+    }
+    return;
+  }
+  take_registers<Product::kConsumerRegisters>();
+  typename Product::Turn turn;
+  PKG_UNROLL_BY(1)
+  for (int index = static_cast<int>(blockIdx.x); index < problem.tiles;
+       index += static_cast<int>(gridDim.x)) {
+    const WarpgroupPlace place = problem.template place<Product>(index);
+    typename Product::Sums sums(0);
+    multiply_tile<Input>(product, problem, sums, place.panels, turn);
+    epilogue(sums, problem, place.piece, place.row_begin, place.column_begin);
+    store_tile(sums, problem.c + place.piece * problem.rows * problem.columns,
+               problem.rows, problem.columns, problem.columns, place.row_begin,
+               place.column_begin);
+  }
+}
+
 template <class Input, class Output, int kTileColumns,
           class Epilogue = KeepSums>
 __global__ void __launch_bounds__(
@@ -295,31 +327,8 @@ __global__ void __launch_bounds__(
         const __grid_constant__ WarpgroupProblem<Input, Output> problem,
         const __grid_constant__ Epilogue epilogue) {
   if constexpr (kCompilesWarpgroups) {
-    using Product = WarpgroupProduct<Input, kTileColumns>;
-    PKG_MBARRIERS(full, Product::kStages);
-    PKG_MBARRIERS(empty, Product::kStages);
-    const Product product(full, empty);
-    product.begin();
-    if (threadIdx.x >= Product::kConsumers) {
-      give_registers<Product::kProducerRegisters>();
-      if (threadIdx.x == Product::kConsumers) {
-        copy_tiles(product, problem);
-      }
-      return;
-    }
-    take_registers<Product::kConsumerRegisters>();
-    typename Product::Turn turn;
-    PKG_UNROLL_BY(1)
-    for (int index = static_cast<int>(blockIdx.x); index < problem.tiles;
-         index += static_cast<int>(gridDim.x)) {
-      const WarpgroupPlace place = problem.template place<Product>(index);
-      typename Product::Sums sums(0);
-      multiply_tile<Input>(product, problem, sums, place.panels, turn);
-      epilogue(sums, problem, place.piece, place.row_begin, place.column_begin);
-      store_tile(sums, problem.c + place.piece * problem.rows * problem.columns,
-                 problem.rows, problem.columns, problem.columns,
-                 place.row_begin, place.column_begin);
-    }
+    multiply_by_warpgroups<Input, WarpgroupProduct<Input, kTileColumns>>(
+        problem, epilogue);
   } else {
     commit_products();  // which traps
   }

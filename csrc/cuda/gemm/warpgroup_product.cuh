@@ -122,14 +122,7 @@ class WarpgroupProduct {
                                        Turn& turn) const {
     PKG_UNROLL_BY(1)
     for (int panel = 0; panel < panels; ++panel) {
-      // None has been used before the first round, which waits for the phase
-      // before phase 0.
-      empty_.wait(turn.stage, turn.parity ^ 1);
-      full_.arrive_and_expect(turn.stage, kStageBytes);
-      const int depth = depth_begin + panel * kDepth;
-      copy_boxes<kRows>(a, depth, turn.stage, 0);
-      copy_boxes<kColumns>(b, depth, turn.stage, kRows / kBoxLines);
-      turn.advance();
+      copy_stage(a, b, depth_begin + panel * kDepth, 0, turn);
     }
   }
 
@@ -141,18 +134,69 @@ class WarpgroupProduct {
     int before = 0;
     PKG_UNROLL_BY(1)
     for (int panel = 0; panel < panels; ++panel) {
-      full_.wait(turn.stage, turn.parity);
-      multiply_stage<kMajorA, kMajorB>(sums, turn.stage, panel > 0);
+      const int stage = next_stage(turn);
+      begin_products<kMajorA, kMajorB>(sums, stage, stage, panel > 0);
+      commit_products();
       wait_for_products<1>();
       if (panel > 0) {
         release(before);
       }
-      before = turn.stage;
-      turn.advance();
+      before = stage;
     }
     wait_for_products<0>();
     release(before);
     hold_sums(sums.values);
+  }
+
+ protected:
+  // Copies a panel of both operands, of a group of their maps' matrices, to the
+  // next stage.
+  __device__ __forceinline__ void copy_stage(const BoxSource& a,
+                                             const BoxSource& b, int depth,
+                                             int group, Turn& turn) const {
+    // None has been used before the first round, which waits for the phase
+    // before phase 0.
+    empty_.wait(turn.stage, turn.parity ^ 1);
+    full_.arrive_and_expect(turn.stage, kStageBytes);
+    copy_boxes<kRows>(a, depth, group, turn.stage, 0);
+    copy_boxes<kColumns>(b, depth, group, turn.stage, kRows / kBoxLines);
+    turn.advance();
+  }
+
+  // Begins the products of the rows of one stage by the columns of another, or
+  // of the same.
+  template <Major kMajorA, Major kMajorB>
+  __device__ __forceinline__ void begin_products(Sums& sums, int a_stage,
+                                                 int b_stage, bool add) const {
+    constexpr int kSteps = 128 / 32;
+    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+    const WarpgroupOperand a(
+        memory_, a_stage * kStageElements + warpgroup * kBoxElements,
+        kBoxBytes);
+    const WarpgroupOperand b(
+        memory_, b_stage * kStageElements + kRows / kBoxLines * kBoxElements,
+        kBoxBytes);
+    order_registers();
+    PKG_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      begin_product<Element, kMajorA, kMajorB>(
+          sums.values, a.at(step * kStepBytes<kMajorA>),
+          b.at(step * kStepBytes<kMajorB>), add || step > 0);
+    }
+  }
+
+  // Waits until the next stage's bytes are there.
+  __device__ __forceinline__ int next_stage(Turn& turn) const {
+    const int stage = turn.stage;
+    full_.wait(stage, turn.parity);
+    turn.advance();
+    return stage;
+  }
+
+  __device__ __forceinline__ void release(int stage) const {
+    if (threadIdx.x % 32 == 0) {
+      empty_.arrive(stage);
+    }
   }
 
  private:
@@ -162,45 +206,21 @@ class WarpgroupProduct {
   // The 64 rows or columns after 64 others, to the boxes from `box` on.
   template <int kOuter>
   __device__ __forceinline__ void copy_boxes(const BoxSource& from, int depth,
-                                             int stage, int box) const {
+                                             int group, int stage,
+                                             int box) const {
     PKG_UNROLL
     for (int i = 0; i < kOuter / kBoxLines; ++i) {
       const int outer = from.outer_begin + i * kBoxLines;
       copy_box(memory_, stage * kStageElements + (box + i) * kBoxElements,
                *from.map, from.lines_are_steps ? outer : depth,
-               from.lines_are_steps ? depth : outer, from.matrix, full_, stage);
+               from.lines_are_steps ? depth : outer, from.matrix, group, full_,
+               stage);
     }
   }
 
   // Where lines are steps, one of 32 bytes of the summed dimension is 16 lines.
   template <Major kMajor>
   static constexpr int kStepBytes = kMajor == Major::depth ? 32 : 16 * 128;
-
-  template <Major kMajorA, Major kMajorB>
-  __device__ __forceinline__ void multiply_stage(Sums& sums, int stage,
-                                                 bool add) const {
-    constexpr int kSteps = 128 / 32;
-    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
-    const WarpgroupOperand a(
-        memory_, stage * kStageElements + warpgroup * kBoxElements, kBoxBytes);
-    const WarpgroupOperand b(
-        memory_, stage * kStageElements + kRows / kBoxLines * kBoxElements,
-        kBoxBytes);
-    order_registers();
-    PKG_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      begin_product<Element, kMajorA, kMajorB>(
-          sums.values, a.at(step * kStepBytes<kMajorA>),
-          b.at(step * kStepBytes<kMajorB>), add || step > 0);
-    }
-    commit_products();
-  }
-
-  __device__ __forceinline__ void release(int stage) const {
-    if (threadIdx.x % 32 == 0) {
-      empty_.arrive(stage);
-    }
-  }
 
   SharedSpan<Element> memory_;
   const Mbarriers& full_;
