@@ -212,10 +212,8 @@ void begin_bulk_copy(const SharedStorage& storage, size_t first_byte,
   });
 }
 
-// A map may begin before its tensor (lines_before): what lies there is nobody's
-// to copy, mapped memory or not.
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
-               int line, int group, Site site) {
+               Site site) {
   if (map.element_size != element_size) {
     report("thread %d copies elements of %zu bytes by a map of %zu, at %s:%u",
            running, element_size, map.element_size, site.file_name(),
@@ -224,15 +222,6 @@ void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
   if (first_byte % (8 * kBoxLineBytes) != 0) {
     report("thread %d copies a box to byte %zu, which is not aligned, at %s:%u",
            running, first_byte, site.file_name(), site.line());
-  }
-  const int64_t first_line = std::max(line, 0);
-  const int64_t place = (first_line - map.lines_before) * map.line_stride +
-                        group * map.group_stride;
-  if (first_line < map.lines && place < 0) {
-    report(
-        "thread %d copies a box that begins %lld elements before its tensor, "
-        "at %s:%u",
-        running, static_cast<long long>(-place), site.file_name(), site.line());
   }
 }
 

@@ -32,7 +32,6 @@ struct TensorMap {
   int64_t matrix_stride = 0;
   int64_t groups = 0;
   int64_t group_stride = 0;
-  int64_t lines_before = 0;
   int box_lines = 0;
   size_t element_size = 0;
 };
@@ -42,14 +41,14 @@ TensorMap encode_tensor_map(const cuda::MappedTensor<Element>& tensor) {
   if (!tensor.has_map()) {
     throw Report("cuda emulator: a tensor that has no map is to be mapped");
   }
-  return {tensor.data,      tensor.width,        tensor.lines,
-          tensor.matrices,  tensor.line_stride,  tensor.matrix_stride,
-          tensor.groups,    tensor.group_stride, tensor.lines_before,
-          tensor.box_lines, sizeof(Element)};
+  return {tensor.data,     tensor.width,        tensor.lines,
+          tensor.matrices, tensor.line_stride,  tensor.matrix_stride,
+          tensor.groups,   tensor.group_stride, tensor.box_lines,
+          sizeof(Element)};
 }
 
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
-               int line, int group, Site site);
+               Site site);
 void count_box();
 
 template <class Element>
@@ -59,7 +58,7 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
               Site site = Site::current()) {
   constexpr auto kWidth = static_cast<int64_t>(kBoxLineBytes / sizeof(Element));
   const size_t first_byte = to.byte(index);
-  check_box(map, sizeof(Element), first_byte, line, group, site);
+  check_box(map, sizeof(Element), first_byte, site);
   count_box();
   begin_bulk_copy(
       to.storage(), first_byte,
@@ -73,9 +72,10 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
                                 group >= 0 && group < map.groups;
             Element element = {};
             if (exists) {
-              element = static_cast<const Element*>(map.data)
-                  [group * map.group_stride + matrix * map.matrix_stride +
-                   (line + i - map.lines_before) * map.line_stride + place + j];
+              element = static_cast<const Element*>(
+                  map.data)[group * map.group_stride +
+                            matrix * map.matrix_stride +
+                            (line + i) * map.line_stride + place + j];
             }
             const size_t byte = first_byte +
                                 static_cast<size_t>(i) * kBoxLineBytes +

@@ -23,10 +23,11 @@
 // the other kernels, the second half of a tile is copied as zeros where no
 // query of the block sees any of it.
 //
-// Of packed sequences, whose ends are ends of the operands' maps
-// (mapped_operand.cuh), only what the copying thread asks for differs, and
-// tiles that a sequence does not have are left out. Results go by plain stores,
-// up to the sequence's last row.
+// Of packed sequences (mapped_operand.cuh) the last tile may have keys and
+// values of the next one. Scores of such keys are masked, as those behind any
+// last key are; the warp that copies waits for their values and puts zeros in
+// their place. Tiles that a sequence does not have are left out. Results go by
+// plain stores, up to the sequence's last row.
 //
 // For 128 queries, 128 keys and a head of 128 a multiprocessor of an H200 takes
 // - tensor cores: 4 x 128^3 operations at 4096 a cycle: 2048 cycles;
@@ -84,7 +85,7 @@ class AttentionWarpgroups {
   using Query = WarpgroupLines<Element, kRows, kWidth>;
   using Key = WarpgroupLines<Element, kKeys, kWidth>;  // values lie alike
   static constexpr int kSharedBytes = Query::kBytes + 2 * kStages * Key::kBytes;
-  static constexpr int kBarriers = 4 * kStages + 4;
+  static constexpr int kBarriers = 4 * kStages + 5;
   // 384 threads begin with 168 registers each.
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
@@ -116,7 +117,7 @@ class AttentionWarpgroups {
       compute();
     } else {
       give_registers<kProducerRegisters>();
-      if (static_cast<int>(threadIdx.x) == kConsumers) {
+      if (static_cast<int>(threadIdx.x) / kWarp == kConsumers / kWarp) {
         copy();
       }
     }
@@ -148,6 +149,8 @@ class AttentionWarpgroups {
   static constexpr int kQueryEmpty = kQueryFull + 1;
   // Of each warpgroup: it may begin products.
   static constexpr int kOrder = kQueryEmpty + 1;
+  // The last values of a sequence, and others behind them, have come.
+  static constexpr int kEnded = kOrder + 2;
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kWarps = kConsumers / kWarp;
@@ -161,6 +164,7 @@ class AttentionWarpgroups {
     barriers_.init(kQueryEmpty, kWarps);
     barriers_.init(kOrder, kWarps / 2);
     barriers_.init(kOrder + 1, kWarps / 2);
+    barriers_.init(kEnded, 1);
     publish_mbarriers();
   }
 
@@ -193,28 +197,25 @@ class AttentionWarpgroups {
     }
   }
 
-  // One thread.
+  // One warp, whose first thread asks for the copies.
   __device__ __forceinline__ void copy() const {
     Turn turn;
     uint32_t query_parity = 1;
+    uint32_t ended_parity = 0;
     for_work([&](const Work& work) {
       if (work.begin >= work.end) {
         return;
       }
-      BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
-      BoxedMatrix value = mapped_.value.matrix(problem_.batch, work.batch);
-      if (problem_.is_packed()) {
-        key = key.of_sequence(work.extent.first_column + work.extent.columns);
-        value =
-            value.of_sequence(work.extent.first_column + work.extent.columns);
-      }
+      const BoxedMatrix key = mapped_.key.matrix(problem_.batch, work.batch);
+      const BoxedMatrix value =
+          mapped_.value.matrix(problem_.batch, work.batch);
       barriers_.wait(kQueryEmpty, query_parity);
       query_parity ^= 1;
       copy_query(work);
       // From here on as lines of the map.
-      const int first =
-          static_cast<int>(problem_.columns - work.extent.columns);
+      const int first = static_cast<int>(work.extent.first_column);
       const int end = first + work.end;
+      const int last = first + static_cast<int>(work.extent.columns);
       int begin = first + work.begin;
       copy_tile(Operand::key, key, begin, end, turn);
       PKG_UNROLL_BY(1)
@@ -222,35 +223,71 @@ class AttentionWarpgroups {
         if (begin + kKeys < end) {
           copy_tile(Operand::key, key, begin + kKeys, end, turn.next());
         }
-        copy_tile(Operand::value, value, begin, end, turn);
+        if (problem_.is_packed() && begin + kKeys > last) {
+          copy_last_values(value, begin, end, last - begin, turn, ended_parity);
+        } else {
+          copy_tile(Operand::value, value, begin, end, turn);
+        }
       }
     });
+  }
+
+  // Values of which only the first `own` are the sequence's. Of the others
+  // there are to be zeros: a weight of zero times another's NaN would be NaN.
+  __device__ __forceinline__ void copy_last_values(
+      const BoxedMatrix& value, int begin, int end, int own, Turn turn,
+      uint32_t& ended_parity) const {
+    using Vector = Packet<Element, 8>;
+    constexpr int kOfLine = Key::kLine / 8;
+    const int stage = turn.stage();
+    copy_tile(Operand::value, value, begin, end, turn, kEnded);
+    barriers_.wait(kEnded, ended_parity);
+    ended_parity ^= 1;
+    PKG_UNROLL_BY(1)
+    for (int vector = own * kOfLine + static_cast<int>(threadIdx.x) % kWarp;
+         vector < kKeys * kOfLine; vector += kWarp) {
+      PKG_UNROLL
+      for (int slice = 0; slice < Key::kSlices; ++slice) {
+        memory_.store(index(Operand::value, stage) +
+                          slice * kKeys * Key::kLine + 8 * vector,
+                      Vector{});
+      }
+    }
+    publish_shared_memory();
+    __syncwarp();
+    release(full(Operand::value, stage));
   }
 
   // All lines, of which those beyond the tensor are zeros: to compare with the
   // number of rows would take a register that the thread does not have.
   __device__ __forceinline__ void copy_query(const Work& work) const {
-    BoxedMatrix query = mapped_.query.matrix(problem_.batch, work.batch);
-    if (problem_.is_packed()) {
-      query = query.of_sequence(work.extent.first_row + work.extent.rows);
+    const BoxedMatrix query = mapped_.query.matrix(problem_.batch, work.batch);
+    const int row = static_cast<int>(work.extent.first_row) + work.row_begin;
+    if (threadIdx.x % kWarp == 0) {
+      Query::template copy<kBoxLines>(memory_, 0, mapped_.query.map, query, row,
+                                      row + kRows, barriers_, kQueryFull);
     }
-    const int row =
-        static_cast<int>(problem_.rows - work.extent.rows + work.row_begin);
-    Query::template copy<kBoxLines>(memory_, 0, mapped_.query.map, query, row,
-                                    row + kRows, barriers_, kQueryFull);
   }
 
   // From where tiles of 64 keys would have ended, nothing but zeros is copied.
   __device__ __forceinline__ void copy_tile(Operand operand,
                                             const BoxedMatrix& matrix,
-                                            int begin, int end,
-                                            Turn turn) const {
+                                            int begin, int end, Turn turn,
+                                            int barrier) const {
     const int stage = turn.stage();
     barriers_.wait(empty(operand, stage), turn.parity() ^ 1);
-    Key::template copy<kBoxLines>(
-        memory_, index(operand, stage),
-        operand == Operand::key ? mapped_.key.map : mapped_.value.map, matrix,
-        begin, end, barriers_, full(operand, stage));
+    if (threadIdx.x % kWarp == 0) {
+      Key::template copy<kBoxLines>(
+          memory_, index(operand, stage),
+          operand == Operand::key ? mapped_.key.map : mapped_.value.map, matrix,
+          begin, end, barriers_, barrier);
+    }
+  }
+  __device__ __forceinline__ void copy_tile(Operand operand,
+                                            const BoxedMatrix& matrix,
+                                            int begin, int end,
+                                            Turn turn) const {
+    copy_tile(operand, matrix, begin, end, turn, full(operand, turn.stage()));
   }
 
   // Two warpgroups.

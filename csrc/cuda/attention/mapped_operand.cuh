@@ -7,17 +7,12 @@
 // the heads inside they cannot, and take one dimension each. Broadcast ones
 // take none.
 //
-// Packed sequences follow one another in the lines of a tensor, and what lies
-// behind the end of one is another's, but has to come as zeros: a weight of
-// zero times its NaN would be NaN. So the end of each is made an end of the
-// map (after Triton's triton/tools/ragged_tma.py, which has the addresses wrap
-// around where this has the map begin earlier): it has as many lines as the
-// longest sequence, and a second dimension with the stride of a line, for the
-// token behind the sequence's last. Where that is `end`, line `lines - n` of
-// the map is the n-th from the sequence's last on backwards, for the map begins
-// `lines` lines before the tensor. A sequence begins at a line of the map of
-// its own, nothing before it is ever copied, and beyond its end there are no
-// lines.
+// Packed sequences follow one another in the lines of a tensor, whose map knows
+// nothing of where they end: a box that goes beyond an end has lines of the
+// next sequence, which are nobody's to use. (A map that began before its
+// tensor, so that the end of each sequence was an end of the map, was what this
+// had before; an H100 reported illegal accesses where the memory in front of
+// the tensor was not mapped.)
 #pragma once
 
 #include <cstdint>
@@ -45,11 +40,6 @@ struct BoxedOperand {
 struct BoxedMatrix {
   int matrix;
   int group;
-
-  // Of a packed tensor, that of the sequence that ends before token `end`.
-  __device__ __forceinline__ BoxedMatrix of_sequence(int64_t end) const {
-    return {matrix, static_cast<int>(end)};
-  }
 };
 
 struct MappedOperand {
@@ -66,12 +56,11 @@ struct MappedOperand {
   }
 };
 
-// Of packed sequences `rows` are those of the longest, of `tokens` in all; else
-// there are no tokens.
+// Rows of packed sequences are those of all.
 template <class Element>
 BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
                                     const BatchSizes& batch, int64_t rows,
-                                    int64_t columns, int64_t tokens) {
+                                    int64_t columns) {
   BoxedOperand<Element> operand{.tensor = {matrices.data, columns, rows, 1,
                                            matrices.row_stride, 0, kBoxLines},
                                 .steps = {},
@@ -100,18 +89,14 @@ BoxedOperand<Element> boxed_operand(const MatrixBatch<Element>& matrices,
     operand.steps.strides[d] = levels[level].size << (level == 0 ? 0 : 32);
     levels[level].size *= size;
   }
-  if (tokens > 0) {
-    operand.has_map = operand.has_map && level < 1;
-    levels[1] = {tokens + 1, matrices.row_stride};
-    operand.tensor.lines_before = rows;
-  }
   operand.tensor.matrices = levels[0].size;
   operand.tensor.matrix_stride = levels[0].stride;
   operand.tensor.groups = levels[1].size;
   operand.tensor.group_stride = levels[1].stride;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   operand.has_map = operand.has_map && operand.tensor.has_map() &&
-                    levels[0].size <= kMost && levels[1].size <= kMost;
+                    levels[0].size <= kMost && levels[1].size <= kMost &&
+                    rows < kMostTiledLength;
   return operand;
 }
 
@@ -120,15 +105,18 @@ template <class Element>
 BoxedOperand<Element> boxed_queries(const AttentionProblem<Element>& problem,
                                     const MatrixBatch<Element>& matrices,
                                     int64_t columns) {
-  return boxed_operand(matrices, problem.batch, problem.rows, columns,
-                       problem.packed.total_rows);
+  return boxed_operand(
+      matrices, problem.batch,
+      problem.is_packed() ? problem.packed.total_rows : problem.rows, columns);
 }
 template <class Element>
 BoxedOperand<Element> boxed_keys(const AttentionProblem<Element>& problem,
                                  const MatrixBatch<Element>& matrices,
                                  int64_t columns) {
-  return boxed_operand(matrices, problem.batch, problem.columns, columns,
-                       problem.packed.total_columns);
+  return boxed_operand(
+      matrices, problem.batch,
+      problem.is_packed() ? problem.packed.total_columns : problem.columns,
+      columns);
 }
 
 // encode_tensor_map is the host's (host/tensor_map.h) or the emulator's,

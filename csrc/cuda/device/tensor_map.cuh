@@ -33,7 +33,6 @@ struct MappedTensor {
   int box_lines;
   int64_t groups = 1;  // of so many matrices
   int64_t group_stride = 0;
-  int64_t lines_before = 0;  // the data, where the map begins
 
   static constexpr int kBoxWidth = 128 / sizeof(Element);
 
@@ -53,12 +52,7 @@ struct MappedTensor {
            fits(lines) && fits(matrices) && fits(groups) &&
            (lines == 1 || steps(line_stride)) &&
            (matrices == 1 || steps(matrix_stride)) &&
-           (groups == 1 || steps(group_stride)) &&
-           bytes_before() <= reinterpret_cast<uintptr_t>(data);
-  }
-
-  uintptr_t bytes_before() const {
-    return static_cast<uintptr_t>(lines_before * line_stride) * sizeof(Element);
+           (groups == 1 || steps(group_stride));
   }
 };
 

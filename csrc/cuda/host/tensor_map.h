@@ -61,9 +61,7 @@ TensorMap encode_tensor_map(const MappedTensor<Element>& tensor) {
   const cuuint32_t box[] = {static_cast<cuuint32_t>(tensor.kBoxWidth),
                             static_cast<cuuint32_t>(tensor.box_lines), 1, 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
-  // Nothing lies there that is copied where lines are before the data.
-  void* const begin = reinterpret_cast<void*>(
-      reinterpret_cast<uintptr_t>(tensor.data) - tensor.bytes_before());
+  void* const begin = const_cast<Element*>(tensor.data);
   TensorMap map;
   const CUresult result = tensor_map_encoder()(
       &map, mapped_type<Element>(), 4, begin, sizes, strides, box, steps,
