@@ -374,8 +374,9 @@ inline ScalarType attention_accumulate_type(const AttentionShape& shape) {
 }
 
 // The output (..., L, Ev). Where the query is a transposed view of (..., L,
-// heads, E), as most models have it, the CPU's output is one too, so that what
-// a model does next, transposing it back and joining the heads, copies nothing.
+// heads, E), as most models have it, the output is one too, so that what a
+// model does next, transposing it back and joining the heads, copies nothing.
+// Of every device, since a tensor of the meta device may stand for one of any.
 // The fake kernel in Python knows this rule.
 inline Tensor allocate_attention_output(const AttentionShape& shape,
                                         const TensorView& query) {
@@ -386,8 +387,7 @@ inline Tensor allocate_attention_output(const AttentionShape& shape,
   const auto q = sizes_of(query);
   const auto q_strides = strides_of(query);
   const DeviceId device = device_of(query);
-  const bool transposed = device.type == aoti_torch_device_type_cpu() &&
-                          dims >= 3 && q.size() == dims && q[dims - 3] > 1 &&
+  const bool transposed = dims >= 3 && q.size() == dims && q[dims - 3] > 1 &&
                           q[dims - 2] > 1 &&
                           q_strides[dims - 3] < q_strides[dims - 2];
   if (!transposed) {

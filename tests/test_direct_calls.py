@@ -11,12 +11,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from absent_device import cuda_tensor
 from operator_collection import INFERENCE_ONLY, operator_classes, public_operators
 from samples import normal
 from torch import Tensor
@@ -309,6 +310,49 @@ def test_a_gradient_is_recorded_where_autograd_is_on(
     with torch._C._AutoDispatchBelowAutograd():
         assert way_of("mul", a, plain) == "otherwise"
         assert not pkg.ops.mul(a, plain).requires_grad
+
+
+@contextmanager
+def autocast_of_cuda() -> Iterator[None]:
+    """``torch.autocast``, which turns nothing on where there is no GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_a_gradient_is_not_recorded_past_the_autocast_of_cuda(symbols: None) -> None:
+    a = normal(4, 4).float().requires_grad_()
+    there = cuda_tensor()
+    leaf = there.detach().requires_grad_()
+
+    def way_of(name: str, *args: Any, has_autocast: bool = False) -> str:
+        way: str = direct(name, lambda label: lambda *_: label, has_autocast)(*args)
+        return way
+
+    def way(*tensors: Tensor) -> str:
+        return way_of("matmul", *tensors, None, has_autocast=True)
+
+    of_cuda = [(leaf, there), (there, leaf), (a, there), (leaf, a)]
+    assert {way(*tensors) for tensors in of_cuda} == {"record"}
+    with autocast_of_cuda():
+        assert {way(*tensors) for tensors in of_cuda} == {"otherwise"}
+        assert way(a, a) == "record"
+        assert way_of("mul", leaf, there) == "record"  # which has no rule
+        torch.set_autocast_enabled("cuda", False)
+        assert {way(*tensors) for tensors in of_cuda} == {"record"}
+    with torch.autocast("cpu"):
+        assert {way(*tensors) for tensors in [*of_cuda, (a, a)]} == {"otherwise"}
+
+
+def test_a_gradient_on_a_device_without_kernels_is_recorded_by_the_dispatcher(
+    way_of: Callable[..., str], symbols: None
+) -> None:
+    """Where there are rules of autocast: whether its own is on is not asked."""
+    leaf = torch.empty(4, 4, device="meta", requires_grad=True)
+    assert way_of("matmul", leaf, leaf, None, has_autocast=True) == "otherwise"
+    assert way_of("mul", leaf, leaf) == "record"
 
 
 @pytest.mark.parametrize(

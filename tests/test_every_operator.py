@@ -9,8 +9,12 @@ import pytest
 import torch
 from operator_collection import operator_classes, public_operators, registered_operators
 from operator_tests import OperatorTests
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pkg
+from pkg.testing.layouts import LAYOUTS, Layout
+from pkg.testing.samples import Sample
 
 SOURCES = Path(__file__).parents[1]
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
@@ -74,3 +78,35 @@ def test_one_operator_has_one_name_in_every_room(operator: str) -> None:
     for folder, places in rooms.items():
         for place in places:
             assert list(folder.glob(place.format(operator))), place.format(operator)
+
+
+def forms_on(device: str, operator: str, sample: Sample, layout: Layout) -> list[object]:
+    """Sizes, strides and dtypes of the results that tensors without memory have there."""
+
+    def placed(tensor: Tensor) -> Tensor:
+        strides = layout.strides(tensor.shape)
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
+
+    with FakeTensorMode():
+        given = sample.map_tensors(placed)
+        returned = getattr(torch.ops.pkg, operator).default(*given.args, **given.kwargs)
+    results = returned if isinstance(returned, (tuple, list)) else [returned]
+    tensors = [result for result in results if isinstance(result, Tensor)]
+    assert {result.device.type for result in tensors} <= {device}
+    return [(result.shape, result.stride(), result.dtype) for result in tensors]
+
+
+@pytest.mark.parametrize("operator", sorted(registered_operators()))
+def test_results_are_laid_out_alike_on_every_device(operator: str) -> None:
+    """A tensor of the meta device stands for one of any, and so does what is told of its results.
+
+    check_op holds the kernels of each device that is there to this.
+    """
+    for sample in operator_classes()[operator]().samples():
+        if not sample.values_only:
+            single = sample.converted(torch.float32)
+            for layout in LAYOUTS:
+                of_cpu, *others = (
+                    forms_on(device, operator, single, layout) for device in ("cpu", "cuda", "meta")
+                )
+                assert others == [of_cpu, of_cpu], f"{sample}, {layout.name}"

@@ -42,18 +42,29 @@ class BelowAutograd {
     if (!function_ || function_.is_none()) {
       return false;
     }
-    const auto& state = ThreadState::instance();
     bool has_tensor = false;
     for (const Parameter& parameter : signature.parameters()) {
       PyObject* value = *values++;
       if (parameter.type == ValueType::Tensor && value != Py_None) {
-        if (!state.is_ordinary(value, *device_)) {
+        if (!is_of_device(value)) {
           return false;
         }
         has_tensor = true;
       }
     }
-    return has_tensor && state.is_plain_on(*device_, has_autocast);
+    return has_tensor && is_thread_plain(has_autocast);
+  }
+
+  // Whether a tensor is known to be nothing but dense memory of the device.
+  bool is_of_device(PyObject* tensor) const {
+    return device_ != nullptr &&
+           ThreadState::instance().is_ordinary(tensor, *device_);
+  }
+
+  // Whether this thread, which is plain on the CPU, is so on the device.
+  bool is_thread_plain(bool has_autocast) const {
+    return device_ != nullptr &&
+           ThreadState::instance().is_plain_on(*device_, has_autocast);
   }
 
   // Null where the kernel refuses, with its error. A list stands where the

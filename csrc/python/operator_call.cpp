@@ -176,8 +176,9 @@ PyObject* OperatorCall::operator()(PyObject* const* values) const {
       return long_way(values);
     }
     if (needs_gradient(values)) {
-      return record && state.is_autograd_on() ? call_record(values)
-                                              : long_way(values);
+      return record && state.is_autograd_on() && are_past_autocast(values)
+                 ? call_record(values)
+                 : long_way(values);
     }
   }
   PyObject* result = run(values, may_be_observed);
@@ -240,6 +241,28 @@ bool OperatorCall::needs_gradient(PyObject* const* values) const {
     }
   }
   return false;
+}
+
+// Whether no autocast has a say in the call: what records a gradient calls the
+// operator past autocast, of every device. That of the CPU is known to be off
+// where it would; each device has its own, and one that is not known may be on.
+bool OperatorCall::are_past_autocast(PyObject* const* values) const {
+  if (!has_autocast) {
+    return true;
+  }
+  const auto& state = ThreadState::instance();
+  bool are_on_cpu = true;
+  for (const Parameter& parameter : signature->parameters()) {
+    PyObject* value = *values++;
+    if (parameter.type == ValueType::Tensor && value != Py_None &&
+        !state.is_on_cpu(value)) {
+      if (!below_autograd.is_of_device(value)) {
+        return false;
+      }
+      are_on_cpu = false;
+    }
+  }
+  return are_on_cpu || below_autograd.is_thread_plain(has_autocast);
 }
 
 PyObject* OperatorCall::run(PyObject* const* values,

@@ -30,6 +30,7 @@ struct OperatorCall {
  private:
   bool are_plain(PyObject* const* values) const;
   bool needs_gradient(PyObject* const* values) const;
+  bool are_past_autocast(PyObject* const* values) const;
   // Null without an error where the kernel does not take the values.
   PyObject* run(PyObject* const* values, bool may_be_observed) const;
   bool convert_all(PyObject* const* values, bool are_written,

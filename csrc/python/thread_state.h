@@ -163,6 +163,11 @@ class ThreadState {
            tensors_.is_ordinary(implementation, device);
   }
 
+  // Whether a tensor is nothing but dense memory on the CPU.
+  bool is_on_cpu(PyObject* tensor) const {
+    return plain_implementation_of(tensor) != nullptr;
+  }
+
   bool is_autograd_on() const {
     const DispatchKeyWords& words = UnstableSymbols::in_use().key_words;
     return words.are_found() ? words.is_autograd_on()

@@ -70,8 +70,8 @@ def decode_attention(
             key that lies n before the query's own ``-slope * n`` is added, behind the cap.
 
     Returns:
-        Shape (B, heads, L, Ev). A query without any key gets zeros. On the CPU, where ``query`` is
-        a transposed view of (B, L, heads, E) the result is one too, and contiguous otherwise.
+        Shape (B, heads, L, Ev). A query without any key gets zeros. Where ``query`` is a
+        transposed view of (B, L, heads, E) the result is one too, and contiguous otherwise.
 
     Raises:
         RuntimeError: Shapes do not fit, dtypes or devices differ or are not supported, a gradient

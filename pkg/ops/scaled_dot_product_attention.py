@@ -102,9 +102,9 @@ def scaled_dot_product_attention(
             the cap. It may not require grad.
 
     Returns:
-        Shape (..., L, Ev). A query without any key gets zeros. On the CPU, where
-        ``query`` is a transposed view of (..., L, heads, E) the result is one too,
-        and contiguous otherwise.
+        Shape (..., L, Ev). A query without any key gets zeros. Where ``query`` is a
+        transposed view of (..., L, heads, E) the result is one too, and contiguous
+        otherwise.
 
     Raises:
         RuntimeError: Shapes do not fit or broadcast, dtypes or devices differ or
@@ -177,8 +177,7 @@ def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
     """An output with the strides that ``csrc/scaled_dot_product_attention.h`` gives it."""
     rows = query.shape[-2]
     heads_inside = (
-        query.device.type != "cuda"
-        and query.dim() == len(lead) + 2 >= 3
+        query.dim() == len(lead) + 2 >= 3
         and query.shape[-3] > 1
         and rows > 1
         and query.stride(-3) < query.stride(-2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,11 +10,13 @@ import references
 import torch
 from emulator import Emulator
 from quantised_samples import GROUP_SIZES, INNER_K_TILES, scales_and_zeros, values, words
-from samples import FLOATING
+from samples import FLOATING, normal
 from test_emulated_matmul import make, name_of
 from torch import Tensor
 
+from pkg.testing import Sample
 from pkg.testing.samples import same_bits
+from pkg.testing.tolerance import expect
 
 
 def emulated(
@@ -60,6 +63,25 @@ def emulated(
     return output
 
 
+def roundoff(dtype: torch.dtype) -> float:
+    """Of the numbers that are summed."""
+    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+
+
+def roundings(input: Tensor) -> int:
+    """How many a term may pass on its way to the result.
+
+    float32 and float64: the weight's and the product's; those of the other terms that a lane sums
+    apart, up to 32, and of the other such sums; those of four lanes, and the bias. In half
+    precision all may be one sum, scaled.
+    """
+    depth = input.shape[-1]
+    if input.dtype in (torch.float32, torch.float64):
+        of_lane = depth // 4
+        return 2 + min(of_lane, 32) - 1 + math.ceil(of_lane / 32) - 1 + 2 + 1
+    return depth + 4
+
+
 def assert_right(
     result: Tensor,
     input: Tensor,
@@ -78,12 +100,12 @@ def assert_right(
     if bias is not None:
         exact = exact + bias.double()
         magnitude = magnitude + bias.double().abs()
-    u = torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps / 2
-    bound = 1.01 * (input.shape[-1] + 4) * u * magnitude
+    bound = roundings(input) * roundoff(input.dtype) * magnitude
+    if input.dtype == torch.float64:  # the reference has errors of its own
+        bound += (input.shape[-1] + 1) * roundoff(input.dtype) * magnitude
+    bound *= 1.01
     bound += torch.finfo(result.dtype).eps / 2 * (exact.abs() + bound)
     bound += torch.finfo(result.dtype).smallest_normal
-    if input.dtype == torch.float64:  # the reference has errors of its own
-        bound *= 2
     assert ((result.double() - exact).abs() <= bound).all()
 
 
@@ -112,6 +134,35 @@ def test_sizes_around_every_tile(cuda_emulator: Emulator, dtype: torch.dtype) ->
         input = make(rows, depth, dtype=dtype)
         arguments = (words(columns, depth, 2), scales_and_zeros(columns, depth, 32), 32, 2)
         assert_right(emulated(cuda_emulator, input, *arguments), input, *arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_small_terms_of_a_long_sum_are_not_lost(
+    cuda_emulator: Emulator, dtype: torch.dtype
+) -> None:
+    """A 1 that each of four lanes begins with, and terms of which a 1 takes none up by itself."""
+    u = roundoff(dtype)
+    for depth in (1056, 4096):
+        input = torch.full((3, depth), 0.98 * u, dtype=dtype)
+        input[:, [0, 2, 4, 6]] = 1
+        ones = references.pack_tensor_core_tiled_layout(torch.full((8, depth), 9).int(), 2)
+        pairs = torch.tensor([1.0, 0.0]).bfloat16().expand(depth // 32, 8, 2).contiguous()
+        result = emulated(cuda_emulator, input, ones, pairs, 32, 2)
+        small = (depth - 4) * 0.98 * u
+        error = ((result - 4).double() - small).abs()
+        assert (error <= roundings(input) * u * (4 + small)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+def test_long_sums_are_as_exact_as_the_rule(
+    cuda_emulator: Emulator, dtype: torch.dtype, rows: int
+) -> None:
+    """That of all operators, with a product by the dequantized weight beside it."""
+    input, packed = normal(rows, 4096).to(dtype), words(256, 4096, 2)
+    sample = Sample((input, packed, scales_and_zeros(256, 4096, 32), 32, 2))
+    (expected,) = expect(lambda each: [references.int4_linear(*each.args)], sample)
+    expected.compare(emulated(cuda_emulator, *sample.args), "output")
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 100])
