@@ -2,9 +2,9 @@
 
 On the CPU Intel's AMX multiplies bfloat16. A float32 is the sum of three of them, so that six
 products of such parts give a product of float32 that is as exact as one by fused multiply-adds,
-three products give half of its digits and one those of bfloat16. On CUDA the tensor cores multiply
-TF32, which has 11 of float32's 24 significant bits. PyTorch has words for these:
-:func:`torch.set_float32_matmul_precision`.
+three products give half of its digits and one those of bfloat16. On CUDA the tensor cores of compute
+capability 9.0 make the same six, and all multiply TF32, which has 11 of float32's 24 significant
+bits. PyTorch has words for these: :func:`torch.set_float32_matmul_precision`.
 
 The kernels read the choice where it costs nothing, in the library that they are in, which calls no
 function of PyTorch that could tell it. So it is told: PyTorch keeps its setting in C++ and has
@@ -50,17 +50,19 @@ def set_float32_matmul(way: str) -> None:
     On a CPU with Intel AMX it holds for every operator of this package that multiplies matrices by
     tile registers, and for PyTorch's own under :func:`pkg.accelerate`. Where the processor, or the
     CPU library in use, has no tile registers, every way is by fused multiply-adds. On CUDA it holds
-    for ``matmul``, ``linear`` and ``packed_linear``; all else is by multiply-adds.
+    for ``matmul``, ``linear``, ``packed_linear`` and what of ``lltm`` goes by their kernels; all
+    else is by multiply-adds.
 
     Args:
         way: ``"pytorch"``, as :func:`torch.set_float32_matmul_precision` says, or for the CPU
             ``torch.backends.mkldnn.matmul.fp32_precision`` and for CUDA
             ``torch.backends.cuda.matmul.fp32_precision`` or ``allow_tf32``, which is the default;
-            ``"highest"``, on the CPU by six products of bfloat16 parts, at least as exact as
-            PyTorch's, on CUDA by multiply-adds;
+            ``"highest"``, by six products of bfloat16 parts, at least as exact as PyTorch's: on the
+            CPU with AMX, and of large matrices on GPUs of compute capability 9.0 (which takes memory
+            of 6 bytes for each of their elements meanwhile); by multiply-adds on other GPUs;
             ``"high"``, on the CPU by three, to about 16 bits, on CUDA by one in TF32, to 11 bits;
             ``"medium"``, on the CPU by one, to the 8 bits of bfloat16, on CUDA as ``"high"``;
-            ``"fma"``, by fused multiply-adds, on the CPU slower than ``"highest"``.
+            ``"fma"``, by fused multiply-adds, slower than ``"highest"`` where that is by six.
 
     Raises:
         ValueError: there is no such way.
@@ -121,7 +123,8 @@ def description_of_cuda() -> str:
     if _loader.cuda_library is None:
         return "none (no CUDA kernels)"
     way = way_in_use("cuda")
-    return f"{way}, by {'TF32' if CUDA_PRODUCTS[way] else 'multiply-adds'} ({_who_chose()})"
+    made = {0: "multiply-adds", 1: "TF32", 6: "six products on 9.0, else by multiply-adds"}
+    return f"{way}, by {made[CUDA_PRODUCTS[way]]} ({_who_chose()})"
 
 
 def _who_chose() -> str:

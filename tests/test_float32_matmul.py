@@ -104,7 +104,7 @@ def test_that_of_cuda_holds_for_cuda_alone() -> None:
 def test_every_setting_reaches_the_cuda_library(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], way: str
 ) -> None:
-    """Which is told how many products in TF32 it makes."""
+    """Which is told how many products it makes for one."""
     told = []
 
     class Library:
@@ -116,7 +116,8 @@ def test_every_setting_reaches_the_cuda_library(
     pkg.set_float32_matmul("pytorch")
     change()
     assert _float32_matmul.way_in_use("cuda") == way
-    assert told[-1] == _float32_matmul.CUDA_PRODUCTS[way] == (way in ("high", "medium"))
+    products = {"fma": 0, "highest": 6, "high": 1, "medium": 1}
+    assert told[-1] == _float32_matmul.CUDA_PRODUCTS[way] == products[way]
 
 
 @without_tiles

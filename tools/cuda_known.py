@@ -85,6 +85,8 @@ EXPECTED = (
         r"matmul_warpgroup_kernel<(bfloat16|float16), \w+, 128, .*>",
         {"HGMMA.64x128x16": 4, "SYNCS": 2},
     ),
+    # Three stages, the parts of 64 steps: six products of such, waits for them, and releases.
+    Expected(r"matmul_six_products_kernel<.*>", {"HGMMA.64x128x16": 24, "SYNCS": 6}),
     Expected(r"matmul_warpgroup_kernel<int8, int, 256, .*>", {"IGMMA.64x256x32": 4, "SYNCS": 2}),
     Expected(r"matmul_warpgroup_kernel<int8, int, 128, .*>", {"IGMMA.64x128x32": 4, "SYNCS": 2}),
     Expected(r"matmul_kernel<int8, .*>", {"IMMA.16832": 128, "LDSM.x4": 32, "LDGSTS.128": 16}),
@@ -298,6 +300,7 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
     # Four stages of 48 KiB, or six of 32.
     r"matmul_warpgroup_kernel<.*>": 196608,
+    r"matmul_six_products_kernel<.*>": 196608,
     # Stages of both operands; less than 4 KiB more are declared.
     r"rowwise_scaled_linear_kernel<false>": 73728,
     r"rowwise_scaled_linear_kernel<true>": 65536,
@@ -362,6 +365,7 @@ DYNAMIC_SHARED: dict[str, int] = {
 COPIED: dict[str, Copied] = {
     r"matmul_warpgroup_kernel<\w+, \w+, 256, .*>": Copied(boxes=6, box_bytes=8192, warps=8),
     r"matmul_warpgroup_kernel<\w+, \w+, 128, .*>": Copied(boxes=4, box_bytes=8192, warps=8),
+    r"matmul_six_products_kernel<.*>": Copied(boxes=12, box_bytes=8192, warps=8),
     # Of the activations of 128 rows a stage of 64 steps, for half a pass of eight warps.
     r"int4_linear_warpgroups_kernel<.*>": Copied(boxes=2, box_bytes=8192, warps=4),
     # Of the rows a stage of 128 values.

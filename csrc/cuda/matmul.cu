@@ -1,3 +1,6 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
 #include <optional>
 
 #include "cuda/gemm/matmul_host.h"
@@ -55,12 +58,44 @@ void multiply(MatmulPlan plan, const Tensor& a, const Tensor& b,
   });
 }
 
+// Whether lines along the last dimension are such as the copy engine takes.
+bool has_dense_lines(const Tensor& tensor) {
+  constexpr int64_t kVector = 16;  // of bytes
+  const auto strides = strides_of(tensor);
+  return strides.back() == 1 && strides[strides.size() - 2] % kVector == 0 &&
+         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVector == 0;
+}
+
+// The tensor, or a copy that has such lines.
+Tensor with_dense_lines(const Tensor& tensor) {
+  return has_dense_lines(tensor) ? tensor : torch::stable::contiguous(tensor);
+}
+
+// Bytes are multiplied by warpgroups only where the terms of both operands lie
+// side by side, which those of a row-major second operand do not. Whether
+// copies that do cost less than the kernel that takes any strides, which makes
+// 100 tera-operations a second on an H100.
+bool pays_to_copy_bytes(const MatmulPlan& plan) {
+  constexpr int64_t kLeast = 128;
+  constexpr int64_t kOfLine = 16;  // of which a copy's lines are multiples
+  return plan.input_type == ScalarType::Char && has_warpgroup_products() &&
+         std::min({plan.rows, plan.columns, plan.inner}) >= kLeast &&
+         plan.inner % kOfLine == 0;
+}
+
 Tensor matmul(const Tensor& a, const Tensor& b,
               std::optional<ScalarType> out_dtype) {
   const MatmulPlan plan = plan_matmul(a, b, out_dtype);
   const DeviceGuard guard(device_of(a).index);
   const Tensor output = allocate_matmul_output(plan, a);
-  multiply(plan, a, b, output);
+  if (!pays_to_copy_bytes(plan)) {
+    multiply(plan, a, b, output);
+    return output;
+  }
+  const Tensor left = with_dense_lines(a);
+  const Tensor right = torch::stable::transpose(
+      with_dense_lines(torch::stable::transpose(b, -2, -1)), -2, -1);
+  multiply(plan_matmul(left, right, out_dtype), left, right, output);
   return output;
 }
 

@@ -154,6 +154,30 @@ def test_matmul_by_warpgroups(
 
 
 @pytest.mark.usefixtures("capability_90")
+def test_int8_of_any_strides_by_warpgroups(
+    emulated_operators: Operators, launched_threads: Callable[[], int]
+) -> None:
+    """Of a large product what the copy engine does not take is copied; a small one goes as it is."""
+
+    def make(*shape: int) -> Tensor:
+        return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+    for left, right in (
+        (make(130, 128), make(128, 136)),
+        (make(128, 130).mT, make(136, 128).mT),
+        (make(130, 144)[:, 1:129], make(2, 128, 136)),
+        (make(2, 130, 256)[..., ::2], make(128, 272)[:, ::2]),
+    ):
+        result = emulated_operators.matmul(left, right, out_dtype=torch.int32)
+        assert launched_threads() == WARPGROUP_THREADS
+        assert_product(result, left, right)
+    for left, right in ((make(130, 120), make(120, 136)), (make(100, 128), make(128, 136))):
+        result = emulated_operators.matmul(left, right, out_dtype=torch.int32)
+        assert launched_threads() != WARPGROUP_THREADS
+        assert_product(result, left, right)
+
+
+@pytest.mark.usefixtures("capability_90")
 def test_a_product_divided_among_warpgroups(
     emulated_operators: Operators, launched_threads: Callable[[], int]
 ) -> None:
