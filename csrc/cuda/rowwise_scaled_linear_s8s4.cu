@@ -61,9 +61,8 @@ PKG_IMPLEMENT(PKG_CUDA_DISPATCH_KEY, library) {
 
 }  // namespace
 
-bool launch_by_warpgroups(RowwiseScaledProblem<false> problem,
+bool launch_by_warpgroups(const RowwiseScaledProblem<false>& problem,
                           const Tensor& output) {
-  problem.divide(problem.slices());
   if (problem.rows <= kTurnedManyRows || !has_warpgroup_products() ||
       !suits_warpgroups(problem)) {
     return false;
@@ -72,9 +71,8 @@ bool launch_by_warpgroups(RowwiseScaledProblem<false> problem,
   return input && launch_bulk(problem, *input, output);
 }
 
-bool launch_by_warpgroups(RowwiseScaledProblem<true> problem,
+bool launch_by_warpgroups(const RowwiseScaledProblem<true>& problem,
                           const Tensor& output) {
-  problem.divide(problem.slices());
   if (problem.rows <= kTurnedManyRows || !has_warpgroup_products() ||
       !suits_warpgroups(problem) || !problem.input_is_dense) {
     return false;

@@ -1282,7 +1282,7 @@ PLANTED = {
         "cuda/attention/forward_warpgroups.cuh",
         "    barriers_.wait(kEnded, ended_parity);\n",
         "",
-        "on its way",
+        "on its way|race on shared memory",
     ),
     "zeros that are not published": (
         *PACKED_ATTENTION_WARPGROUPS,

@@ -22,13 +22,13 @@ inline FloatingValues floating_values(const TensorView& tensor) {
   return {tensor.const_data_ptr(), element_type(tensor.dtype)};
 }
 
-// Of the kernels that take any strides. The caller holds a DeviceGuard.
+// The package's own kernels for few rows, and those that take any strides. The
+// caller holds a DeviceGuard; divide() is done.
 template <bool kPacked>
 void launch_rowwise(RowwiseScaledProblem<kPacked> problem,
                     const Tensor& output) {
   using Product = RowwiseProduct<kPacked>;
   const cudaStream_t stream = current_stream(output);
-  problem.divide(problem.slices());
   const bool few_rows = has_few_rows(problem);
   if (few_rows) {
     problem.splits = 1;  // which its warps do themselves
@@ -95,8 +95,10 @@ Tensor rowwise_scaled_linear(const char* op, const Tensor& input_tensor,
   problem.rows = plan.rows;
   problem.columns = plan.columns;
   problem.bytes = plan.inner / 2;
+  problem.divide(problem.slices());
   if (!launch_by_warpgroups(problem, output) &&
-      !launch_cutlass(problem, current_stream(output))) {
+      (has_few_rows(problem) ||
+       !launch_cutlass(problem, current_stream(output)))) {
     launch_rowwise(problem, output);
   }
   return output;

@@ -10,9 +10,9 @@ namespace pkg::cuda {
 // Runs the problem where there are many rows, the device has products of
 // warpgroups, and the operands can be copied, or returns false. The caller
 // holds a DeviceGuard.
-bool launch_by_warpgroups(RowwiseScaledProblem<false> problem,
+bool launch_by_warpgroups(const RowwiseScaledProblem<false>& problem,
                           const Tensor& output);
-bool launch_by_warpgroups(RowwiseScaledProblem<true> problem,
+bool launch_by_warpgroups(const RowwiseScaledProblem<true>& problem,
                           const Tensor& output);
 
 }  // namespace pkg::cuda
