@@ -46,6 +46,7 @@ def _set_short_way(
     record: Callable[..., Any] | None = None,
     has_autocast: bool | None = None,
     observed_as: str | None = None,
+    below_autograd: Callable[..., Any] | None = None,
 ) -> None: ...
 def _by_position(name: str) -> Callable[..., Any]: ...
 def _inner_call(

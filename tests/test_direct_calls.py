@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -404,6 +405,61 @@ def test_results_below_autograd_are_those_of_the_dispatched_operator(operator: s
         for result, wanted in zip(results, expected, strict=True):
             assert same_bits(result, wanted), str(sample)
             assert result.stride() == wanted.stride(), str(sample)
+
+
+def attention_calls() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Of either function of attention the arguments but dropout's, and its options."""
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    query, packed = torch.randn(2, 3, 4), torch.randn(5, 2, 4)
+    return {
+        "scaled_dot_product_attention": ((query, query, query, None), {"scale": 0.3}),
+        "scaled_dot_product_attention_varlen": (
+            (packed, packed, packed, starts, starts, 3, 3),
+            {"softcap": 2.0},
+        ),
+    }
+
+
+@pytest.mark.parametrize("operator", attention_calls())
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_attention_below_autograd_enters_the_kernel_of_the_operator_it_is_made_of(
+    operator: str, dropout_p: float
+) -> None:
+    """Not its own Python, which would come there by autograd's."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("not the way below autograd")
+
+    given, options = attention_calls()[operator]
+    given = (*given, dropout_p)
+    missing = dispatched(operator)._schema.arguments[len(given) :]  # type: ignore[attr-defined]
+    values = [options.get(each.name, each.default_value) for each in missing]
+    call = below_autograd(operator, lambda _: refuse, False)
+    torch.manual_seed(0)
+    expected = dispatched(operator)(*given, **options)
+    torch.manual_seed(0)
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        result = call(*given, *values)
+    finally:
+        sys.setprofile(None)
+    assert same_bits(result, expected)
+    assert entered == ["_below_autograd", "_drawn_seed"]
+
+
+@pytest.mark.parametrize("operator", attention_calls())
+def test_what_a_kernel_below_autograd_refuses_takes_the_long_way(operator: str) -> None:
+    given, _ = attention_calls()[operator]
+    missing = dispatched(operator)._schema.arguments[len(given) :]  # type: ignore[attr-defined]
+    call = below_autograd(operator, lambda label: lambda *_: label, False)
+    values = [each.default_value for each in missing]
+    assert call(given[0], given[1].double(), *given[2:], *values) == "otherwise"
 
 
 def test_calls_take_the_long_way_where_nothing_tells_of_observers() -> None:

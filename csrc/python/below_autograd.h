@@ -35,6 +35,25 @@ class BelowAutograd {
     }
   }
 
+  // The same on another device.
+  BelowAutograd on(const py::object& dispatched,
+                   std::shared_ptr<const DeviceKeys> device) const {
+    BelowAutograd other(dispatched, std::move(device));
+    other.enter(entered_);
+    return other;
+  }
+
+  // Calls that in place of the operator: it takes the set of keys, and then
+  // what the operator takes. For one that is made of another operator in
+  // Python, of which the dispatcher knows no kernel of the device: it would
+  // come to the other by all keys, autograd's too (attention of 1 x 8: 11.0 us,
+  // 5.2 so).
+  void enter(const py::object& function) {
+    if (function) {
+      entered_ = function;
+    }
+  }
+
   // Whether the dispatcher would do nothing but enter the kernel: all tensors
   // are dense ones of the device. The thread is known to be plain on the CPU.
   bool takes(const Signature& signature, PyObject* const* values,
@@ -73,14 +92,15 @@ class BelowAutograd {
     std::array<PyObject*, kMaxArguments + 1> arguments{
         device_->key_set().ptr()};
     std::copy_n(values, signature.size(), arguments.begin() + 1);
-    return PyObject_Vectorcall(function_.ptr(), arguments.data(),
-                               signature.positional() + 1,
+    return PyObject_Vectorcall((entered_ ? entered_ : function_).ptr(),
+                               arguments.data(), signature.positional() + 1,
                                signature.keywords());
   }
 
  private:
   std::shared_ptr<const DeviceKeys> device_;
   py::object function_;
+  py::object entered_;
 };
 
 }  // namespace pkg::python

@@ -189,7 +189,8 @@ void use_kernels(uintptr_t find_kernel) {
 // See pkg/ops/_call.py.
 void set_short_way(const std::string& name, std::optional<py::object> record,
                    std::optional<bool> has_autocast,
-                   std::optional<std::string> observed_as) {
+                   std::optional<std::string> observed_as,
+                   std::optional<py::object> below_autograd) {
   OperatorCall& call = function_of(name).call;
   if (record) {
     call.record = *record;
@@ -199,6 +200,9 @@ void set_short_way(const std::string& name, std::optional<py::object> record,
   }
   if (observed_as) {
     call.observed_as = *observed_as;
+  }
+  if (below_autograd) {
+    call.below_autograd.enter(*below_autograd);
   }
 }
 
@@ -238,7 +242,7 @@ py::object call_below_autograd(const std::string& name, const char* device,
   call->has_autocast = has_autocast;
   call->record = std::move(record);
   call->otherwise = std::move(otherwise);
-  call->below_autograd = BelowAutograd(
+  call->below_autograd = call->below_autograd.on(
       call->dispatched, std::make_shared<const DeviceKeys>(device));
   return function_object(positional_method, py::capsule(call, [](void* owned) {
                            delete static_cast<OperatorCall*>(owned);
@@ -264,7 +268,8 @@ void define_operator_functions(py::module_& module) {
   module.def("_set_short_way", &set_short_way, py::arg("name"), py::kw_only(),
              py::arg("record") = py::none(),
              py::arg("has_autocast") = py::none(),
-             py::arg("observed_as") = py::none(), "See pkg/ops/_call.py.");
+             py::arg("observed_as") = py::none(),
+             py::arg("below_autograd") = py::none(), "See pkg/ops/_call.py.");
   module.def("_by_position", &by_position, py::arg("name"),
              "See pkg/ops/_call.py.");
   module.def("_inner_call", &inner_call, py::arg("name"), py::arg("otherwise"),

@@ -300,6 +300,24 @@ def _recorder(
     return record
 
 
+def register_below_autograd(name: str, made_of: str, function: Callable[..., Any]) -> None:
+    """Says what a composite operator does where there is nothing but a kernel to enter.
+
+    The dispatcher would enter the operator's Python and come from there to the other operator by
+    all its keys, autograd's, written in Python too, among them.
+
+    Args:
+        name: The operator's name, without its namespace.
+        made_of: The operator that it calls.
+        function: Takes what enters that one's kernel, a set of keys for it, and the arguments as
+            the composite operator takes them; returns what that returns.
+    """
+    handle = getattr(torch.ops.pkg, made_of).default._handle
+    enter = getattr(handle, "redispatch_boxed", None)
+    if enter is not None:
+        _C._set_short_way(name, below_autograd=functools.partial(function, enter))
+
+
 def register_recording(
     name: str, record: Callable[..., Any], *, observed_as: str | None = None
 ) -> None:

@@ -22,6 +22,7 @@ from ._registration import (
     check_one_device,
     library,
     one_level_function,
+    register_below_autograd,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -424,6 +425,31 @@ def _decomposed(
     return output
 
 
+def _below_autograd(
+    enter: Callable[..., _Three],
+    keys: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> Tensor:
+    """The same of tensors whose kernel may be entered."""
+    seed = _drawn_seed(query, dropout_p)
+    return enter(
+        *(keys, query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa),
+        *(False, alibi_slopes, window_left, window_right, softcap),
+    )[0]
+
+
 def _stacked(slices: Sequence[Sequence[Tensor]], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
     """The results of all slices; of those without a vmap dimension the first slice's."""
     return tuple(
@@ -582,6 +608,9 @@ torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
 register_lower_precision_autocast("scaled_dot_product_attention", keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"
+)
+register_below_autograd(
+    "scaled_dot_product_attention", "scaled_dot_product_attention_forward", _below_autograd
 )
 register_sharding("scaled_dot_product_attention_forward", _sharding)
 register_sharding("scaled_dot_product_attention_backward", _sharding_backward)

@@ -20,6 +20,7 @@ from ._registration import (
     check_one_device,
     library,
     recording,
+    register_below_autograd,
     register_fake,
     register_gradients,
     register_lower_precision_autocast,
@@ -209,6 +210,34 @@ def _decomposed(
         *(alibi_slopes, window_left, window_right, softcap),
     )[0]
     return output
+
+
+def _below_autograd(
+    enter: Callable[..., _Three],
+    keys: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    *,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> Tensor:
+    """The same of tensors whose kernel may be entered."""
+    seed = _drawn_seed(query, dropout_p)
+    return enter(
+        *(keys, query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
+        *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
+        *(alibi_slopes, window_left, window_right, softcap),
+    )[0]
 
 
 @register_fake("scaled_dot_product_attention_varlen_forward")
@@ -543,6 +572,11 @@ register_recording(
     "scaled_dot_product_attention_varlen",
     _record,
     observed_as="scaled_dot_product_attention_varlen_forward",
+)
+register_below_autograd(
+    "scaled_dot_product_attention_varlen",
+    "scaled_dot_product_attention_varlen_forward",
+    _below_autograd,
 )
 register_sharding("scaled_dot_product_attention_varlen_forward", _sharding)
 register_sharding("scaled_dot_product_attention_varlen_backward", _sharding_backward)

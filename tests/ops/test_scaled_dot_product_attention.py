@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -273,6 +274,15 @@ def backward_reference(
     return (*gradients, query.new_empty(0))[:4]
 
 
+def forward_outputs(
+    inputs: Sequence[Any], options: Sequence[Any], extras: Sequence[Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the backward operator is given of the forward pass, on the inputs' device."""
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_forward
+    outputs: tuple[Tensor, Tensor, Tensor] = forward(*inputs, *options, True, *extras)
+    return outputs
+
+
 def backward_from_inputs(
     grad_output: Tensor,
     query: Tensor,
@@ -290,9 +300,7 @@ def backward_from_inputs(
     Results of the forward pass that cannot be those of the inputs reach the operator as they are.
     """
     inputs = (query, key, value, attn_mask, dropout_seed)
-    outputs = torch.ops.pkg.scaled_dot_product_attention_forward(
-        *inputs, *options[:4], True, *options[5:]
-    )
+    outputs = forward_outputs(inputs, options[:4], options[5:])
     given = (output, log_sum_exp, output_residual)
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
@@ -878,7 +886,7 @@ class TestAttentionBackward(OperatorTests):
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
         extras = inputs[10:]
-        outputs = torch.ops.pkg.scaled_dot_product_attention_forward(*inputs[:9], True, *extras)
+        outputs = forward_outputs(inputs[:5], inputs[5:9], extras)
         mask = arguments[3]
         needs_mask_grad = mask is not None and mask.is_floating_point()
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
@@ -887,6 +895,12 @@ class TestAttentionBackward(OperatorTests):
             name=name,
             **more,
         )
+
+    def on_device(self, sample: Sample, device: torch.device) -> Sample:
+        moved = super().on_device(sample, device)
+        grad, inputs, options = moved.args[0], moved.args[1:6], moved.args[9:]
+        outputs = forward_outputs(inputs, options[:4], options[5:])
+        return dataclasses.replace(moved, args=(grad, *inputs, *outputs, *options))
 
     def errors(self) -> list[ErrorSample]:
         query, key = torch.ones(2, 3), torch.ones(4, 3)

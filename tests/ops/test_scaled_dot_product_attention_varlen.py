@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
@@ -226,14 +227,22 @@ def backward_reference(
     return gradients
 
 
+def forward_outputs(
+    inputs: Sequence[Any], options: Sequence[Any], extras: Sequence[Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the backward operator is given of the forward pass, on the inputs' device."""
+    forward: Callable[..., Any] = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
+    outputs: tuple[Tensor, Tensor, Tensor] = forward(*inputs, *options, True, *extras)
+    return outputs
+
+
 def backward_from_inputs(*arguments: Any) -> Any:
     """The operator after its forward pass: a function of the inputs alone, as in its use.
 
     Results of the forward pass that cannot be those of the inputs reach the operator as they are.
     """
     grad_output, *inputs = arguments[:7]
-    forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
-    outputs = forward(*inputs, *arguments[10:15], True, *arguments[15:])
+    outputs = forward_outputs(inputs, arguments[10:15], arguments[15:])
     if any(
         (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device)
         for a, b in zip(outputs, arguments[7:10], strict=True)
@@ -629,11 +638,16 @@ class TestAttentionVarlenBackward(OperatorTests):
         self, name: str, arguments: Any, options: dict[str, Any], more: dict[str, Any]
     ) -> Sample:
         inputs = with_all_arguments(arguments, **options)
-        forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward
         extras = inputs[12:]
-        outputs = forward(*inputs[:11], True, *extras)
+        outputs = forward_outputs(inputs[:6], inputs[6:11], extras)
         grad = normal(*outputs[0].shape, seed=4).to(outputs[0].dtype)
         return Sample((grad, *inputs[:6], *outputs, *inputs[6:11], *extras), name=name, **more)
+
+    def on_device(self, sample: Sample, device: torch.device) -> Sample:
+        moved = super().on_device(sample, device)
+        grad, inputs, options = moved.args[0], moved.args[1:7], moved.args[10:]
+        outputs = forward_outputs(inputs, options[:5], options[5:])
+        return dataclasses.replace(moved, args=(grad, *inputs, *outputs, *options))
 
     def errors(self) -> list[ErrorSample]:
         query, key, value, starts, ends, *most = packed((3,), (4,), sizes=(4, 4))
