@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import test_emulated_attention as attention
 import torch
 from test_emulated_attention import Call, name_of, some_of_each_dtype
-from test_emulated_operators import FLOATS, converted, forward, heads_inside
+from test_emulated_operators import FLOATS, backward, converted, forward, heads_inside
 from torch import Tensor
 
 Operators = torch._ops._OpNamespace
@@ -180,3 +181,54 @@ def test_keys_that_are_masked_out_may_hold_nan(
     expected = forward(emulated_operators, masked)[0]
     call.key[..., 290:, :] = torch.nan
     assert torch.equal(forward(emulated_operators, masked)[0], expected)
+
+
+def of_one_key(dtype: torch.dtype, *lead: int, rows: int, columns: int, **options: Any) -> Call:
+    """Each query sees its own key alone."""
+    call = make(*lead, rows=rows, columns=columns, window=(0, 0), **options)
+    return converted(call, dtype)
+
+
+ONE_KEY = {
+    "several queries": lambda dtype: of_one_key(dtype, 2, 3, rows=5, columns=70, head=130),
+    "one query of many keys": lambda dtype: of_one_key(
+        dtype, 2, 3, rows=1, columns=1100, head=33, value_head=130
+    ),
+    "groups": lambda dtype: of_one_key(
+        dtype, 2, 6, key_lead=(2, 2), rows=3, columns=300, head=40, enable_gqa=True
+    ),
+    "softcap, mask, slopes": lambda dtype: of_one_key(
+        *(dtype, 2, 3),
+        rows=4,
+        columns=70,
+        head=20,
+        softcap=2.0,
+        mask=torch.randn(4, 70),
+        slopes=torch.rand(3),
+    ),
+    "one key for all": lambda dtype: converted(make(2, 3, rows=3, columns=1, head=60), dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name_of)
+@pytest.mark.parametrize("name", ONE_KEY)
+def test_one_key_has_all_of_the_weight(
+    emulated_operators: Operators, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    """Its score is the log-sum-exp, to the bit, as the backward pass computes it.
+
+    Of whose weights, exponentials of differences of the two, the gradient of the values is made.
+    """
+    call = ONE_KEY[name](dtype)
+    outputs = forward(emulated_operators, call)
+    grad_output = torch.randint(-8, 9, outputs[0].shape).to(dtype) / 8  # whose sums are exact
+    grad_value = backward(emulated_operators, replace(call, grad_output=grad_output), outputs)[2]
+    expected = torch.zeros_like(grad_value)
+    of_heads = grad_output.unflatten(1, (grad_value.shape[1], -1)).sum(2)
+    if call.columns == 1:
+        expected[...] = of_heads.sum(-2, keepdim=True)
+    else:
+        expected[..., -call.rows :, :] = of_heads
+    torch.testing.assert_close(grad_value, expected, rtol=0, atol=0)
+    monkeypatch.setenv(VARIABLE, "0")
+    assert torch.equal(outputs[1], forward(emulated_operators, call)[1])

@@ -13,6 +13,13 @@
 // wider output repeat the scores. In float32 a block of 8 rows takes 37 KiB of
 // shared memory, 32 of them to add up what its threads have of the output.
 //
+// Where the log-sum-exp is wanted, a row's maximum becomes its largest score
+// anew, added up in the order of the tiles' products
+// (cuda/gemm/tile_product.cuh), which are what the backward pass takes it off:
+// the weight of a key that has all of it is then 1, and not off by the
+// difference of two roundings. That is the head once more for one key of each
+// row and part.
+//
 // 2 (head_size + value_size) operations for a row and key, and as many elements
 // to read for each key head.
 #pragma once
@@ -82,7 +89,8 @@ class DecodePanels {
       : call_(call),
         piece_(call.template piece<kRows, kWidth>(index)),
         maximum_(-Number(INFINITY)),
-        sum_(0) {
+        sum_(0),
+        largest_(-1) {
     PKG_UNROLL
     for (int r = 0; r < kRows; ++r) {
       PKG_UNROLL
@@ -167,7 +175,7 @@ class DecodePanels {
   // The weights of the scores, a warp to a row, and what the sums before have
   // to be multiplied by. The maximum ignores NaN, the sum does not.
   template <class Weights, class Corrections>
-  __device__ __forceinline__ void weigh(Weights&& weights,
+  __device__ __forceinline__ void weigh(int64_t begin, Weights&& weights,
                                         Corrections&& corrections) {
     if (warp() >= kRows) {
       return;
@@ -176,6 +184,13 @@ class DecodePanels {
     const Number high = weights[warp()][lane() + kWarp];
     const Number previous = maximum_;
     maximum_ = fmax(previous, lanes_maximum<kWarp>(fmax(low, high)));
+    if (call_.log_sum_exp != nullptr && maximum_ > previous) {
+      const int place = low == maximum_    ? lane()
+                        : high == maximum_ ? lane() + kWarp
+                                           : -1;
+      largest_ = begin + static_cast<int>(
+                             lanes_maximum<kWarp>(static_cast<Number>(place)));
+    }
     const Number origin = maximum_ == -Number(INFINITY) ? Number(0) : maximum_;
     const Number correction = exp(previous - origin);
     const Number low_weight = exp(low - origin);
@@ -229,6 +244,29 @@ class DecodePanels {
         }
       }
     }
+  }
+
+  // The maximum as the backward pass has that score.
+  template <class Seen>
+  __device__ __forceinline__ void score_largest(Seen&& seen) {
+    int64_t outer = 0;
+    int64_t inner = 0;
+    if (largest_ < 0 || !call_.find(piece_.sequence, largest_, outer, inner)) {
+      return;
+    }
+    const Element* query =
+        call_.query.data + call_.row_offset(call_.query.strides,
+                                            piece_.sequence, piece_.head,
+                                            piece_.row_begin + warp());
+    const Element* key =
+        call_.key.data + call_.key.row(outer, piece_.head, inner);
+    Number product = 0;
+    PKG_UNROLL_BY(8)
+    for (int64_t i = 0; i < call_.head_size; ++i) {
+      product += convert<Number>(query[i * call_.query.strides[3]]) *
+                 convert<Number>(key[i * call_.key.strides[3]]);
+    }
+    maximum_ = score_of(warp(), largest_, seen[warp()], product);
   }
 
   // What store() needs of every thread.
@@ -364,6 +402,7 @@ class DecodePanels {
   DecodePiece piece_;
   Number maximum_;  // of the warp's row
   Number sum_;
+  int64_t largest_;  // the key that has the maximum; -1 where it is not wanted
   Number sums_[kRows][kColumns];
 };
 
@@ -390,11 +429,12 @@ __global__ void __launch_bounds__(kDecodeThreads, kRows == 1 ? 2 : 1)
       panels.score(begin, begin == panels.key_begin(), query, key_offsets, seen,
                    weights);
       __syncthreads();
-      panels.weigh(weights, corrections);
+      panels.weigh(begin, weights, corrections);
       __syncthreads();
       panels.add_values(begin, weights, corrections, value_offsets, seen);
       __syncthreads();
     }
+    panels.score_largest(seen);
     panels.share(weights, parts);
     __syncthreads();
     panels.store(weights, parts);
