@@ -32,8 +32,8 @@
 // A ticket is taken before the last one's gradients are stored, so that keys
 // and queries come meanwhile.
 //
-// For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes, as is
-// expected, for no GPU has run it:
+// For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes, by
+// these counts:
 // - tensor cores: five products of 2 x 128 x 64 x 128 operations at 4096 a
 //   cycle: 2560 (1280) cycles, where two kernels take 3584 (1792);
 // - shared memory, at 128 bytes a cycle: 4 KiB for each of 32 (16) products of
@@ -52,7 +52,10 @@
 //   store would be 96 (48) KiB, 32 (29) bytes.
 // Shared memory is the bound, and the tensor cores come close. So the time is
 // 0.71 of that of two kernels where tensor cores bind both, 0.96 where shared
-// memory does; of heads of 64 0.71 and 1.
+// memory does; of heads of 64 0.71 and 1. (An H100 took 2.90 ms for 4 x 16 x
+// 4096 x 128, as long as with two kernels; tensor cores were busy for 48 % of
+// that and instructions issued in 31 % of the cycles, so that it is neither of
+// these that it waits for. Of causal ones it took 0.9 of the time.)
 //
 // A turn is passed on when the numbers have arrived and another block has seen
 // the counter: after some 2500 cycles, as long as the work for a tile of

@@ -9,10 +9,10 @@
 //
 // Packed sequences follow one another in the lines of a tensor, whose map knows
 // nothing of where they end: a box that goes beyond an end has lines of the
-// next sequence, which are nobody's to use. (A map that began before its
-// tensor, so that the end of each sequence was an end of the map, was what this
-// had before; an H100 reported illegal accesses where the memory in front of
-// the tensor was not mapped.)
+// next sequence, which are nobody's to use. (Before, a map began before its
+// tensor, so that the end of each sequence was an end of the map. Nothing in
+// front of the tensor was copied, but an H100 reported illegal accesses in some
+// processes, and none of the same calls with maps of the tensor.)
 #pragma once
 
 #include <cstdint>
