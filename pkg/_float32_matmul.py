@@ -2,9 +2,9 @@
 
 On the CPU Intel's AMX multiplies bfloat16. A float32 is the sum of three of them, so that six
 products of such parts give a product of float32 that is as exact as one by fused multiply-adds,
-three products give half of its digits and one those of bfloat16. On CUDA the tensor cores of compute
-capability 9.0 make the same six, and all multiply TF32, which has 11 of float32's 24 significant
-bits. PyTorch has words for these: :func:`torch.set_float32_matmul_precision`.
+three products give half of its digits and one those of bfloat16. On CUDA the tensor cores of
+compute capability 9.0 make the same six, and all multiply TF32, which has 11 of float32's 24
+significant bits. PyTorch has words for these: :func:`torch.set_float32_matmul_precision`.
 
 The kernels read the choice where it costs nothing, in the library that they are in, which calls no
 function of PyTorch that could tell it. So it is told: PyTorch keeps its setting in C++ and has
@@ -58,8 +58,8 @@ def set_float32_matmul(way: str) -> None:
             ``torch.backends.mkldnn.matmul.fp32_precision`` and for CUDA
             ``torch.backends.cuda.matmul.fp32_precision`` or ``allow_tf32``, which is the default;
             ``"highest"``, by six products of bfloat16 parts, at least as exact as PyTorch's: on the
-            CPU with AMX, and of large matrices on GPUs of compute capability 9.0 (which takes memory
-            of 6 bytes for each of their elements meanwhile); by multiply-adds on other GPUs;
+            CPU with AMX, and of large matrices on GPUs of compute capability 9.0, which takes
+            memory of 6 bytes for each of their elements meanwhile; on other GPUs by multiply-adds;
             ``"high"``, on the CPU by three, to about 16 bits, on CUDA by one in TF32, to 11 bits;
             ``"medium"``, on the CPU by one, to the 8 bits of bfloat16, on CUDA as ``"high"``;
             ``"fma"``, by fused multiply-adds, slower than ``"highest"`` where that is by six.

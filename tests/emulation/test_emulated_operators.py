@@ -157,7 +157,7 @@ def test_matmul_by_warpgroups(
 def test_int8_of_any_strides_by_warpgroups(
     emulated_operators: Operators, launched_threads: Callable[[], int]
 ) -> None:
-    """Of a large product what the copy engine does not take is copied; a small one goes as it is."""
+    """Of a large product what the copy engine does not take is copied, of a small one not."""
 
     def make(*shape: int) -> Tensor:
         return torch.randint(-128, 128, shape, dtype=torch.int8)

@@ -16,6 +16,59 @@
 
 namespace pkg::cuda {
 
+// Splits both operands; what is returned is the parts' memory. `inexact`
+// becomes 1 where something is left of a number.
+inline Tensor split_operands(SplitPlans& plans, const Tensor& inexact,
+                             const Tensor& output) {
+  const Tensor memory =
+      empty_contiguous(std::array{SixProducts::kParts * plans.elements()},
+                       ScalarType::BFloat16, device_of(output));
+  auto* const parts = static_cast<bfloat16*>(memory.mutable_data_ptr());
+  plans.a.operand.parts = parts;
+  plans.b.operand.parts =
+      parts + SixProducts::kParts * plans.a.operand.elements_of_part();
+  const SplitProblem split = {
+      plans.a.operand, plans.b.operand,
+      static_cast<int32_t*>(inexact.mutable_data_ptr())};
+  launch(split_into_bfloat16_kernel<SixProducts::kParts>,
+         tiles_of(plans.elements() / kSplitNeighbours, kSplitThreads),
+         kSplitThreads, current_stream(output), split);
+  return memory;
+}
+
+// The product of operands that were split, of so many panels a part.
+template <class Epilogue>
+void launch_six_products(const MatmulProblem<float, float>& problem,
+                         const SplitPlans& plans, int64_t panels_each,
+                         const Tensor& inexact, const Epilogue& epilogue,
+                         const Tensor& output) {
+  const BulkOperands<bfloat16> operands = {plans.a.mapped(), plans.b.mapped()};
+  const TensorMap a = encode_tensor_map(operands.a.tensor);
+  const TensorMap b = encode_tensor_map(operands.b.tensor);
+  const LaunchShape shape = launch_shape<SixProducts>();
+  const cudaStream_t stream = current_stream(output);
+  const int64_t blocks = multiprocessor_count();
+  const int64_t panels = tiles_of(problem.depth, SixProducts::kDepth);
+  const auto* const left_over =
+      static_cast<const int32_t*>(inexact.const_data_ptr());
+  if (panels_each >= panels) {
+    const auto whole = warpgroup_problem<SixProducts>(problem, operands, a, b,
+                                                      panels, problem.c);
+    launch(matmul_six_products_kernel<Epilogue>,
+           std::min<int64_t>(whole.tiles, blocks), shape, stream, whole,
+           left_over, epilogue);
+    return;
+  }
+  const int64_t splits = (panels + panels_each - 1) / panels_each;
+  const Tensor sums = allocate_parts(problem, splits, output);
+  const auto divided = warpgroup_problem<SixProducts>(
+      problem, operands, a, b, panels_each,
+      static_cast<float*>(sums.mutable_data_ptr()));
+  launch(matmul_six_products_kernel<>, std::min<int64_t>(divided.tiles, blocks),
+         shape, stream, divided, left_over, KeepSums{});
+  launch_sum(problem, sums, splits, epilogue, stream);
+}
+
 // By six products, where the user has not chosen otherwise, the device has
 // products of warpgroups and they take less time than multiply-adds. Returns
 // what is 1, when the kernels have run, where something was left of a number:
@@ -32,56 +85,20 @@ std::optional<Tensor> launch_by_six_products(
     return std::nullopt;
   }
   const int64_t blocks = multiprocessor_count();
-  const int64_t panels = tiles_of(problem.depth, SixProducts::kDepth);
-  const SixProductsPlan plan = plan_six_products(
-      problem.batch_count, problem.rows, problem.columns, panels, blocks);
+  const SixProductsPlan plan =
+      plan_six_products(problem.batch_count, problem.rows, problem.columns,
+                        tiles_of(problem.depth, SixProducts::kDepth), blocks);
   if (plan.cycles + cycles_of_splitting(plans->elements()) >=
       cycles_of_multiply_adds(problem.batch_count, problem.rows,
                               problem.columns, problem.depth, blocks)) {
     return std::nullopt;
   }
-  const cudaStream_t stream = current_stream(output);
-  const DeviceId device = device_of(output);
-  Tensor inexact =
-      empty_contiguous(std::array{int64_t{1}}, ScalarType::Int, device);
+  Tensor inexact = empty_contiguous(std::array{int64_t{1}}, ScalarType::Int,
+                                    device_of(output));
   torch::stable::zero_(inexact);
-  const Tensor memory =
-      empty_contiguous(std::array{SixProducts::kParts * plans->elements()},
-                       ScalarType::BFloat16, device);
-  auto* const parts = static_cast<bfloat16*>(memory.mutable_data_ptr());
-  plans->a.operand.parts = parts;
-  plans->b.operand.parts =
-      parts + SixProducts::kParts * plans->a.operand.elements_of_part();
-  const SplitProblem split = {
-      plans->a.operand, plans->b.operand,
-      static_cast<int32_t*>(inexact.mutable_data_ptr())};
-  launch(split_into_bfloat16_kernel<SixProducts::kParts>,
-         tiles_of(plans->elements() / kSplitNeighbours, kSplitThreads),
-         kSplitThreads, stream, split);
-
-  const BulkOperands<bfloat16> operands = {plans->a.mapped(),
-                                           plans->b.mapped()};
-  const TensorMap a = encode_tensor_map(operands.a.tensor);
-  const TensorMap b = encode_tensor_map(operands.b.tensor);
-  const LaunchShape shape = launch_shape<SixProducts>();
-  const auto* const left_over =
-      static_cast<const int32_t*>(inexact.const_data_ptr());
-  if (plan.panels_each >= panels) {
-    const auto whole = warpgroup_problem<SixProducts>(problem, operands, a, b,
-                                                      panels, problem.c);
-    launch(matmul_six_products_kernel<Epilogue>,
-           std::min<int64_t>(whole.tiles, blocks), shape, stream, whole,
-           left_over, epilogue);
-    return inexact;
-  }
-  const int64_t splits = (panels + plan.panels_each - 1) / plan.panels_each;
-  const Tensor sums = allocate_parts(problem, splits, output);
-  const auto divided = warpgroup_problem<SixProducts>(
-      problem, operands, a, b, plan.panels_each,
-      static_cast<float*>(sums.mutable_data_ptr()));
-  launch(matmul_six_products_kernel<>, std::min<int64_t>(divided.tiles, blocks),
-         shape, stream, divided, left_over, KeepSums{});
-  launch_sum(problem, sums, splits, epilogue, stream);
+  const Tensor parts = split_operands(*plans, inexact, output);
+  launch_six_products(problem, *plans, plan.panels_each, inexact, epilogue,
+                      output);
   return inexact;
 }
 
