@@ -38,6 +38,8 @@ from test_emulated_matmul import assert_product, emulated_matmul
 from test_emulated_pointwise import agree, emulated_dense
 from test_emulated_rowwise_scaled_linear import assert_right as assert_rowwise
 from test_emulated_rowwise_scaled_linear import emulated as emulated_rowwise
+from test_emulated_six_products import check as check_six_products
+from test_emulated_six_products import six_products
 from test_emulated_spatial_correlation_sample import check as check_correlation
 from test_emulated_spatial_correlation_sample import integers
 from test_emulated_tf32 import assert_product as assert_tf32_product
@@ -457,6 +459,15 @@ def run_rowwise_by_warpgroups(planted: Emulator) -> None:
     assert_rowwise("s8s4", emulated_rowwise(planted, "s8s4", *sample.args, tile_rows=128), sample)
 
 
+def run_six_products(planted: Emulator) -> None:
+    """Many panels, more tiles than blocks, one step, and a number that parts do not make."""
+    check_six_products(planted, torch.randn(130, 1200), torch.randn(1200, 9), blocks=1)
+    check_six_products(planted, torch.randn(50, 1), torch.randn(1, 9))
+    a = torch.ones(3, 3)
+    a[1, 2] = -torch.inf
+    assert six_products(planted, a, torch.ones(3, 3))[1]
+
+
 # What runs a kernel: the file of the program, the types that it is compiled for, and the calls.
 # Those types alone: all of them would take three times as long.
 HALF, BFLOAT16 = "cuda::float16", "cuda::bfloat16"
@@ -469,6 +480,12 @@ WARPGROUPS = (
     BFLOAT16,
     run_warpgroup_matmul,
     "cuda/gemm/warpgroup_product.cuh",
+)
+SIX_PRODUCTS = (
+    "run_matmul_warpgroups.cpp",
+    BFLOAT16,
+    run_six_products,
+    "cuda/gemm/six_products.cuh",
 )
 ATTENTION = ("run_attention_forward.cpp", "float", run_attention)
 COPIED_ATTENTION = ("run_attention_forward.cpp", "float", run_copied_attention)
@@ -703,9 +720,34 @@ PLANTED = {
     ),
     "products of a stage whose copies nobody waits for": (
         *WARPGROUPS,
-        "      full_.wait(turn.stage, turn.parity);\n",
+        "    full_.wait(stage, turn.parity);\n",
         "",
         "a product reads shared memory, .* which nobody|where a copy is on|race",
+    ),
+    "panel added up before its products are waited for": (
+        *SIX_PRODUCTS,
+        "      wait_for_products<0>();\n      release(large);\n",
+        "      release(large);\n",
+        "a product of warpgroup",
+    ),
+    "products of a panel added to those before": (
+        *SIX_PRODUCTS,
+        "      begin(products, large, small, false);",
+        "      begin(products, large, small, true);",
+        "assert",
+    ),
+    "one of the six products for another": (
+        *SIX_PRODUCTS,
+        "      begin(products, middle, middle);",
+        "      begin(products, middle, small);",
+        "assert",
+    ),
+    "rest of a number that nobody tells": (
+        *SIX_PRODUCTS[:3],
+        "cuda/gemm/bfloat16_parts.cuh",
+        "    is_inexact |= !(rest[i] == 0.0F);",
+        "    is_inexact |= rest[i] > 0.0F;",
+        "assert",
     ),
     "step of an operand too short": (
         *WARPGROUPS,
