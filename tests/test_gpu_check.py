@@ -176,19 +176,25 @@ def test_products_of_some_rows_are_compared(
 def test_products_in_tf32_are_compared(
     sample: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the CPU no way is by TF32; here that one is wrong."""
+    """On the CPU no way is by TF32; here that one is wrong, and then six products are."""
     _, gpu_ways = sample
     before = gpu_ways.pkg.get_float32_matmul()
     assert list(gpu_ways.ways_that_multiply_float32(CPU, [(5, 16, 8)])) == []
     right = gpu_ways.ops.matmul
 
-    def wrong(*operands: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        result: torch.Tensor = right(*operands, out_dtype=out_dtype)
-        return result + 1 if gpu_ways.pkg.get_float32_matmul() == "high" else result
+    def found_where(wrong_way: str) -> list[str]:
+        def wrong(*operands: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+            result: torch.Tensor = right(*operands, out_dtype=out_dtype)
+            return result + 1 if gpu_ways.pkg.get_float32_matmul() == wrong_way else result
 
-    monkeypatch.setattr(gpu_ways.ops, "matmul", wrong)
-    faults = list(gpu_ways.ways_that_multiply_float32(CPU, [(5, 16, 8)]))
+        monkeypatch.setattr(gpu_ways.ops, "matmul", wrong)
+        return list(gpu_ways.ways_that_multiply_float32(CPU, [(5, 16, 8)]))
+
+    faults = found_where("high")
     # Four ways to lie, of two calls that are products alone, a batch, and random numbers.
     assert len(faults) == 4 * 2 + 1 + 1
     assert all("in TF32" in fault for fault in faults)
+    faults = found_where("highest")
+    assert len(faults) == 4 * 2 + 1 + 2  # and an infinity
+    assert all("by six products" in fault for fault in faults)
     assert gpu_ways.pkg.get_float32_matmul() == before

@@ -271,30 +271,46 @@ def float32_made(way: str) -> Iterator[None]:
 def ways_that_multiply_float32(
     device: torch.device, products: Sequence[Sequence[int]] = PRODUCTS
 ) -> Iterator[str]:
-    """Where products in TF32 differ from those by multiply-adds in more than operands' rounding.
+    """Where products in TF32, or by six of bfloat16, are not what they are to be.
 
     Those of integers of few bits do not round at all; random ones are off by some 2^-12 of an
-    operand, and not less, or TF32 did not make them.
+    operand in TF32, and not less, or TF32 did not make them. Six products are about as exact as
+    multiply-adds, and the same where an operand has an infinity.
     """
     for sizes in products:
         for call in products_of_integers(torch.float32, sizes, device):
             try:
                 with float32_made("fma"):
                     expected = call.run()
-                with float32_made("high"):
-                    require_same(call.run(), expected, "in TF32")
+                for way, words in (("high", "in TF32"), ("highest", "by six products")):
+                    with float32_made(way):
+                        require_same(call.run(), expected, words)
             except (FaultError, RuntimeError) as fault:
                 yield f"{call.name}: {fault}"
         rows, depth, columns = sizes
         a, b = torch.randn(rows, depth, device=device), torch.randn(depth, columns, device=device)
+        yield from _random_products(a, b, str(sizes))
+        a[rows // 2, depth // 2] = torch.inf
         with float32_made("fma"):
-            exact = ops.matmul(a, b)
-        with float32_made("high"):
-            error = float((ops.matmul(a, b) - exact).norm() / exact.norm())
-        # Rounding both operands makes some 1.2 * 2^-12; on the CPU "high" is more exact.
-        least = 2.0**-14 if device.type == "cuda" else 0.0
-        if not least <= error < 2.0**-11:
-            yield f"matmul of torch.float32, {sizes}: in TF32 it is off by {error:.3g}"
+            expected = ops.matmul(a, b)
+        with float32_made("highest"):
+            if not torch.allclose(ops.matmul(a, b), expected, rtol=1e-4, atol=1e-2):
+                yield f"matmul of torch.float32, {sizes}: by six products inf is another thing"
+
+
+def _random_products(a: Tensor, b: Tensor, sizes: str) -> Iterator[str]:
+    def error_of(way: str) -> float:
+        with float32_made(way):
+            result = ops.matmul(a, b)
+        return float((result - exact).norm() / exact.norm())
+
+    exact = a.double() @ b.double()
+    # Rounding both operands makes some 1.2 * 2^-12; on the CPU "high" is more exact.
+    least = 2.0**-14 if a.device.type == "cuda" else 0.0
+    if not least <= (error := error_of("high")) < 2.0**-11:
+        yield f"matmul of torch.float32, {sizes}: in TF32 it is off by {error:.3g}"
+    if not (error := error_of("highest")) <= 2 * error_of("fma"):
+        yield f"matmul of torch.float32, {sizes}: by six products it is off by {error:.3g}"
 
 
 def ways_that_multiply(
