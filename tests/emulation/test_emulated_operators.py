@@ -163,15 +163,14 @@ def test_int8_of_any_strides_by_warpgroups(
         return torch.randint(-128, 128, shape, dtype=torch.int8)
 
     for left, right in (
-        (make(130, 128), make(128, 136)),
-        (make(128, 130).mT, make(136, 128).mT),
-        (make(130, 144)[:, 1:129], make(2, 128, 136)),
-        (make(2, 130, 256)[..., ::2], make(128, 272)[:, ::2]),
+        (make(514, 512), make(512, 520)),
+        (make(512, 514).mT, make(512, 1026)[:, 1::2]),
+        (make(514, 528)[:, 1:513], make(2, 512, 512)),
     ):
         result = emulated_operators.matmul(left, right, out_dtype=torch.int32)
         assert launched_threads() == WARPGROUP_THREADS
         assert_product(result, left, right)
-    for left, right in ((make(130, 120), make(120, 136)), (make(100, 128), make(128, 136))):
+    for left, right in ((make(514, 520), make(520, 513)), (make(100, 512), make(512, 520))):
         result = emulated_operators.matmul(left, right, out_dtype=torch.int32)
         assert launched_threads() != WARPGROUP_THREADS
         assert_product(result, left, right)
