@@ -77,7 +77,7 @@ void run_six_products(const Request& request) {
 // The panels of each part of a product by six, and the cycles that it takes.
 void run_plan_of_six_products(const Request& request) {
   const auto& sizes = request.integers("sizes");
-  const cuda::SixProductsPlan plan = cuda::plan_six_products(
+  const cuda::WarpgroupPlan plan = cuda::plan_six_products(
       sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3), sizes.at(4));
   int64_t* const found = request.buffer<int64_t>("plan");
   found[0] = plan.panels_each;

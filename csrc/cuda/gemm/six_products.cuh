@@ -188,38 +188,21 @@ inline std::optional<SplitPlans> plan_splits(
   return SplitPlans{*a, *b};
 }
 
-// How a product is shared out, and what it takes, in cycles of all
-// multiprocessors.
-struct SixProductsPlan {
-  int64_t panels_each;
-  int64_t cycles;
-};
-
-inline SixProductsPlan plan_six_products(int64_t batch_count, int64_t rows,
-                                         int64_t columns, int64_t panels,
-                                         int64_t blocks) {
-  constexpr int64_t kCyclesOfPanel = 3500;
-  const int64_t tiles = batch_count * tiles_of(rows, SixProducts::kRows) *
-                        tiles_of(columns, SixProducts::kColumns);
-  SixProductsPlan best = {};
-  for (const int64_t each : {panels, panels_of_split(tiles, panels, blocks)}) {
-    const int64_t parts = (panels + each - 1) / each;
-    const int64_t rounds = (tiles * parts + blocks - 1) / blocks;
-    const int64_t cycles = rounds * each * kCyclesOfPanel +
-                           cycles_of_parts(parts, batch_count * rows * columns);
-    if (best.cycles == 0 || cycles < best.cycles) {
-      best = {each, cycles};
-    }
-  }
-  return best;
+// A panel takes 3072 cycles of the tensor cores, and what they do not reach of
+// their rate.
+inline WarpgroupPlan plan_six_products(int64_t batch_count, int64_t rows,
+                                       int64_t columns, int64_t panels,
+                                       int64_t blocks) {
+  static_assert(SixProducts::kRows == 128);
+  return plan_warpgroups(batch_count, rows, columns, panels, blocks,
+                         {{SixProducts::kColumns, 3500}});
 }
 
 // What splitting so many elements takes: the bytes, and three more kernels, of
 // which one makes the product by multiply-adds where something was left.
 inline int64_t cycles_of_splitting(int64_t elements) {
   constexpr int64_t kLaunches = 15000;
-  constexpr int64_t kBytes = 1500;  // a cycle
-  return kLaunches + 10 * elements / kBytes;
+  return kLaunches + 10 * elements / kMemoryBytesOfCycle;
 }
 
 // What multiply-adds take at three quarters of their rate.

@@ -85,7 +85,7 @@ std::optional<Tensor> launch_by_six_products(
     return std::nullopt;
   }
   const int64_t blocks = multiprocessor_count();
-  const SixProductsPlan plan =
+  const WarpgroupPlan plan =
       plan_six_products(problem.batch_count, problem.rows, problem.columns,
                         tiles_of(problem.depth, SixProducts::kDepth), blocks);
   if (plan.cycles + cycles_of_splitting(plans->elements()) >=

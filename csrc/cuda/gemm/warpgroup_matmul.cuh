@@ -19,8 +19,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
-#include <utility>
 
 #include "cuda/device/device.cuh"
 #include "cuda/gemm/matmul.cuh"
@@ -117,46 +117,54 @@ std::optional<BulkOperands<Input>> bulk_operands(
   return BulkOperands<Input>{*a, *b};
 }
 
+// What all multiprocessors together read or write of memory in a cycle: some
+// 2.5 TB/s.
+constexpr int64_t kMemoryBytesOfCycle = 1500;
+
 // How a product is shared out: the width of the tiles, and the panels of each
-// part of the summed dimension.
+// part of the summed dimension; and the cycles of all multiprocessors that it
+// takes.
 struct WarpgroupPlan {
   int tile_columns;
   int64_t panels_each;
+  int64_t cycles;
 };
 
-// What it takes to divide a product, in cycles of all multiprocessors: one more
-// kernel, and the parts written and read again, at some 2.5 TB/s. (1024 x 1024
-// halves in two parts of 8 panels took an H100 9.9 us and their sum 6.5, where
-// 16 panels are 6 by the count below.)
+// What it takes to divide a product: one more kernel, and the parts written and
+// read again. (1024 x 1024 halves in two parts of 8 panels took an H100 9.9 us
+// and their sum 6.5, where 16 panels are 6 by the count below.)
 inline int64_t cycles_of_parts(int64_t parts, int64_t elements) {
   constexpr int64_t kLaunch = 5000;
-  constexpr int64_t kBytes = 1500;  // a cycle
-  return parts > 1
-             ? kLaunch + 2 * int64_t{sizeof(float)} * parts * elements / kBytes
-             : 0;
+  return parts > 1 ? kLaunch + 2 * int64_t{sizeof(float)} * parts * elements /
+                                   kMemoryBytesOfCycle
+                   : 0;
 }
 
-// The plan that takes the fewest cycles, each block one multiprocessor: a panel
-// takes 1024 cycles of a tile of 256 columns, and 640 of one of 128.
+// Tiles that there are, of 128 rows, and the cycles that a panel of one takes.
+struct TileWidth {
+  int columns;
+  int64_t cycles_of_panel;
+};
+
+// The plan that takes the fewest cycles, each block one multiprocessor.
 inline WarpgroupPlan plan_warpgroups(int64_t batch_count, int64_t rows,
                                      int64_t columns, int64_t panels,
-                                     int64_t blocks) {
+                                     int64_t blocks,
+                                     std::initializer_list<TileWidth> widths = {
+                                         {256, 1024}, {128, 640}}) {
   WarpgroupPlan best = {};
-  int64_t fewest = 0;
-  for (const auto& [tile_columns, cycles] :
-       {std::pair{256, 1024}, {128, 640}}) {
+  for (const TileWidth& width : widths) {
     const int64_t tiles =
-        batch_count * tiles_of(rows, 128) * tiles_of(columns, tile_columns);
+        batch_count * tiles_of(rows, 128) * tiles_of(columns, width.columns);
     for (const int64_t each :
          {panels, panels_of_split(tiles, panels, blocks)}) {
       const int64_t parts = (panels + each - 1) / each;
       const int64_t rounds = (tiles * parts + blocks - 1) / blocks;
-      const int64_t taken =
-          rounds * each * cycles +
+      const int64_t cycles =
+          rounds * each * width.cycles_of_panel +
           cycles_of_parts(parts, batch_count * rows * columns);
-      if (fewest == 0 || taken < fewest) {
-        fewest = taken;
-        best = {tile_columns, each};
+      if (best.cycles == 0 || cycles < best.cycles) {
+        best = {width.columns, each, cycles};
       }
     }
   }
