@@ -1,8 +1,6 @@
 // The launches of a product, whole or divided, that matmul and linear share.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <optional>
 #include <type_traits>
 
@@ -23,30 +21,14 @@ void launch_warpgroups(const MatmulProblem<Input, Output>& problem,
                        const BulkOperands<Input>& operands, int64_t panels_each,
                        const Epilogue& epilogue, const Tensor& output) {
   using Product = WarpgroupProduct<Input, kTileColumns>;
-  using Sum = StoredSum<Input>;
-  const LaunchShape shape = launch_shape<Product>();
-  const cudaStream_t stream = current_stream(output);
-  const TensorMap a = encode_tensor_map(operands.a.tensor);
-  const TensorMap b = encode_tensor_map(operands.b.tensor);
-  const int64_t blocks = multiprocessor_count();
-  const int64_t panels = tiles_of(problem.depth, Product::kDepth);
-  if (panels_each >= panels) {
-    const auto whole =
-        warpgroup_problem<Product>(problem, operands, a, b, panels, problem.c);
-    launch(matmul_warpgroup_kernel<Input, Output, kTileColumns, Epilogue>,
-           std::min<int64_t>(whole.tiles, blocks), shape, stream, whole,
-           epilogue);
-    return;
-  }
-  const int64_t splits = (panels + panels_each - 1) / panels_each;
-  const Tensor parts = allocate_parts(problem, splits, output);
-  const auto divided =
-      warpgroup_problem<Product>(problem, operands, a, b, panels_each,
-                                 static_cast<Sum*>(parts.mutable_data_ptr()));
-  launch(matmul_warpgroup_kernel<Input, Sum, kTileColumns>,
-         std::min<int64_t>(divided.tiles, blocks), shape, stream, divided,
-         KeepSums{});
-  launch_sum(problem, parts, splits, epilogue, stream);
+  launch_whole_or_divided<Product>(
+      problem, operands, panels_each, epilogue, output,
+      []<class Result, class Kept>(const WarpgroupProblem<Input, Result>& tiles,
+                                   int64_t blocks, cudaStream_t stream,
+                                   const Kept& kept) {
+        launch(matmul_warpgroup_kernel<Input, Result, kTileColumns, Kept>,
+               blocks, launch_shape<Product>(), stream, tiles, kept);
+      });
 }
 
 // By warpgroups, where the device has their products and the operands can be

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -43,30 +42,15 @@ void launch_six_products(const MatmulProblem<float, float>& problem,
                          const Tensor& inexact, const Epilogue& epilogue,
                          const Tensor& output) {
   const BulkOperands<bfloat16> operands = {plans.a.mapped(), plans.b.mapped()};
-  const TensorMap a = encode_tensor_map(operands.a.tensor);
-  const TensorMap b = encode_tensor_map(operands.b.tensor);
-  const LaunchShape shape = launch_shape<SixProducts>();
-  const cudaStream_t stream = current_stream(output);
-  const int64_t blocks = multiprocessor_count();
-  const int64_t panels = tiles_of(problem.depth, SixProducts::kDepth);
   const auto* const left_over =
       static_cast<const int32_t*>(inexact.const_data_ptr());
-  if (panels_each >= panels) {
-    const auto whole = warpgroup_problem<SixProducts>(problem, operands, a, b,
-                                                      panels, problem.c);
-    launch(matmul_six_products_kernel<Epilogue>,
-           std::min<int64_t>(whole.tiles, blocks), shape, stream, whole,
-           left_over, epilogue);
-    return;
-  }
-  const int64_t splits = (panels + panels_each - 1) / panels_each;
-  const Tensor sums = allocate_parts(problem, splits, output);
-  const auto divided = warpgroup_problem<SixProducts>(
-      problem, operands, a, b, panels_each,
-      static_cast<float*>(sums.mutable_data_ptr()));
-  launch(matmul_six_products_kernel<>, std::min<int64_t>(divided.tiles, blocks),
-         shape, stream, divided, left_over, KeepSums{});
-  launch_sum(problem, sums, splits, epilogue, stream);
+  launch_whole_or_divided<SixProducts>(
+      problem, operands, panels_each, epilogue, output,
+      [&]<class Kept>(const WarpgroupProblem<bfloat16, float>& tiles,
+                      int64_t blocks, cudaStream_t stream, const Kept& kept) {
+        launch(matmul_six_products_kernel<Kept>, blocks,
+               launch_shape<SixProducts>(), stream, tiles, left_over, kept);
+      });
 }
 
 // By six products, where the user has not chosen otherwise, the device has
