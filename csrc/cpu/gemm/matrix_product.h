@@ -22,7 +22,7 @@ void matrix_product(const MatrixView<Input>& left,
                     int64_t columns, int64_t inner, Output* output,
                     int64_t output_stride, int64_t threads,
                     const Epilogue& epilogue = {}) {
-  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Arithmetic = typename ProductArithmeticOf<Input>::type;
   if (inner == 0) {
     const typename Arithmetic::Accumulator zeros[simd::kVectorBytes] = {};
     for (int64_t row = 0; row < rows; ++row) {

@@ -1,6 +1,6 @@
 // The micro-kernel: the sums of a micro-tile of MR x NR, accumulated in
 // registers over a block of K, and the two innermost loops around it. For each
-// k-group it loads kNRVectors registers of B's micro-panel and broadcasts the
+// k-group it loads kVectors registers of B's micro-panel and broadcasts the
 // k-groups of A's rows, one after the other. cpu/gemm/contract.h says what it
 // is given and owes; tile sizes are in cpu/gemm/blocking.h.
 #pragma once
@@ -247,9 +247,9 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
 
 }  // namespace detail
 
-// The micro-kernel for a strip's height and one or kNRVectors registers of
-// columns. Compiled in cpu/gemm/micro_kernels_*.cpp, for the operands that are
-// listed there.
+// The micro-kernel for a strip's height and up to kTileVectors
+// registers of columns. Compiled in cpu/gemm/micro_kernels_*.cpp, for the
+// operands that are listed there.
 template <ProductArithmetic Arithmetic,
           LeftMicroPanels<typename Arithmetic::KGroup> Left, class RightKGroup>
 void any_micro_kernel(
@@ -268,7 +268,7 @@ void multiply_micro_tile(int height, int columns, int64_t depth,
                          const Store& store) {
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   typename Store::EdgeTile scratch;
-  const int vectors = columns > kLanes ? kNRVectors : 1;
+  const int vectors = (columns + kLanes - 1) / kLanes;
   const int tail = columns - (vectors - 1) * kLanes;
   const auto sums =
       store.place(row, column, height, vectors, tail, depth, scratch);
@@ -298,7 +298,7 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
         right.step_stride, row, column, store);
   };
   if (depth * columns * static_cast<int64_t>(sizeof(RightKGroup)) <= kSmall) {
-    for_each_strip(rows, [&](int64_t row, int height) {
+    for_each_strip<kTileRows<Arithmetic>>(rows, [&](int64_t row, int height) {
       for (int64_t column = 0; column < columns; column += kColumns) {
         multiply(row, height, column);
       }
@@ -306,7 +306,7 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
     return;
   }
   for (int64_t column = 0; column < columns; column += kColumns) {
-    for_each_strip(
+    for_each_strip<kTileRows<Arithmetic>>(
         rows, [&](int64_t row, int height) { multiply(row, height, column); });
   }
 }

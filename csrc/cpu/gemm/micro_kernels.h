@@ -14,13 +14,17 @@ void any_micro_kernel(
     const RightKGroup* right, int64_t step_stride, int64_t row,
     const MicroTileSums<typename Arithmetic::Accumulator>& sums) {
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
-  with_strip_height(height, [&](auto rows) {
-    if (vectors == kNRVectors) {
-      detail::micro_kernel<Arithmetic, rows(), kNRVectors>(
-          depth, left, right, step_stride, row, 0, kNRVectors * kLanes, sums);
+  const auto multiply = [&]<int kRows, int kVectors>() {
+    detail::micro_kernel<Arithmetic, kRows, kVectors>(
+        depth, left, right, step_stride, row, 0, kVectors * kLanes, sums);
+  };
+  with_strip_height<kTileRows<Arithmetic>>(height, [&](auto rows) {
+    if (vectors == kTileVectors<Arithmetic>) {
+      multiply.template operator()<rows(), kTileVectors<Arithmetic>>();
+    } else if (kTileVectors<Arithmetic> > 2 && vectors == 2) {
+      multiply.template operator()<rows(), 2>();
     } else {
-      detail::micro_kernel<Arithmetic, rows(), 1>(
-          depth, left, right, step_stride, row, 0, kLanes, sums);
+      multiply.template operator()<rows(), 1>();
     }
   });
 }

@@ -34,16 +34,16 @@ struct StoredKGroup<T, true> {
 };
 
 template <class T>
-using PackedKGroup =
-    Streamed<typename StoredKGroup<T, ArithmeticOf<T>::type::kKGroupSize == 2 &&
-                                          sizeof(T) == 2>::KGroup>;
+using PackedKGroup = Streamed<
+    typename StoredKGroup<T, ProductArithmeticOf<T>::type::kKGroupSize == 2 &&
+                                 sizeof(T) == 2>::KGroup>;
 
 }  // namespace detail
 
 // Elements of T that a packed right operand takes.
 template <class T>
 int64_t packed_right_elements(int64_t columns, int64_t inner) {
-  using Arithmetic = typename ArithmeticOf<T>::type;
+  using Arithmetic = typename ProductArithmeticOf<T>::type;
   constexpr int64_t kColumns = kNR<Arithmetic>;
   return (columns + kColumns - 1) / kColumns * kColumns *
          depth_of<Arithmetic>(inner) * Arithmetic::kKGroupSize;
@@ -75,7 +75,7 @@ void pack_narrow_panel(const MatrixView<T>& right, int64_t column,
 template <class T>
 void pack_right_operand(const MatrixView<T>& right, int64_t columns,
                         int64_t inner, T* packed, int64_t threads) {
-  using Arithmetic = typename ArithmeticOf<T>::type;
+  using Arithmetic = typename ProductArithmeticOf<T>::type;
   using KGroup = typename Arithmetic::KGroup;
   constexpr int kColumns = kNR<Arithmetic>;
   constexpr int kKGroupSize = Arithmetic::kKGroupSize;
@@ -113,7 +113,9 @@ class PackedProduct {
         packed_(packed),
         panel_stride_(panel_stride),
         kc_(even_block(product.inner, kKC<Arithmetic>, kKCUnit<Arithmetic>)),
-        mc_(std::min(product.rows, even_block(product.rows, kMC, kMR))),
+        mc_(std::min(product.rows,
+                     even_block(product.rows, kRowBlock<Arithmetic>,
+                                kTileRows<Arithmetic>))),
         nc_(std::min(product.columns,
                      even_block(product.columns, kNC, kColumns))),
         left_(product.left, product.columns, product.inner, mc_, kc_),
@@ -180,7 +182,7 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
                      int64_t rows, int64_t columns, int64_t inner,
                      Output* output, int64_t output_stride, int64_t threads,
                      const Epilogue& epilogue = {}) {
-  using Arithmetic = typename ArithmeticOf<Input>::type;
+  using Arithmetic = typename ProductArithmeticOf<Input>::type;
   using RightKGroup = detail::PackedKGroup<Input>;
   constexpr int kColumns = kNR<Arithmetic>;
   static_assert(!Arithmetic::kCompensated);
@@ -214,7 +216,7 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
                                             threads)
                       : detail::useful_threads(rows, columns, inner, threads);
   detail::for_each_rectangle<Arithmetic>(
-      rows, columns, kMR, kColumns, threads,
+      rows, columns, kTileRows<Arithmetic>, kColumns, threads,
       [&](int64_t row, int64_t part_rows, int64_t column,
           int64_t part_columns) {
         multiply_part(product.part(row, part_rows, column, part_columns), row,

@@ -4,6 +4,9 @@
 namespace pkg::cpu {
 
 PKG_PACK_LINES(Floating<double>, double);
+#if defined(PKG_HAS_TILES)
+PKG_PACK_LINES(WideDouble, double);
+#endif
 PKG_PACK_LINES(Floating<float>, float);
 PKG_PACK_LINES(Floating<float>, Half);
 PKG_PACK_LINES(Floating<float>, BFloat16);

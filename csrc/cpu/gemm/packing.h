@@ -212,7 +212,7 @@ void pack_scattered_lines(const Source* source, int64_t line_stride,
                           int64_t inner, typename Arithmetic::KGroup* packed) {
   constexpr int kRun =
       simd::kLanes<typename Arithmetic::KGroup> * Arithmetic::kKGroupSize;
-  constexpr int kLines = std::max(kMR, kNR<Arithmetic>);
+  constexpr int kLines = std::max(kTileRows<Arithmetic>, kNR<Arithmetic>);
   Source run[kLines * kRun];
   for (int64_t k = 0; k < inner; k += kRun) {
     const int64_t values = std::min<int64_t>(kRun, inner - k);
@@ -231,30 +231,31 @@ void pack_scattered_lines(const Source* source, int64_t line_stride,
 }  // namespace detail
 
 // Packs `count` lines of `inner` values side by side, `width` from one k-group
-// to the next, and fills up with zeros. width <= max(kMR, kNR).
+// to the next, and fills up with zeros. width <= max(MR, NR).
 template <class Arithmetic, class Source>
   requires PacksFrom<Arithmetic, Source>
 void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
                 int count, int width, int64_t inner,
                 typename Arithmetic::KGroup* packed) {
   constexpr int kColumns = kNR<Arithmetic>;
+  constexpr int kRows = kTileRows<Arithmetic>;
   // With a known width, which is a third of the time where the lines come from
   // memory: more loads are under way.
   if (line_stride == 1 && count == kColumns && width == kColumns) {
     detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, kColumns,
                                                 kColumns, inner, packed);
-  } else if (line_stride == 1 && count == kMR && width == kMR) {
-    detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, kMR, kMR,
-                                                inner, packed);
+  } else if (line_stride == 1 && count == kRows && width == kRows) {
+    detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, kRows,
+                                                kRows, inner, packed);
   } else if (line_stride == 1 && count > 1) {
     detail::pack_neighbouring_lines<Arithmetic>(source, inner_stride, count,
                                                 width, inner, packed);
   } else if (inner_stride == 1 && count == kColumns && width == kColumns) {
     detail::pack_whole_lines<Arithmetic, kColumns>(source, line_stride, inner,
                                                    packed);
-  } else if (inner_stride == 1 && count == kMR && width == kMR) {
-    detail::pack_whole_lines<Arithmetic, kMR>(source, line_stride, inner,
-                                              packed);
+  } else if (inner_stride == 1 && count == kRows && width == kRows) {
+    detail::pack_whole_lines<Arithmetic, kRows>(source, line_stride, inner,
+                                                packed);
   } else if (inner_stride == 1) {
     detail::pack_contiguous_lines<Arithmetic>(source, line_stride, count, width,
                                               inner, packed);
@@ -269,6 +270,9 @@ void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
   template void pack_lines<Arithmetic>(const Source*, int64_t, int64_t, int, \
                                        int, int64_t, Arithmetic::KGroup*)
 extern PKG_PACK_LINES(Floating<double>, double);
+#if defined(PKG_HAS_TILES)
+extern PKG_PACK_LINES(WideDouble, double);
+#endif
 extern PKG_PACK_LINES(Floating<float>, float);
 extern PKG_PACK_LINES(Floating<float>, Half);
 extern PKG_PACK_LINES(Floating<float>, BFloat16);
@@ -358,7 +362,7 @@ void pack_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
       prefetch_bytes<PrefetchTo::L2>(left.at(0, next),
                                      rows * int64_t{sizeof(Source)});
     }
-    for_each_strip(rows, [&](int64_t row, int height) {
+    for_each_strip<kTileRows<Arithmetic>>(rows, [&](int64_t row, int height) {
       pack_lines<Arithmetic>(
           left.at(row, k), left.row_stride, left.column_stride, height, height,
           values, packed + row * depth + k / Arithmetic::kKGroupSize * height);
