@@ -70,6 +70,10 @@ BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
   constexpr int64_t kLeastStaying = 256;
   constexpr int64_t kLeastStayingBesideTurned = 512;
   constexpr int64_t kMostRows = 512;
+  // Where sums of many rows lie in L2, and in part beyond it, which costs less
+  // than packing B again: beside 512 rows bfloat16 n = 3072 takes 92 % of the
+  // time, 4096 95 %.
+  constexpr int64_t kMostRowsOfSums = 1024;
   constexpr int64_t kMostColumns = 768;
   constexpr int64_t kMostColumnsBesideTurned = 1024;
   // Of a B that is unpacked for each block of rows, which had better be in L1
@@ -94,8 +98,8 @@ BlockSizes plain_block_sizes(int64_t rows, int64_t columns, int64_t inner,
   const int64_t nc = !kMayStay    ? kMostColumnsUnpacked
                      : turns_left ? kMostColumnsBesideTurned
                                   : kMostColumns;
-  return {even_block(rows, kMostRows, kStrip), even_block(columns, nc, kStrip),
-          kc, false, false};
+  return {even_block(rows, kMostRowsOfSums, kStrip),
+          even_block(columns, nc, kStrip), kc, false, false};
 }
 
 }  // namespace pkg::cpu::tiles
