@@ -214,6 +214,11 @@ class InTurn:
         self._results: list[Any] = [None] * len(calls)
         self._turns = itertools.cycle(range(len(calls)))
 
+    def begin_at(self, share: float) -> None:
+        """Make next the call behind such a share of them, from 0 to below 1."""
+        first = int(share * len(self.calls))
+        self._turns = itertools.cycle([*range(first, len(self.calls)), *range(first)])
+
     def __call__(self) -> Any:
         """Make the next call."""
         turn = next(self._turns)

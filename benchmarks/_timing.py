@@ -15,7 +15,7 @@ from torch.utils.benchmark.utils.timer import timer
 from pkg.testing import Expected, exactly, expect, expect_beside, expect_of_terms
 
 from ._apart import Apart
-from ._case import OURS, Case, Reference, Result, Returned
+from ._case import OURS, Case, InTurn, Reference, Result, Returned
 
 ROUNDS = 9
 LEAST_ROUNDS = 3  # fewer have no median worth the name
@@ -116,6 +116,11 @@ def measure(
         return lambda number: float(repeated.timeit(number).median)
 
     here = {name: function for name, function in case.peers.items() if name not in skipped}
+    for index, function in enumerate(here.values()):
+        if isinstance(function, InTurn):
+            # Where each is, none was a moment ago: or a peer that comes after another would read
+            # from a cache what the first read from memory.
+            function.begin_at(index / len(here))
     clocks = {name: clock(name, function) for name, function in here.items()}
     clocks |= elsewhere or {}
     # NumPy at the end, where it has two turns running: its threads have to come to rest less often.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -428,6 +429,22 @@ def test_copies_are_used_in_turn(harness: ModuleType) -> None:
     assert harness.copies_beyond_caches(megabyte, megabyte) == math.ceil(megabytes / 2)
     assert harness.copies_beyond_caches(megabyte, used=4 << 20) == math.ceil(megabytes / 4)
     assert harness.copies_beyond_caches(megabyte.to("meta")) == 1
+
+
+def test_peers_do_not_use_a_copy_one_after_the_other(harness: ModuleType) -> None:
+    used: dict[str, list[int]] = {name: [] for name in ("pkg", "PyTorch", "NumPy")}
+
+    def use(name: str, copy: int) -> Tensor:
+        used[name].append(copy)
+        return torch.zeros(1)
+
+    copies = [(copy,) for copy in range(60)]
+    peers = {name: harness.in_turn(partial(use, name), copies) for name in used}
+    case = harness.Case("copies", peers, lambda: None, 1.0, "GB/s")
+    harness.measure("copies", case, seconds=1e-6)
+    assert [turns[0] for turns in used.values()] == [0, 20, 40]
+    for turns in used.values():
+        assert turns == [(turns[0] + i) % 60 for i in range(len(turns))]
 
 
 def test_limits_are_measured(harness: ModuleType, limits: dict[str, float]) -> None:
