@@ -99,9 +99,9 @@ inline constexpr int kNRVectors = 2;
 // 0.95 and 1.00, 512 0.93 and 1.00, 1024 0.94 and 0.96, 2048 0.90 and 0.93.
 struct WideDouble : Floating<double> {
   using Right = WideDouble;
-  static constexpr int kTileRows = 8;
-  static constexpr int kTileVectors = 3;
-  static constexpr int64_t kMC = 240;
+  static constexpr int kMicroTileRows = 8;
+  static constexpr int kMicroTileVectors = 3;
+  static constexpr int64_t kRowBlock = 240;
 };
 
 // The arithmetic of products that gemm.h or packed_product.h makes. Attention
@@ -117,44 +117,32 @@ struct ProductArithmeticOf<double> {
 
 namespace detail {
 
+// The table's, of all arithmetics that have none of their own.
+struct CommonMicroTile {
+  static constexpr int kMicroTileRows = kMR;
+  static constexpr int kMicroTileVectors = kNRVectors;
+  static constexpr int64_t kRowBlock = kMC;
+};
 template <class Arithmetic>
-concept HasMicroTile = requires { Arithmetic::kTileRows; };
-
+concept HasMicroTile = requires { Arithmetic::kMicroTileRows; };
 template <class Arithmetic>
-constexpr int tile_rows() {
-  if constexpr (HasMicroTile<Arithmetic>) {
-    return Arithmetic::kTileRows;
-  }
-  return kMR;
-}
-template <class Arithmetic>
-constexpr int tile_vectors() {
-  if constexpr (HasMicroTile<Arithmetic>) {
-    return Arithmetic::kTileVectors;
-  }
-  return kNRVectors;
-}
-
-template <class Arithmetic>
-constexpr int64_t row_block() {
-  if constexpr (HasMicroTile<Arithmetic>) {
-    return Arithmetic::kMC;
-  }
-  return kMC;
-}
+using MicroTileOf =
+    std::conditional_t<HasMicroTile<Arithmetic>, Arithmetic, CommonMicroTile>;
 
 }  // namespace detail
 
-// Of an arithmetic: MR, and NR in registers and in columns; MC.
+// Of an arithmetic: MR, NR in registers and in columns, and MC.
 template <class Arithmetic>
-inline constexpr int kTileRows = detail::tile_rows<Arithmetic>();
+inline constexpr int kMicroTileRows =
+    detail::MicroTileOf<Arithmetic>::kMicroTileRows;
 template <class Arithmetic>
-inline constexpr int kTileVectors = detail::tile_vectors<Arithmetic>();
+inline constexpr int kMicroTileVectors =
+    detail::MicroTileOf<Arithmetic>::kMicroTileVectors;
 template <class Arithmetic>
-inline constexpr int kNR =
-    kTileVectors<Arithmetic> * simd::kLanes<typename Arithmetic::Accumulator>;
+inline constexpr int kNR = kMicroTileVectors<Arithmetic> *
+                           simd::kLanes<typename Arithmetic::Accumulator>;
 template <class Arithmetic>
-inline constexpr int64_t kRowBlock = detail::row_block<Arithmetic>();
+inline constexpr int64_t kRowBlock = detail::MicroTileOf<Arithmetic>::kRowBlock;
 
 // KC in k-groups, and in values of the inner dimension.
 template <class Arithmetic>
@@ -186,7 +174,8 @@ inline constexpr bool kSumsInParts =
 
 static_assert(kMR * kNRVectors + kNRVectors + 1 <= simd::kVectorRegisters);
 static_assert(kBlocking.nr_single == kNRVectors * simd::kLanes<float>);
-static_assert(kMC % kMR == 0 && WideDouble::kMC % WideDouble::kTileRows == 0);
+static_assert(kMC % kMR == 0 &&
+              WideDouble::kRowBlock % WideDouble::kMicroTileRows == 0);
 static_assert(kBlocking.nr_double == kNRVectors * simd::kLanes<double>);
 static_assert(kNC % kBlocking.nr_single == 0);
 

@@ -152,7 +152,7 @@ class ColumnsProduct {
                        kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows,
                      even_block(product.rows, kRowBlock<Arithmetic>,
-                                kTileRows<Arithmetic>))),
+                                kMicroTileRows<Arithmetic>))),
         left_(product.left, product.columns, product.inner, mc_, kc_),
         partial_stride_(product.output_stride) {
     if (!right_in_place) {
@@ -275,7 +275,7 @@ void multiply_alone(const Product<Input, Output>& product, int64_t first_row,
       !std::is_same_v<typename Arithmetic::Accumulator, Output>;
   const int64_t most_rows = kBuffered ? kBufferedRows : product.rows;
   const int64_t block =
-      even_block(product.rows, most_rows, kTileRows<Arithmetic>);
+      even_block(product.rows, most_rows, kMicroTileRows<Arithmetic>);
   const int64_t nc = even_block(
       product.columns, right_in_place ? kNCInPlace : kNC, kNR<Arithmetic>);
   for_each_block(product.columns, nc, [&](int64_t column, int64_t columns) {
@@ -308,8 +308,9 @@ void multiply(const Product<Input, Output>& product, int64_t threads,
     return;
   }
   detail::for_each_rectangle<Arithmetic>(
-      product.rows, product.columns, kTileRows<Arithmetic>, kNR<Arithmetic>,
-      threads, [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
+      product.rows, product.columns, kMicroTileRows<Arithmetic>,
+      kNR<Arithmetic>, threads,
+      [&](int64_t row, int64_t rows, int64_t column, int64_t columns) {
         detail::multiply_alone<Arithmetic>(
             product.part(row, rows, column, columns), row, column, epilogue,
             in_place);

@@ -247,7 +247,7 @@ template <ProductArithmetic Arithmetic, int kRows, int kVectors,
 
 }  // namespace detail
 
-// The micro-kernel for a strip's height and up to kTileVectors
+// The micro-kernel for a strip's height and up to kMicroTileVectors
 // registers of columns. Compiled in cpu/gemm/micro_kernels_*.cpp, for the
 // operands that are listed there.
 template <ProductArithmetic Arithmetic,
@@ -298,15 +298,16 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
         right.step_stride, row, column, store);
   };
   if (depth * columns * static_cast<int64_t>(sizeof(RightKGroup)) <= kSmall) {
-    for_each_strip<kTileRows<Arithmetic>>(rows, [&](int64_t row, int height) {
-      for (int64_t column = 0; column < columns; column += kColumns) {
-        multiply(row, height, column);
-      }
-    });
+    for_each_strip<kMicroTileRows<Arithmetic>>(
+        rows, [&](int64_t row, int height) {
+          for (int64_t column = 0; column < columns; column += kColumns) {
+            multiply(row, height, column);
+          }
+        });
     return;
   }
   for (int64_t column = 0; column < columns; column += kColumns) {
-    for_each_strip<kTileRows<Arithmetic>>(
+    for_each_strip<kMicroTileRows<Arithmetic>>(
         rows, [&](int64_t row, int height) { multiply(row, height, column); });
   }
 }

@@ -18,10 +18,10 @@ void any_micro_kernel(
     detail::micro_kernel<Arithmetic, kRows, kVectors>(
         depth, left, right, step_stride, row, 0, kVectors * kLanes, sums);
   };
-  with_strip_height<kTileRows<Arithmetic>>(height, [&](auto rows) {
-    if (vectors == kTileVectors<Arithmetic>) {
-      multiply.template operator()<rows(), kTileVectors<Arithmetic>>();
-    } else if (kTileVectors<Arithmetic> > 2 && vectors == 2) {
+  with_strip_height<kMicroTileRows<Arithmetic>>(height, [&](auto rows) {
+    if (vectors == kMicroTileVectors<Arithmetic>) {
+      multiply.template operator()<rows(), kMicroTileVectors<Arithmetic>>();
+    } else if (kMicroTileVectors<Arithmetic> > 2 && vectors == 2) {
       multiply.template operator()<rows(), 2>();
     } else {
       multiply.template operator()<rows(), 1>();

@@ -115,7 +115,7 @@ class PackedProduct {
         kc_(even_block(product.inner, kKC<Arithmetic>, kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows,
                      even_block(product.rows, kRowBlock<Arithmetic>,
-                                kTileRows<Arithmetic>))),
+                                kMicroTileRows<Arithmetic>))),
         nc_(std::min(product.columns,
                      even_block(product.columns, kNC, kColumns))),
         left_(product.left, product.columns, product.inner, mc_, kc_),
@@ -216,7 +216,7 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
                                             threads)
                       : detail::useful_threads(rows, columns, inner, threads);
   detail::for_each_rectangle<Arithmetic>(
-      rows, columns, kTileRows<Arithmetic>, kColumns, threads,
+      rows, columns, kMicroTileRows<Arithmetic>, kColumns, threads,
       [&](int64_t row, int64_t part_rows, int64_t column,
           int64_t part_columns) {
         multiply_part(product.part(row, part_rows, column, part_columns), row,

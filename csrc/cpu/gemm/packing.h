@@ -212,7 +212,7 @@ void pack_scattered_lines(const Source* source, int64_t line_stride,
                           int64_t inner, typename Arithmetic::KGroup* packed) {
   constexpr int kRun =
       simd::kLanes<typename Arithmetic::KGroup> * Arithmetic::kKGroupSize;
-  constexpr int kLines = std::max(kTileRows<Arithmetic>, kNR<Arithmetic>);
+  constexpr int kLines = std::max(kMicroTileRows<Arithmetic>, kNR<Arithmetic>);
   Source run[kLines * kRun];
   for (int64_t k = 0; k < inner; k += kRun) {
     const int64_t values = std::min<int64_t>(kRun, inner - k);
@@ -238,7 +238,7 @@ void pack_lines(const Source* source, int64_t line_stride, int64_t inner_stride,
                 int count, int width, int64_t inner,
                 typename Arithmetic::KGroup* packed) {
   constexpr int kColumns = kNR<Arithmetic>;
-  constexpr int kRows = kTileRows<Arithmetic>;
+  constexpr int kRows = kMicroTileRows<Arithmetic>;
   // With a known width, which is a third of the time where the lines come from
   // memory: more loads are under way.
   if (line_stride == 1 && count == kColumns && width == kColumns) {
@@ -362,7 +362,8 @@ void pack_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
       prefetch_bytes<PrefetchTo::L2>(left.at(0, next),
                                      rows * int64_t{sizeof(Source)});
     }
-    for_each_strip<kTileRows<Arithmetic>>(rows, [&](int64_t row, int height) {
+    for_each_strip<kMicroTileRows<Arithmetic>>(rows, [&](int64_t row,
+                                                         int height) {
       pack_lines<Arithmetic>(
           left.at(row, k), left.row_stride, left.column_stride, height, height,
           values, packed + row * depth + k / Arithmetic::kKGroupSize * height);

@@ -90,7 +90,8 @@ struct StoreSums {
   static constexpr int kLanes = simd::kLanes<Accumulator>;
   // Of the largest micro-tile of any arithmetic.
   using EdgeTile = Vector<Accumulator>[std::max(
-      kMR * kNRVectors, WideDouble::kTileRows* WideDouble::kTileVectors)];
+      kMR * kNRVectors,
+      WideDouble::kMicroTileRows* WideDouble::kMicroTileVectors)];
 
   // Where the micro-kernel puts the micro-tile of `rows` x `vectors` registers
   // at (row, column), of whose last register `tail` elements exist. It adds up
@@ -166,8 +167,8 @@ struct StoreSums {
       if (vectors <= kNRVectors) {
         prefetch_registers<PrefetchTo::L2, kNRVectors>(to, stride, count);
       } else {
-        prefetch_registers<PrefetchTo::L2, WideDouble::kTileVectors>(to, stride,
-                                                                     count);
+        prefetch_registers<PrefetchTo::L2, WideDouble::kMicroTileVectors>(
+            to, stride, count);
       }
     };
     const bool is_added = sums.from != nullptr && sums.from != scratch;
@@ -205,8 +206,9 @@ struct StoreSums {
     if (vectors == kNRVectors && tail >= kLanes) {
       return store_whole<kNRVectors>(to, stride, rows, scratch);
     }
-    if (vectors == WideDouble::kTileVectors && tail >= kLanes) {
-      return store_whole<WideDouble::kTileVectors>(to, stride, rows, scratch);
+    if (vectors == WideDouble::kMicroTileVectors && tail >= kLanes) {
+      return store_whole<WideDouble::kMicroTileVectors>(to, stride, rows,
+                                                        scratch);
     }
     const auto* from = scratch;
     for (int r = 0; r < rows; ++r, to += stride) {
