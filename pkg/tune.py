@@ -354,9 +354,9 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measures, keeps and shows the table; the exit status."""
+    """Measures, keeps and shows the table; the exit status is 1 where it could not be kept."""
     table = measure()
     file = _accelerate_table.save(table)
     _accelerate_table.put(table)
     print(*summary(table), *([f"kept in {file}"] if file else []), sep="\n")
-    return 0
+    return 0 if file else 1

@@ -1339,7 +1339,7 @@ def test_a_measurement_without_a_home_says_where_it_could_be_kept(
 ) -> None:
     monkeypatch.setattr(tune, "measure", tune_table)
     monkeypatch.setattr(_accelerate_table, "put", lambda _: None)
-    assert tune.main() == 0
+    assert tune.main() == 1
     said = capsys.readouterr()
     assert "cannot be kept (you have no home directory)" in said.err
     assert "set XDG_CACHE_HOME to a folder" in said.err
