@@ -96,12 +96,12 @@ inline constexpr int kNRVectors = 2;
 // float64 by micro-tiles of 8 x 3 registers and twice as many rows of A, for
 // Intel's two ports of 512 bits, which load two registers a cycle, and 2 MiB of
 // L2. Intel Xeon with AMX, torch.mm's time over ours by 12 x 2 and so: n = 256
-// 0.95 and 1.00, 512 0.93 and 1.00, 1024 0.94 and 0.96, 2048 0.90 and 0.93.
+// 0.95 and 1.00, 512 0.93 and 0.99, 1024 0.94 and 0.96, 2048 0.90 and 0.92.
 struct WideDouble : Floating<double> {
   using Right = WideDouble;
   static constexpr int kMicroTileRows = 8;
   static constexpr int kMicroTileVectors = 3;
-  static constexpr int64_t kRowBlock = 240;
+  static constexpr int64_t kRowsAtATime = 240;
 };
 
 // The arithmetic of products that gemm.h or packed_product.h makes. Attention
@@ -121,7 +121,7 @@ namespace detail {
 struct CommonMicroTile {
   static constexpr int kMicroTileRows = kMR;
   static constexpr int kMicroTileVectors = kNRVectors;
-  static constexpr int64_t kRowBlock = kMC;
+  static constexpr int64_t kRowsAtATime = kMC;
 };
 template <class Arithmetic>
 concept HasMicroTile = requires { Arithmetic::kMicroTileRows; };
@@ -142,7 +142,8 @@ template <class Arithmetic>
 inline constexpr int kNR = kMicroTileVectors<Arithmetic> *
                            simd::kLanes<typename Arithmetic::Accumulator>;
 template <class Arithmetic>
-inline constexpr int64_t kRowBlock = detail::MicroTileOf<Arithmetic>::kRowBlock;
+inline constexpr int64_t kRowsAtATime =
+    detail::MicroTileOf<Arithmetic>::kRowsAtATime;
 
 // KC in k-groups, and in values of the inner dimension.
 template <class Arithmetic>
@@ -175,7 +176,7 @@ inline constexpr bool kSumsInParts =
 static_assert(kMR * kNRVectors + kNRVectors + 1 <= simd::kVectorRegisters);
 static_assert(kBlocking.nr_single == kNRVectors * simd::kLanes<float>);
 static_assert(kMC % kMR == 0 &&
-              WideDouble::kRowBlock % WideDouble::kMicroTileRows == 0);
+              WideDouble::kRowsAtATime % WideDouble::kMicroTileRows == 0);
 static_assert(kBlocking.nr_double == kNRVectors * simd::kLanes<double>);
 static_assert(kNC % kBlocking.nr_single == 0);
 

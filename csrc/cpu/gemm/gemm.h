@@ -151,7 +151,7 @@ class ColumnsProduct {
                                       : kKC<Arithmetic>,
                        kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows,
-                     even_block(product.rows, kRowBlock<Arithmetic>,
+                     even_block(product.rows, kRowsAtATime<Arithmetic>,
                                 kMicroTileRows<Arithmetic>))),
         left_(product.left, product.columns, product.inner, mc_, kc_),
         partial_stride_(product.output_stride) {

@@ -114,7 +114,7 @@ class PackedProduct {
         panel_stride_(panel_stride),
         kc_(even_block(product.inner, kKC<Arithmetic>, kKCUnit<Arithmetic>)),
         mc_(std::min(product.rows,
-                     even_block(product.rows, kRowBlock<Arithmetic>,
+                     even_block(product.rows, kRowsAtATime<Arithmetic>,
                                 kMicroTileRows<Arithmetic>))),
         nc_(std::min(product.columns,
                      even_block(product.columns, kNC, kColumns))),
