@@ -16,8 +16,9 @@ from . import _loader, jit
 
 try:
     _C = _loader.load()
-    from . import _float32_matmul, _flops, integrations, nn, ops
+    from . import _float32_matmul, _float64_matmul, _flops, integrations, nn, ops
     from ._float32_matmul import get_float32_matmul, set_float32_matmul
+    from ._float64_matmul import get_float64_matmul, set_float64_matmul
     from .accelerate import accelerate
     from .doctor import doctor
     from .packing import pack_weights_
@@ -25,6 +26,7 @@ try:
     from .replacing import replace_modules, restore_modules
 
     _float32_matmul.begin()
+    _float64_matmul.begin()
     _flops.register_when_imported()
 except BaseException as error:
     if isinstance(error, Exception) and _loader.describes_itself():
@@ -41,6 +43,7 @@ __all__ = [
     "accelerate",
     "doctor",
     "get_float32_matmul",
+    "get_float64_matmul",
     "integrations",
     "jit",
     "nn",
@@ -50,4 +53,5 @@ __all__ = [
     "replace_modules",
     "restore_modules",
     "set_float32_matmul",
+    "set_float64_matmul",
 ]

@@ -57,6 +57,7 @@ print(json.dumps({
     "CPU capability loaded": pkg._loader.cpu_capability,
     "CPU capabilities of this processor": pkg._C.cpu_capabilities(),
     "float32 products on the CPU": pkg._float32_matmul.description(),
+    "float64 products on the CPU": pkg._float64_matmul.description(),
     "float32 products on CUDA": pkg._float32_matmul.description_of_cuda(),
     "CUDA kernels loaded": "yes" if pkg._loader.cuda_library else "no",
     "build": pkg._C.build_info(),

@@ -194,7 +194,8 @@ def test_examples() -> None:
 
 def messages() -> Iterator[str]:
     """The strings that an import raises and of the C++ binding, with … where a value is put in."""
-    raising = [ROOT / "pkg" / name for name in ("_loader.py", "_float32_matmul.py")]
+    names = ("_loader.py", "_float32_matmul.py", "_float64_matmul.py")
+    raising = [ROOT / "pkg" / name for name in names]
     trees = [ast.parse(path.read_text("utf-8")) for path in raising]
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.JoinedStr):

@@ -9,9 +9,29 @@
 #include "cpu/gemm/gemv.h"
 #include "cpu/gemm/gemv_int8.h"
 #include "cpu/gemm/small_product.h"
+#include "cpu/residues/matrix_product.h"
 #include "cpu/tiles/matrix_product.h"
 
 namespace pkg::cpu {
+
+namespace detail {
+
+// By tile registers where that is the way, else by vectors.
+template <class Input, class Output, class Epilogue>
+void multiply_many_rows(const Product<Input, Output>& product, int64_t threads,
+                        const Epilogue& epilogue) {
+  if constexpr (std::is_same_v<Input, double>) {
+    if (residues::multiply(product, threads, epilogue)) {
+      return;
+    }
+  }
+  if (!tiles::multiply(product, threads, epilogue)) {
+    multiply<typename ProductArithmeticOf<Input>::type>(product, threads,
+                                                        epilogue);
+  }
+}
+
+}  // namespace detail
 
 // output (rows x columns, contiguous columns, rows output_stride apart) = left
 // right; finished sums are handed through the epilogue (KeepSums in
@@ -70,9 +90,7 @@ void matrix_product(const MatrixView<Input>& left,
   if (has_few_rows(product)) {
     return multiply_few_rows(product, threads, epilogue);
   }
-  if (!tiles::multiply(product, threads, epilogue)) {
-    multiply<Arithmetic>(product, threads, epilogue);
-  }
+  detail::multiply_many_rows(product, threads, epilogue);
 }
 
 }  // namespace pkg::cpu
