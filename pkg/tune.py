@@ -40,7 +40,7 @@ _generator = torch.Generator("cpu")
 
 _SIZES = ("rows", "columns", "inner")
 # How large the others are beside the largest, where that is measured.
-_MOST_ROWS_BESIDE_LARGE, _BESIDE_LARGE = 512, 256
+_MOST_ROWS_BESIDE_LARGE, _BESIDE_LARGE, _WIDE_BESIDE_LARGE = 512, 256, 1024
 # The least ratio from which on a call is ever taken over; what is near enough to 1 that it matters
 # how exact it is; how many of these are measured again to see.
 _LEAST_RATIO, _NEAR, _AGAIN = 1.02, 1.5, 80
@@ -92,8 +92,9 @@ class Product(NamedTuple):
         """The entries that are measured for this one, the least of which counts.
 
         Itself as a rule; none where there is no operator. Of large sizes, one at a time is
-        measured, beside one size of the others. Where another is smaller than that, the product
-        counts for no more than that of the next smaller size, since it may be bound by memory.
+        measured, beside one size of the others, which is larger where these are all large enough
+        for kernels that only pay there. Where another is smaller than that, the product counts for
+        no more than that of the next smaller size, since it may be bound by memory.
         """
         if self.dtype == "int8" and self.layout == "left transposed":
             return []
@@ -114,8 +115,15 @@ class Product(NamedTuple):
     def _beside(self, large: str) -> Product:
         """The entry that is measured for one of its large sizes."""
         rows = self.rows if large == "rows" else min(self.rows, _MOST_ROWS_BESIDE_LARGE)
-        columns = self.columns if large == "columns" else _BESIDE_LARGE
-        inner = self.inner if large == "inner" else _BESIDE_LARGE
+        # Beside the most columns PyTorch's product of float64 would take half a second.
+        is_wide = (
+            large != "columns"
+            and self.rows >= _MOST_ROWS_BESIDE_LARGE
+            and min(self.columns, self.inner) >= _WIDE_BESIDE_LARGE
+        )
+        beside = _WIDE_BESIDE_LARGE if is_wide else _BESIDE_LARGE
+        columns = self.columns if large == "columns" else beside
+        inner = self.inner if large == "inner" else beside
         return self._replace(rows=rows, columns=columns, inner=inner)
 
     def large(self) -> list[str]:

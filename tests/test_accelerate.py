@@ -940,11 +940,14 @@ def test_what_stands_for_large_sizes() -> None:
     assert head.sources() == [measured]
     assert measured.sources() == [measured]
     assert head._replace(inner=16).sources() == [measured, head._replace(columns=1024, inner=16)]
+    wide = head._replace(columns=1024, inner=1024)
     assert head._replace(rows=rows[-1], inner=inner[-1]).sources() == [
-        head._replace(rows=rows[-1], columns=256, inner=256),
+        wide._replace(rows=rows[-1]),
         measured,
-        head._replace(columns=256, inner=inner[-1]),
+        wide._replace(inner=inner[-1]),
     ]
+    moderate = wide._replace(rows=rows[-1], columns=256)
+    assert moderate.sources() == [moderate._replace(inner=256)]
 
 
 def test_a_cliff_is_not_measured_again_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

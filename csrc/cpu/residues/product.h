@@ -77,8 +77,12 @@ class ResidueProduct {
   // bits suffice for at least half of the first elements; if not the result is
   // not to be used.
   bool run() {
+    if (!is_worth_while()) {
+      return false;
+    }
     for (int64_t row = 0; row < rows_; row += sizes_.rows) {
-      if (!pack_left(row)) {
+      const int64_t packed = row == 0 ? first_rows() : 0;
+      if (!pack_left(row, packed, rows_of(row))) {
         return false;
       }
       for (int64_t column = 0; column < columns_; column += sizes_.columns) {
@@ -122,9 +126,10 @@ class ResidueProduct {
   static constexpr int kVectors = kStrip / kLanes;
   static constexpr int64_t kPlanePadding = 5 * kCacheLine;
 
-  // A block of the result and of the inner dimension.
+  // A block of the result and of the inner dimension; of so many rows.
   struct Block {
     int64_t row;
+    int64_t rows;
     int64_t column;
     int64_t inner;
   };
@@ -204,40 +209,71 @@ class ResidueProduct {
                 kPlanePadding);
   }
 
-  bool pack_left(int64_t row) {
-    const int64_t rows = rows_of(row);
-    if (!find_scales(lines_of(left_.from(row, 0)), rows, inner_,
-                     left_scales_)) {
+  // Packs rows of a block from `first` on, the first of a strip, to `end`.
+  bool pack_left(int64_t row, int64_t first, int64_t end) {
+    const int64_t strip = first / kStrip;
+    if (!find_scales(lines_of(left_.from(row + first, 0)), end - first, inner_,
+                     left_scales_ + strip)) {
       return false;
     }
     for (int64_t block = 0; block < blocks_; ++block) {
+      const int64_t strip_bytes =
+          tiles::units_of<Bytes>(values_of(block)) * kUnitBytes;
       pack_lines<Side::Left>(
-          lines_of(left_.from(row, block * sizes_.units * kValues)), rows,
-          values_of(block), left_scales_, left_block(block),
-          plane_bytes(rows, block));
+          lines_of(left_.from(row + first, block * sizes_.units * kValues)),
+          end - first, values_of(block), left_scales_ + strip,
+          left_block(block) + strip * strip_bytes,
+          plane_bytes(rows_of(row), block));
     }
     return true;
   }
 
-  bool multiply_block(int64_t row, int64_t column) {
-    const int64_t columns = columns_of(column);
-    const int64_t micro_tiles =
-        strips_of_lines(rows_of(row)) * strips_of_lines(columns);
-    if (!find_scales(lines_of(right_.from(0, column).transposed()), columns,
-                     inner_, right_scales_)) {
+  bool find_right_scales(int64_t column) {
+    return find_scales(lines_of(right_.from(0, column).transposed()),
+                       columns_of(column), inner_, right_scales_);
+  }
+  void pack_right(int64_t column, int64_t block) {
+    pack_lines<Side::Right>(
+        lines_of(
+            right_.from(block * sizes_.units * kValues, column).transposed()),
+        columns_of(column), values_of(block), right_scales_, packed_right_,
+        plane_bytes(columns_of(column), block));
+  }
+
+  // Of the first rows and the first block of columns, before the others are
+  // packed: what does not suffice there will not elsewhere, as a rule.
+  int64_t first_rows() const {
+    constexpr int64_t kFirstRows = 64;
+    return std::min(kFirstRows, rows_of(0));
+  }
+  bool is_worth_while() {
+    if (!pack_left(0, 0, first_rows()) || !find_right_scales(0)) {
       return false;
     }
+    pack_right(0, 0);
+    const Block first{0, first_rows(), 0, 0};
+    prove(first);
+    int64_t all = 0;
+    int64_t lacking = 0;
+    for_each_micro_tile(first, [&](int64_t i, int64_t j) {
+      ++all;
+      lacking += lacks(first, i, j);
+    });
+    return 2 * lacking <= all;
+  }
+
+  bool multiply_block(int64_t row, int64_t column) {
+    const bool is_first = row + column == 0;
+    if (!is_first && !find_right_scales(column)) {
+      return false;
+    }
+    Block place{row, rows_of(row), column, 0};
     for (int64_t block = 0; block < blocks_; ++block) {
-      pack_lines<Side::Right>(
-          lines_of(
-              right_.from(block * sizes_.units * kValues, column).transposed()),
-          columns, values_of(block), right_scales_, packed_right_,
-          plane_bytes(columns, block));
-      const Block place{row, column, block};
-      prove(place);
-      if (row + column + block == 0 && 2 * count_lacking(place) > micro_tiles) {
-        return false;
+      place.inner = block;
+      if (!is_first || block > 0) {
+        pack_right(column, block);
       }
+      prove(place);
       for (int plane = 0; plane < kModuli; ++plane) {
         multiply_plane(
             place, plane, 0, tiles::units_of<Bytes>(values_of(block)),
@@ -250,8 +286,8 @@ class ResidueProduct {
             });
       }
     }
-    for_each_micro_tile(row, column, [&](int64_t i, int64_t j) {
-      if (lacks({row, column, 0}, i, j) == 0) {
+    for_each_micro_tile(place, [&](int64_t i, int64_t j) {
+      if (lacks(place, i, j) == 0) {
         finish(row, column, i, j);
       }
     });
@@ -259,23 +295,14 @@ class ResidueProduct {
   }
 
   template <class Body>
-  void for_each_micro_tile(int64_t row, int64_t column,
-                           const Body& body) const {
-    const int64_t rows = strips_of_lines(rows_of(row));
-    const int64_t columns = strips_of_lines(columns_of(column));
+  void for_each_micro_tile(const Block& block, const Body& body) const {
+    const int64_t rows = strips_of_lines(block.rows);
+    const int64_t columns = strips_of_lines(columns_of(block.column));
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
         body(i, j);
       }
     }
-  }
-
-  int64_t count_lacking(const Block& block) const {
-    int64_t count = 0;
-    for_each_micro_tile(block.row, block.column, [&](int64_t i, int64_t j) {
-      count += lacks(block, i, j);
-    });
-    return count;
   }
 
   int8_t* remainders_of(int64_t i, int64_t j) const {
@@ -338,7 +365,7 @@ class ResidueProduct {
     alignas(64) int32_t sums[kTileElements];
     Beside<Handle> beside{nullptr, lines_a_step, handle,
                           (kPieces + steps - 1) / steps, sums};
-    for_each_micro_tile(block.row, block.column, [&](int64_t i, int64_t j) {
+    for_each_micro_tile(block, [&](int64_t i, int64_t j) {
       if (!wanted(i, j)) {
         return;
       }

@@ -5,19 +5,21 @@
 // the remainders for fifteen moduli are taken, bytes from -126 to 126; fifteen
 // products of matrices of bytes are the product's remainders; and the Chinese
 // remainder theorem makes the integer of them, below 2^117, that is the
-// product, exactly. (Ozaki, Uchino, Imamura: Ozaki scheme II, 2025.)
+// product, exactly (Ozaki, Uchino, Imamura: Ozaki scheme II, a GEMM-oriented
+// emulation of floating-point matrix multiplication using an integer modular
+// technique, 2025).
 //
 // What is lost is the rounding to integers. The scale is as large as the
 // moduli allow: Cauchy and Schwarz bound a sum of products by the lines' norms,
-// so that each line has one of up to 2^58. A value is then off by a half, an
-// element by half the sum of magnitudes of its row and its column: about 2^-54
-// of what the two norms' product is. Fused multiply-adds promise an error of
-// K 2^-53 times the sum of the magnitudes of the products, S. Rows and columns
-// whose large values meet small ones (or zeros) have a small S, of which that
-// may be too much; so S is seen to be large enough, by a sixteenth product: of
-// the magnitudes' leading seven bits, over some of the inner dimension. What is
-// lost is at most half of what fused multiply-adds may lose, or else these make
-// the element. Of normal values it is a 20th of what they do lose.
+// so that each line has one of up to 2^58. A value is then off by up to a half,
+// and an element by half the sum of the magnitudes of its row and its column.
+// Fused multiply-adds promise an error of K 2^-53 times S, the sum of the
+// magnitudes of the products. Rows and columns whose large values meet small
+// ones (or zeros) have a small S, of which that may be too much; so S is seen
+// to be large enough, by a sixteenth product: of the magnitudes' leading seven
+// bits, over some of the inner dimension. What is lost is at most half of what
+// fused multiply-adds may lose, or else these make the element. Of normal
+// values it is a tenth of what they do lose.
 #pragma once
 
 #include <array>

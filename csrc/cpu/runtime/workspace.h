@@ -23,9 +23,9 @@ enum class Slot {
   Compensation = 1,  // of int8, whose sums need no PartialSums
   PackedRight = 2,   // B
   GatheredColumns = 7,
-  // By residues, which gather nothing: whether elements lack something.
-  MicroTileFlags = 7,
+  // Of float64 by residues.
   IntegerRows = 14,
+  MicroTileFlags = 15,
 
   // cpu/int4, few rows: limbs of the activations, sums of their blocks, scales
   // of a tile, as they are and unpacked.
