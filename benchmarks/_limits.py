@@ -31,6 +31,8 @@ WAYS: dict[str, Mapping[str, int]] = {
     "float32": {"float32": 1, "bfloat16": 6},
     "bfloat16": {"bfloat16": 1, "float32": 1},
     "float16": {"float32": 1, "bfloat16": 4},
+    # By the remainders for fifteen moduli, and leading bits (csrc/cpu/residues/scheme.h).
+    "float64": {"float64": 1, "int8": 16},
     # Weights of four bits may be multiplied as they are or widened.
     "int8 by int4": {"int4": 1, "int8": 1},
     # An input may be cut into digits of eight bits, three of float32 and two of half precision
@@ -53,6 +55,7 @@ def meaning(limit: str) -> str:
 
     def in_words(way: str, each: int) -> str:
         pieces = "products of parts" if way == "bfloat16" else "digits"
+        pieces = "remainders" if limit == "float64" else pieces
         return names[way] + (f" in {each} {pieces}" if each > 1 else "")
 
     words = [in_words(way, each) for way, each in WAYS[limit].items()]

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from . import _loader
+from . import _loader, _matmul_ways
 
 PRODUCTS = {"fma": 0, "highest": 6, "high": 3, "medium": 1}
 """Of the ways that can be asked for, how many products of parts each makes on the CPU."""
@@ -76,16 +76,7 @@ def set_float32_matmul(way: str) -> None:
         >>> pkg.set_float32_matmul("pytorch")
     """
     global _chosen
-    if torch.compiler.is_dynamo_compiling():
-        raise RuntimeError(
-            "pkg.set_float32_matmul is called in a region that torch.compile compiles; call it "
-            "outside: compiled models follow the setting as they run"
-        )
-    if way != "pytorch" and way not in PRODUCTS:
-        raise ValueError(
-            f"pkg.set_float32_matmul: way is {way!r}; it must be one of pytorch, "
-            f"{', '.join(PRODUCTS)}"
-        )
+    _matmul_ways.check("pkg.set_float32_matmul", way, ["pytorch", *PRODUCTS])
     _chosen = way
     _tell()
 

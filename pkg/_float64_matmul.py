@@ -11,9 +11,7 @@ from __future__ import annotations
 import os
 from ctypes import c_int64
 
-import torch
-
-from . import _loader
+from . import _loader, _matmul_ways
 from ._float32_matmul import has_tiles
 
 WAYS = {"residues": 1, "fma": 0}
@@ -49,15 +47,7 @@ def set_float64_matmul(way: str) -> None:
         >>> pkg.set_float64_matmul("residues")
     """
     global _chosen
-    if torch.compiler.is_dynamo_compiling():
-        raise RuntimeError(
-            "pkg.set_float64_matmul is called in a region that torch.compile compiles; call it "
-            "outside: compiled models follow the setting as they run"
-        )
-    if way not in WAYS:
-        raise ValueError(
-            f"pkg.set_float64_matmul: way is {way!r}; it must be one of {', '.join(WAYS)}"
-        )
+    _matmul_ways.check("pkg.set_float64_matmul", way, WAYS)
     _chosen = way
     _tell()
 

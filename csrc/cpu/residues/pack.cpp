@@ -18,8 +18,6 @@ namespace pkg::cpu::residues {
 namespace {
 
 constexpr int kLanes = 8;  // of float64
-// Lines that lie side by side and are read together.
-constexpr int64_t kLinesTogether = 512;
 
 using Doubles = simd::Vector<double>;
 using Quads = simd::Vector<uint64_t>;

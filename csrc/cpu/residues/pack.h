@@ -16,6 +16,9 @@ namespace pkg::cpu::residues {
 using tiles::Lines;
 using tiles::Side;
 
+// Lines that are read together where they lie side by side.
+inline constexpr int64_t kLinesTogether = 512;
+
 // Of a strip's lines. All are zero for a line of zeros.
 struct alignas(64) Scales {
   // What a value is multiplied by to be an integer, 2^s, and its inverse.

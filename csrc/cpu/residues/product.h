@@ -195,12 +195,13 @@ class ResidueProduct {
     return {lines.data, lines.row_stride, lines.column_stride};
   }
 
+  int64_t strip_bytes(int64_t block) const {
+    return tiles::units_of<Bytes>(values_of(block)) * kUnitBytes;
+  }
   // From a plane of so many lines of a block to the next: rows of all are
   // written in turn, and shall not meet in the same sets of the caches.
   int64_t plane_bytes(int64_t lines, int64_t block) const {
-    return strips_of_lines(lines) * tiles::units_of<Bytes>(values_of(block)) *
-               kUnitBytes +
-           kPlanePadding;
+    return strips_of_lines(lines) * strip_bytes(block) + kPlanePadding;
   }
   std::byte* left_block(int64_t block) const {
     return packed_left_ +
@@ -209,34 +210,55 @@ class ResidueProduct {
                 kPlanePadding);
   }
 
+  // Lines whose scales are found and that are packed then, while they are in
+  // L2: those that lie side by side have to be read together.
+  static int64_t lines_together(const MatrixView<double>& lines) {
+    return lines.row_stride == 1 ? kLinesTogether : kStrip;
+  }
+
   // Packs rows of a block from `first` on, the first of a strip, to `end`.
   bool pack_left(int64_t row, int64_t first, int64_t end) {
-    const int64_t strip = first / kStrip;
-    if (!find_scales(lines_of(left_.from(row + first, 0)), end - first, inner_,
-                     left_scales_ + strip)) {
-      return false;
-    }
-    for (int64_t block = 0; block < blocks_; ++block) {
-      const int64_t strip_bytes =
-          tiles::units_of<Bytes>(values_of(block)) * kUnitBytes;
-      pack_lines<Side::Left>(
-          lines_of(left_.from(row + first, block * sizes_.units * kValues)),
-          end - first, values_of(block), left_scales_ + strip,
-          left_block(block) + strip * strip_bytes,
-          plane_bytes(rows_of(row), block));
+    const int64_t together = lines_together(left_);
+    for (int64_t line = first; line < end; line += together) {
+      const MatrixView<double> lines = left_.from(row + line, 0);
+      const int64_t count = std::min(together, end - line);
+      const int64_t strip = line / kStrip;
+      if (!find_scales(lines_of(lines), count, inner_, left_scales_ + strip)) {
+        return false;
+      }
+      for (int64_t block = 0; block < blocks_; ++block) {
+        pack_lines<Side::Left>(
+            lines_of(lines.from(0, block * sizes_.units * kValues)), count,
+            values_of(block), left_scales_ + strip,
+            left_block(block) + strip * strip_bytes(block),
+            plane_bytes(rows_of(row), block));
+      }
     }
     return true;
   }
 
-  bool find_right_scales(int64_t column) {
-    return find_scales(lines_of(right_.from(0, column).transposed()),
-                       columns_of(column), inner_, right_scales_);
+  // Finds the scales of a block of columns, and packs the first block of the
+  // inner dimension.
+  bool begin_right(int64_t column) {
+    const int64_t columns = columns_of(column);
+    const int64_t together = lines_together(right_.transposed());
+    for (int64_t line = 0; line < columns; line += together) {
+      const int64_t count = std::min(together, columns - line);
+      if (!find_scales(lines_of(right_.from(0, column + line).transposed()),
+                       count, inner_, right_scales_ + line / kStrip)) {
+        return false;
+      }
+      pack_right(column, line, count, 0);
+    }
+    return true;
   }
-  void pack_right(int64_t column, int64_t block) {
+  // Packs columns of a block from `line` on.
+  void pack_right(int64_t column, int64_t line, int64_t count, int64_t block) {
     pack_lines<Side::Right>(
-        lines_of(
-            right_.from(block * sizes_.units * kValues, column).transposed()),
-        columns_of(column), values_of(block), right_scales_, packed_right_,
+        lines_of(right_.from(block * sizes_.units * kValues, column + line)
+                     .transposed()),
+        count, values_of(block), right_scales_ + line / kStrip,
+        packed_right_ + line / kStrip * strip_bytes(block),
         plane_bytes(columns_of(column), block));
   }
 
@@ -247,10 +269,9 @@ class ResidueProduct {
     return std::min(kFirstRows, rows_of(0));
   }
   bool is_worth_while() {
-    if (!pack_left(0, 0, first_rows()) || !find_right_scales(0)) {
+    if (!pack_left(0, 0, first_rows()) || !begin_right(0)) {
       return false;
     }
-    pack_right(0, 0);
     const Block first{0, first_rows(), 0, 0};
     prove(first);
     int64_t all = 0;
@@ -264,14 +285,14 @@ class ResidueProduct {
 
   bool multiply_block(int64_t row, int64_t column) {
     const bool is_first = row + column == 0;
-    if (!is_first && !find_right_scales(column)) {
+    if (!is_first && !begin_right(column)) {
       return false;
     }
     Block place{row, rows_of(row), column, 0};
     for (int64_t block = 0; block < blocks_; ++block) {
       place.inner = block;
-      if (!is_first || block > 0) {
-        pack_right(column, block);
+      if (block > 0) {
+        pack_right(column, 0, columns_of(column), block);
       }
       prove(place);
       for (int plane = 0; plane < kModuli; ++plane) {
@@ -348,8 +369,7 @@ class ResidueProduct {
   void multiply_plane(const Block& block, int plane, int64_t unit,
                       int64_t units, const Wanted& wanted,
                       const Handle& handle) {
-    const int64_t strip_bytes =
-        tiles::units_of<Bytes>(values_of(block.inner)) * kUnitBytes;
+    const int64_t strip_bytes = this->strip_bytes(block.inner);
     const std::byte* const left =
         left_block(block.inner) +
         plane * plane_bytes(rows_of(block.row), block.inner) +
