@@ -87,7 +87,8 @@ bool set_scale(const LineStatistics& line, int64_t values, Scales& scales,
   scales.to_integer[at] = power_of_two(scale);
   scales.from_integer[at] = power_of_two(-scale);
   scales.leading[at] = static_cast<uint64_t>(leading);
-  // In units of 2^t of this line; 2^53 / K is taken by halves. Rounded up.
+  // An element needs 2^53 / K times the sum of its two lines' magnitudes, in
+  // units of 2^t of both. Rounded up.
   scales.need[at] =
       static_cast<float>(sum / inner * 0x1p53 * power_of_two(-leading) * 1.001);
   scales.unit[at] = static_cast<float>(power_of_two(-leading));
