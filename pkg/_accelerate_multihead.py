@@ -59,11 +59,15 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
     ) -> tuple[Tensor, Tensor | None]:
         parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         if (
-            mask is None
-            and not need_weights
+            not need_weights
             and query is key
             and query is value
-            and (result := _self_attention(query, embed_dim, num_head, *parameters)) is not None
+            and (
+                result := _self_attention(
+                    query, embed_dim, num_head, *parameters, mask=mask, mask_type=mask_type
+                )
+            )
+            is not None
         ):
             return result, None
         return theirs(  # type: ignore[no-any-return]
@@ -75,22 +79,73 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
 
 
 def _self_attention(
-    query: Tensor, embed_dim: int, num_head: int, *parameters: Tensor
+    query: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
 ) -> Tensor | None:
     """None where the call is left to PyTorch."""
+    parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
     if (
-        query.ndim == 3
-        and query.size(1) >= LEAST_TOKENS
-        and _fits(query, embed_dim, num_head, parameters)
-        and _is_faster(query.dtype, query.size(1))
+        query.ndim != 3
+        or query.size(1) < LEAST_TOKENS
+        or not _fits(query, embed_dim, num_head, parameters)
     ):
-        return _attend(query, num_head, parameters)
-    return None
+        return None
+    if mask is None:
+        hidden, seen = "nothing", None
+    else:
+        seen = _seen(mask, mask_type, (query.size(0), num_head, query.size(1)))
+        if seen is None:
+            return None
+        hidden = "causal" if _is_causal(seen) else "mask"
+    if not _is_faster(query.dtype, query.size(1), hidden):
+        return None
+    return _attend(query, num_head, parameters, hidden, seen)
 
 
-def _is_faster(dtype: torch.dtype, tokens: int) -> bool:
-    gain = attention_gain(dtype, tokens, tokens)
+def _is_faster(dtype: torch.dtype, tokens: int, hidden: str) -> bool:
+    gain = attention_gain(dtype, tokens, tokens, hidden)
     return gain > 0 and gain >= _LEAST_RATIO.get(dtype, 0)
+
+
+def _seen(mask: Tensor, mask_type: int | None, sizes: tuple[int, int, int]) -> Tensor | None:
+    """Of PyTorch's mask, which says what is hidden, the opposite, of four dimensions.
+
+    None where the mask is not one that its kernel takes, and where a query sees nothing, of which
+    that kernel makes NaN.
+
+    Args:
+        mask: (L, L) of type 0, (B, L) of type 1, (B, H, L, L) of type 2; of no other dtype than
+            bool, what is not zero hides a key.
+        mask_type: what its dimensions are.
+        sizes: B, H and L.
+    """
+    batch, heads, tokens = sizes
+    shapes = {0: (tokens, tokens), 1: (batch, tokens), 2: (batch, heads, tokens, tokens)}
+    if mask_type not in shapes or mask.shape != shapes[mask_type] or mask.device.type != "cpu":
+        return None
+    if mask_type == 1:
+        mask = mask[:, None, None]
+    while mask.ndim < 4:
+        mask = mask[None]
+    for dim in (0, 1):  # one for all sequences or heads, expanded
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    seen = mask.logical_not()
+    return seen if bool(seen.any(-1).all()) else None
+
+
+def _is_causal(seen: Tensor) -> bool:
+    tokens = seen.size(-1)
+    if seen.shape != (1, 1, tokens, tokens) or bool(seen[0, 0, 0, -1]):
+        return False
+    return torch.equal(seen[0, 0], torch.ones_like(seen[0, 0]).tril_())
 
 
 def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...]) -> bool:
@@ -110,13 +165,19 @@ def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...])
     )
 
 
-def _attend(query: Tensor, heads: int, parameters: tuple[Tensor, ...]) -> Tensor:
+def _attend(
+    query: Tensor, heads: int, parameters: tuple[Tensor, ...], hidden: str, seen: Tensor | None
+) -> Tensor:
     """Self-attention of (batch, tokens, width), projections included."""
     qkv_weight, qkv_bias, proj_weight, proj_bias = parameters
     batch, tokens, width = query.shape
     projected = torch.nn.functional.linear(query, qkv_weight, qkv_bias)
     sides = projected.view(batch, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-    attended = torch.nn.functional.scaled_dot_product_attention(sides[0], sides[1], sides[2])
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        *(sides[0], sides[1], sides[2]),
+        attn_mask=seen if hidden == "mask" else None,
+        is_causal=hidden == "causal",
+    )
     joined = attended.transpose(1, 2).reshape(batch, tokens, width)
     return torch.nn.functional.linear(joined, proj_weight, proj_bias)
 
@@ -128,7 +189,8 @@ def define_for_cpp() -> bool:
     try:
         library.define(
             f"{OPERATOR}(Tensor query, int embed_dim, int num_head, Tensor qkv_weight, "
-            "Tensor qkv_bias, Tensor proj_weight, Tensor proj_bias) -> Tensor?"
+            "Tensor qkv_bias, Tensor proj_weight, Tensor proj_bias, Tensor? mask, int? mask_type) "
+            "-> Tensor?"
         )
     except RuntimeError:
         return False

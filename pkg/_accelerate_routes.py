@@ -43,6 +43,9 @@ OPERATORS = (
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
 """In the order of ``type_index`` in csrc/cpu/accelerate/routes.cpp."""
 
+HIDDEN = ("nothing", "causal", "mask")
+"""By what keys are hidden, in the order of ``Hidden`` in csrc/cpu/accelerate/routes.h."""
+
 PRODUCTS = OPERATORS[:6]
 _ATTENTION = OPERATORS[6]
 
@@ -82,11 +85,19 @@ def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
     _loader.cpu_library.pkg_accelerate_count_taken(*place, ctypes.c_int64(nanoseconds))
 
 
-def attention_gain(dtype: torch.dtype, queries: int, keys: int) -> float:
-    """PyTorch's time divided by ours of attention without a mask; 0 where it is left to PyTorch."""
+def attention_gain(dtype: torch.dtype, queries: int, keys: int, hidden: str) -> float:
+    """PyTorch's time divided by ours of attention; 0 where it is left to PyTorch.
+
+    Args:
+        dtype: of the tensors.
+        queries: how many.
+        keys: how many.
+        hidden: by what some of them are: ``"nothing"``, ``"causal"`` or ``"mask"``.
+    """
     gain = _loader.cpu_library.pkg_accelerate_attention_gain
     gain.restype = ctypes.c_float
-    return float(gain(_place_of(dtype), ctypes.c_int64(queries), ctypes.c_int64(keys)))
+    place, sizes = HIDDEN.index(hidden), map(ctypes.c_int64, (queries, keys))
+    return float(gain(_place_of(dtype), place, *sizes))
 
 
 def _place_of(dtype: torch.dtype) -> int:

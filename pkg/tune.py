@@ -27,7 +27,7 @@ FAMILIES = ("product", "batch")
 BATCH = 8
 """Products in a batch; its sizes of 512 and more have the ratio of a single product."""
 PASSES = ("forward", "backward")
-HIDDEN = ("nothing", "causal", "mask")
+HIDDEN = _accelerate_routes.HIDDEN
 HEADS, HEAD_SIZE = 4, 64
 
 _ROUNDS = 7

@@ -35,17 +35,19 @@ def tensors(dtype: torch.dtype, tokens: int = LONG) -> list[Tensor]:
     return [each.to(dtype) for each in made]
 
 
-def attend(sample: Sample) -> Tensor:
+def attend(sample: Sample, mask: Tensor | None = None, mask_type: int | None = None) -> Tensor:
     x, *parameters = sample.args
-    return operator(x, x, x, WIDTH, HEADS, *parameters, None, False)[0]
+    return operator(x, x, x, WIDTH, HEADS, *parameters, mask, False, True, mask_type)[0]
 
 
-def by_definition(sample: Sample) -> list[Tensor]:
+def by_definition(sample: Sample, hidden: Tensor | None = None) -> list[Tensor]:
     """Each step by itself, as PyTorch's kernel takes them."""
     x, weight, bias, out_weight, out_bias = sample.args
     projected = (x @ weight.t() + bias).view(*x.shape[:2], 3, HEADS, WIDTH // HEADS)
     query, key, value = projected.permute(2, 0, 3, 1, 4)
     scores = query @ key.transpose(2, 3) * (WIDTH // HEADS) ** -0.5
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
     attended = torch.softmax(scores, -1) @ value
     return [attended.transpose(1, 2).reshape(x.shape) @ out_weight.t() + out_bias]
 
@@ -69,6 +71,76 @@ def test_results(dtype: torch.dtype) -> None:
     wanted.compare(ours, "attention")
 
 
+def causal() -> Tensor:
+    return torch.ones(LONG, LONG, dtype=torch.bool).triu(1)
+
+
+def padding() -> Tensor:
+    """The second sequence is shorter."""
+    hidden = torch.zeros(2, LONG, dtype=torch.bool)
+    hidden[1, LONG - 37 :] = True
+    return hidden
+
+
+def masks() -> dict[str, tuple[Tensor, int, Tensor]]:
+    """A mask, its type, and what it hides of (batch, heads, queries, keys)."""
+    of_all = (2, HEADS, LONG, LONG)
+    window = causal() | causal().mT.roll(5, 0).tril(-6)
+    of_heads = torch.rand(of_all, generator=torch.Generator().manual_seed(0)) < 0.3
+    of_heads[..., 0] = False
+    both = causal() | padding()[:, None, None]
+    return {
+        "causal": (causal(), 0, causal()),
+        "window": (window, 0, window),
+        "padding": (padding(), 1, padding()[:, None, None]),
+        "both": (both.expand(of_all).contiguous(), 2, both),
+        "expanded": (causal().expand(of_all), 2, causal()),
+        "of heads": (of_heads, 2, of_heads),
+    }
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", masks())
+@pytest.mark.parametrize("in_numbers", [False, True])
+def test_masks(dtype: torch.dtype, name: str, in_numbers: bool) -> None:
+    """Those of nn.TransformerEncoder are numbers, of which what is not zero hides."""
+    mask, mask_type, hidden = masks()[name]
+    if in_numbers:
+        numbers = torch.zeros((), dtype=dtype).expand(mask.shape).masked_fill(mask, -torch.inf)
+        mask = numbers[:1, :1].expand(mask.shape) if 0 in mask.stride() else numbers
+    sample = Sample(tuple(tensors(dtype)), {})
+    with pkg.accelerate(report=True) as block:
+        ours = attend(sample, mask, mask_type)
+        assert taken(block) == 1
+    (wanted,) = expect(lambda sample: by_definition(sample, hidden), sample)
+    wanted.compare(ours, "attention")
+
+
+def test_a_query_that_sees_nothing_is_left_to_pytorch() -> None:
+    """Which makes NaN of it, where fused attention makes zeros."""
+    sample = Sample(tuple(tensors(torch.float64)), {})
+    blind = causal()
+    blind[7] = True
+    theirs = attend(sample, blind, 0)
+    with pkg.accelerate(report=True) as block:
+        ours = attend(sample, blind, 0)
+        assert taken(block) == 0
+    assert ours[:, 7].isnan().all()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("mask", "mask_type"), [(causal(), None), (causal(), 1), (padding(), 0), (causal()[None], 2)]
+)
+def test_masks_are_refused_in_pytorch_s_words(mask: Tensor, mask_type: int | None) -> None:
+    sample = Sample(tuple(tensors(torch.float64)), {})
+    with pytest.raises(RuntimeError) as theirs:
+        attend(sample, mask, mask_type)
+    with pkg.accelerate(), pytest.raises(RuntimeError) as ours:
+        attend(sample, mask, mask_type)
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
 @pytest.mark.parametrize("tokens", [1, _accelerate_multihead.LEAST_TOKENS - 1])
 def test_short_sequences_are_left_alone(tokens: int) -> None:
     sample = Sample(tuple(tensors(torch.float32, tokens)), {})
@@ -87,13 +159,11 @@ def test_a_table_that_says_no_leaves_all_to_pytorch() -> None:
 
 
 def test_what_attention_here_does_not_give_is_pytorch_s() -> None:
-    """Weights, a mask, other keys than queries."""
+    """Weights, other keys than queries."""
     x, *parameters = tensors(torch.float64)
     other = torch.randn_like(x)
-    mask = torch.zeros(LONG, LONG, dtype=torch.bool).logical_not_().triu(1)
     calls = {
         "weights": lambda: operator(x, x, x, WIDTH, HEADS, *parameters, None, True),
-        "mask": lambda: operator(x, x, x, WIDTH, HEADS, *parameters, mask, False, True, 0),
         "keys": lambda: operator(x, other, other, WIDTH, HEADS, *parameters, None, False),
     }
     for name, call in calls.items():
@@ -137,3 +207,21 @@ def test_modules() -> None:
             assert taken(block) == 3
     for wanted, actual in zip(theirs, ours, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Converting mask without torch.bool")
+def test_modules_with_masks() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 96, batch_first=True).double()
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, LONG, WIDTH, dtype=torch.float64)
+    for masks in (
+        {"mask": causal()},
+        {"src_key_padding_mask": padding()},
+        {"mask": causal(), "src_key_padding_mask": padding()},
+    ):
+        with torch.inference_mode():
+            theirs = encoder(x, **masks)
+            with pkg.accelerate(report=True) as block:
+                ours = encoder(x, **masks)
+                assert taken(block) == 2
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

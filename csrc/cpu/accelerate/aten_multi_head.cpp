@@ -48,12 +48,12 @@ void multi_head_attention(StableIValue* stack, uint64_t /*arguments*/,
   const auto mask_type = to<std::optional<int64_t>>(stack[12]);
   if (state().attention.load(std::memory_order_relaxed) ==
           AttentionMode::ByTable &&
-      !mask.is_given() && !needs_weights && are_same(query, key) &&
-      are_same(query, value) && are_many(query)) {
+      !needs_weights && are_same(query, key) && are_same(query, value) &&
+      are_many(query)) {
     const auto result = dispatch<std::optional<Tensor>>(
         "pkg_accelerate::_native_multi_head_attention", "", query.tensor(),
         width, heads, qkv_weight.tensor(), qkv_bias.tensor(),
-        proj_weight.tensor(), proj_bias.tensor());
+        proj_weight.tensor(), proj_bias.tensor(), mask.tensor(), mask_type);
     if (result) {
       stack[0] = torch::stable::detail::from(*result);
       stack[1] = undefined_tensor();

@@ -164,16 +164,18 @@ extern "C" PKG_EXPORT void pkg_accelerate_count_taken(int op, int type,
   counters.nanoseconds += nanoseconds;
 }
 
-// PyTorch's time divided by ours of attention without hidden keys, of a dtype
-// by its place in the tables; 0 where it is left to PyTorch.
-extern "C" PKG_EXPORT float pkg_accelerate_attention_gain(int type,
+// PyTorch's time divided by ours of attention, of a dtype by its place in the
+// tables and with keys hidden by nothing, causality or a mask; 0 where it is
+// left to PyTorch.
+extern "C" PKG_EXPORT float pkg_accelerate_attention_gain(int type, int hidden,
                                                           int64_t queries,
                                                           int64_t keys) {
   using namespace pkg::cpu::accelerate;
   if (state().attention.load() != AttentionMode::ByTable) {
     return 0;
   }
-  return if_enough(ratio(Pass::Forward, type, Hidden::Nothing, queries, keys));
+  return if_enough(
+      ratio(Pass::Forward, type, static_cast<Hidden>(hidden), queries, keys));
 }
 
 // The sizes that are measured, for pkg/tune.py: a pointer to the classes of
