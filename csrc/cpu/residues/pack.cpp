@@ -5,10 +5,10 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/residues/remainders.h"
 #include "cpu/runtime/workspace.h"
