@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 
 #include "cpu/residues/remainders.h"
 #include "cpu/residues/scheme.h"
