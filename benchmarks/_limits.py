@@ -54,8 +54,10 @@ def meaning(limit: str) -> str:
     names["int4"] = "multiply-add of int8 with int4"
 
     def in_words(way: str, each: int) -> str:
-        pieces = "products of parts" if way == "bfloat16" else "digits"
-        pieces = "remainders" if limit == "float64" else pieces
+        if limit == "float64":
+            pieces = "remainders"
+        else:
+            pieces = "products of parts" if way == "bfloat16" else "digits"
         return names[way] + (f" in {each} {pieces}" if each > 1 else "")
 
     words = [in_words(way, each) for way, each in WAYS[limit].items()]

@@ -105,6 +105,9 @@ def _self_attention(
     if mask is None:
         hidden, seen = "nothing", None
     else:
+        # Before the mask is read.
+        if not any(_is_faster(query.dtype, query.size(1), by) for by in ("causal", "mask")):
+            return None
         seen = _seen(mask, mask_type, (query.size(0), num_head, query.size(1)))
         if seen is None:
             return None

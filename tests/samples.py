@@ -32,6 +32,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
+def powers(first: int, last: int, count: int) -> Tensor:
+    """Powers of two from one exponent to another, as float64."""
+    return torch.exp2(torch.linspace(first, last, count).round().double())
+
+
 def every_pair(values: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Two float64 vectors in which each value meets each."""
     column = torch.tensor(values, dtype=torch.float64)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from samples import around, normal
+from samples import around, normal, powers
 from torch import Tensor
 
 import pkg
@@ -197,10 +197,6 @@ def test_tails_of_the_inner_dimension(inner: int) -> None:
 
 
 # Values that remainders do not suit
-
-
-def powers(first: int, last: int, count: int) -> Tensor:
-    return torch.exp2(torch.linspace(first, last, count).round().double())
 
 
 @without_tiles

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import references
 import torch
-from samples import FLOATING, around, normal, of_dtype
+from samples import FLOATING, around, normal, of_dtype, powers
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -139,10 +139,6 @@ def check_special(a: Tensor, b: Tensor) -> Tensor:
 
 def from_bits(bits: int) -> Tensor:
     return torch.frombuffer(bytearray(struct.pack("<I", bits)), dtype=torch.float32)[0]
-
-
-def powers(first: int, last: int, count: int) -> Tensor:
-    return torch.exp2(torch.linspace(first, last, count).round().double())
 
 
 # float32: how exact

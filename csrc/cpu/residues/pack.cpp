@@ -12,7 +12,8 @@
 
 #include "cpu/residues/remainders.h"
 #include "cpu/runtime/workspace.h"
-#include "cpu/simd/transpose.h"
+#include "cpu/tiles/lanes.h"
+#include "cpu/tiles/transpose_tile.h"
 
 namespace pkg::cpu::residues {
 namespace {
@@ -21,17 +22,14 @@ constexpr int kLanes = 8;  // of float64
 
 using Doubles = simd::Vector<double>;
 using Quads = simd::Vector<uint64_t>;
-using Words = simd::Vector<uint32_t>;
 
 constexpr int64_t padded_lines(int64_t lines) {
   return tiles::strips_of(lines) * kStrip;
 }
 
-// The first `count` lanes; none where it is negative.
+// Of a register's, which there may be more of than lanes.
 __mmask8 first_lanes(int64_t count) {
-  return static_cast<__mmask8>(count <= 0        ? 0
-                               : count >= kLanes ? 0xFF
-                                                 : (1 << count) - 1);
+  return static_cast<__mmask8>(tiles::first_lanes(count));
 }
 
 // Of magnitudes: the bits of the largest, of which a NaN's are larger than an
@@ -206,17 +204,6 @@ struct SixteenValues {
           shuffle(kLow, first.leading, second.leading)};
 }
 
-// Bytes of four registers of words: of each 128 bits four of the first, of the
-// second and so on.
-__m512i bytes_of(const __m512i (&words)[4]) {
-  constexpr __mmask64 kAll = ~__mmask64{0};
-  const auto pack = [](__m512i a, __m512i b) {
-    return _mm512_maskz_packs_epi32(~__mmask32{0}, a, b);
-  };
-  return _mm512_maskz_packs_epi16(kAll, pack(words[0], words[1]),
-                                  pack(words[2], words[3]));
-}
-
 // Where rows of words of a tile's planes go.
 struct PlaneRows {
   std::byte* first;
@@ -357,13 +344,7 @@ void pack_tile(std::byte* packed, int64_t plane_bytes,
       read_row(row, PlaneRows{turned[0] + row * 64, kTileBytes});
     }
     for (int plane = 0; plane < kPlanes; ++plane) {
-      Words square[kTileRows];
-      std::memcpy(square, turned[plane], sizeof(square));
-      simd::transpose(square);
-      for (int row = 0; row < kTileRows; ++row) {
-        std::memcpy(packed + plane * plane_bytes + row * kRowStep, square + row,
-                    sizeof(Words));
-      }
+      tiles::transpose_tile<side>(turned[plane], packed + plane * plane_bytes);
     }
   }
 }

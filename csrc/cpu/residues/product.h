@@ -98,8 +98,8 @@ class ResidueProduct {
   // not made.
   template <class Body>
   void for_each_rest(const Body& body) const {
-    const int64_t rows = strips_of_lines(rows_);
-    const int64_t columns = strips_of_lines(columns_);
+    const int64_t rows = tiles::strips_of(rows_);
+    const int64_t columns = tiles::strips_of(columns_);
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
         if (!lacks(i, j)) {
@@ -134,10 +134,6 @@ class ResidueProduct {
     int64_t inner;
   };
 
-  static int64_t strips_of_lines(int64_t lines) {
-    return tiles::strips_of(lines);
-  }
-
   void request_memory() {
     const int64_t rows = sizes_.rows / kStrip;
     const int64_t columns = sizes_.columns / kStrip;
@@ -160,7 +156,7 @@ class ResidueProduct {
         Workspace::of_this_thread<Slot::PartialSums>().template request<int8_t>(
             kModuli * remainder_plane());
     const int64_t micro_tiles =
-        strips_of_lines(rows_) * strips_of_lines(columns_);
+        tiles::strips_of(rows_) * tiles::strips_of(columns_);
     lacks_ = Workspace::of_this_thread<Slot::MicroTileFlags>()
                  .template request<uint8_t>(micro_tiles);
     std::fill_n(lacks_, micro_tiles, uint8_t{1});
@@ -180,7 +176,7 @@ class ResidueProduct {
   // Of a micro-tile of the whole result: 1 as long as it is not known that its
   // elements' leading bits suffice.
   uint8_t& lacks(int64_t i, int64_t j) const {
-    return lacks_[i * strips_of_lines(columns_) + j];
+    return lacks_[i * tiles::strips_of(columns_) + j];
   }
   // Of a micro-tile of a block.
   uint8_t& lacks(const Block& block, int64_t i, int64_t j) const {
@@ -201,7 +197,7 @@ class ResidueProduct {
   // From a plane of so many lines of a block to the next: rows of all are
   // written in turn, and shall not meet in the same sets of the caches.
   int64_t plane_bytes(int64_t lines, int64_t block) const {
-    return strips_of_lines(lines) * strip_bytes(block) + kPlanePadding;
+    return tiles::strips_of(lines) * strip_bytes(block) + kPlanePadding;
   }
   std::byte* left_block(int64_t block) const {
     return packed_left_ +
@@ -317,8 +313,8 @@ class ResidueProduct {
 
   template <class Body>
   void for_each_micro_tile(const Block& block, const Body& body) const {
-    const int64_t rows = strips_of_lines(block.rows);
-    const int64_t columns = strips_of_lines(columns_of(block.column));
+    const int64_t rows = tiles::strips_of(block.rows);
+    const int64_t columns = tiles::strips_of(columns_of(block.column));
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
         body(i, j);
@@ -379,7 +375,7 @@ class ResidueProduct {
         plane * plane_bytes(columns_of(block.column), block.inner) +
         unit * kUnitBytes;
     const int64_t steps = std::max<int64_t>(units - 1, 1);
-    const int64_t calls = strips_of_lines(columns_of(block.column));
+    const int64_t calls = tiles::strips_of(columns_of(block.column));
     const int64_t lines = units * kUnitBytes / kCacheLine;
     const int64_t lines_a_step = (lines + steps * calls - 1) / (steps * calls);
     alignas(64) int32_t sums[kTileElements];
@@ -415,21 +411,22 @@ class ResidueProduct {
   void prove(const Block& block) {
     constexpr int64_t kSomeUnits = 6;
     const int64_t units = tiles::units_of<Bytes>(values_of(block.inner));
-    for (int64_t unit = 0; unit < units; unit += kSomeUnits) {
-      const int64_t end = unit == 0 ? std::min(kSomeUnits, units) : units;
-      multiply_plane(
-          block, kModuli, unit, end - unit,
-          [&](int64_t i, int64_t j) { return lacks(block, i, j) != 0; },
-          [&](int64_t i, int64_t j, const int32_t* sums, int64_t piece) {
-            if (piece == 0) {
-              lacks(block, i, j) =
-                  suffice(sums, left_scales_[i], right_scales_[j]) ? 0 : 1;
-            }
-          });
-      if (end == units) {
-        return;
-      }
+    const int64_t some = std::min(kSomeUnits, units);
+    prove(block, 0, some);
+    if (some < units) {
+      prove(block, some, units - some);
     }
+  }
+  void prove(const Block& block, int64_t unit, int64_t units) {
+    multiply_plane(
+        block, kModuli, unit, units,
+        [&](int64_t i, int64_t j) { return lacks(block, i, j) != 0; },
+        [&](int64_t i, int64_t j, const int32_t* sums, int64_t piece) {
+          if (piece == 0) {
+            lacks(block, i, j) =
+                suffice(sums, left_scales_[i], right_scales_[j]) ? 0 : 1;
+          }
+        });
   }
 
   static bool suffice(const int32_t* sums, const Scales& left,
@@ -472,17 +469,9 @@ class ResidueProduct {
                     simd::load(right_scales_[j].from_integer + v * kLanes);
       }
       epilogue_(row + r, column, values, 1, vectors, tail);
-      store(values, vectors, tail, to + r * output_stride_);
-    }
-  }
-
-  static void store(const simd::Vector<double> (&values)[kVectors], int vectors,
-                    int tail, double* to) {
-    for (int v = 0; v < vectors; ++v) {
-      if (v < vectors - 1 || tail == kLanes) {
-        simd::store(to + v * kLanes, values[v]);
-      } else {
-        simd::store_partial(to + v * kLanes, values[v], tail);
+      for (int v = 0; v < vectors; ++v) {
+        simd::store_up_to(to + r * output_stride_ + v * kLanes, values[v],
+                          columns - v * kLanes);
       }
     }
   }

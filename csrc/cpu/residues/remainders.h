@@ -65,6 +65,16 @@ inline constexpr auto kModulusConstants = [] {
   return remainders(sums, which);
 }
 
+// Bytes of four registers of words: of each 128 bits four of the first, of the
+// second and so on.
+[[gnu::always_inline]] inline __m512i bytes_of(const __m512i (&words)[4]) {
+  const auto pack = [](__m512i a, __m512i b) {
+    return _mm512_maskz_packs_epi32(~__mmask32{0}, a, b);
+  };
+  return _mm512_maskz_packs_epi16(~__mmask64{0}, pack(words[0], words[1]),
+                                  pack(words[2], words[3]));
+}
+
 }  // namespace pkg::cpu::residues
 
 #endif

@@ -35,9 +35,6 @@ inline constexpr int64_t kPieces = kStrip / 2;
   // Packing two and two words leaves those of a register 16 bytes apart.
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13,  //
                                              2, 6, 10, 14, 3, 7, 11, 15);
-  const auto pack = [](__m512i a, __m512i b) {
-    return _mm512_maskz_packs_epi32(~__mmask32{0}, a, b);
-  };
   sums += piece * kTogether * kWords;
   bytes += piece * kTogether * kWords;
   __m512i rest[kTogether];
@@ -53,10 +50,7 @@ inline constexpr int64_t kPieces = kStrip / 2;
     rest[i] = remainders(words, which);
   }
   _mm512_store_si512(
-      bytes, _mm512_maskz_permutexvar_epi32(
-                 kAll, in_order,
-                 _mm512_maskz_packs_epi16(~__mmask64{0}, pack(rest[0], rest[1]),
-                                          pack(rest[2], rest[3]))));
+      bytes, _mm512_maskz_permutexvar_epi32(kAll, in_order, bytes_of(rest)));
 }
 
 inline constexpr auto kWeights = [] {

@@ -11,7 +11,9 @@
 #include <type_traits>
 
 #include "cpu/simd/transpose.h"
+#include "cpu/tiles/lanes.h"
 #include "cpu/tiles/split.h"
+#include "cpu/tiles/transpose_tile.h"
 
 namespace pkg::cpu::tiles {
 namespace {
@@ -19,13 +21,6 @@ namespace {
 using Words = simd::Vector<uint32_t>;
 
 constexpr int kWords = 16;  // of a tile's row
-
-// The first `count` of up to 64 lanes; none where it is negative.
-uint64_t first_lanes(int64_t count) {
-  return count <= 0    ? 0
-         : count >= 64 ? ~uint64_t{0}
-                       : (uint64_t{1} << count) - 1;
-}
 
 simd::Vector<float> load_floats(__mmask16 lanes, const float* from) {
   return std::bit_cast<simd::Vector<float>>(_mm512_maskz_loadu_ps(lanes, from));
@@ -138,17 +133,6 @@ template <class Scheme>
     }
     rows[0][to] = words;
     add_whole<Scheme>(words, range);
-  }
-}
-
-template <Side side>
-void transpose_tile(const void* from, std::byte* to) {
-  Words square[kWords];
-  std::memcpy(square, from, sizeof(square));
-  simd::transpose(square);
-#pragma GCC unroll 16
-  for (int row = 0; row < kWords; ++row) {
-    std::memcpy(to + row * kTileRowStep<side>, square + row, sizeof(Words));
   }
 }
 
