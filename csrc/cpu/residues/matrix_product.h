@@ -78,12 +78,8 @@ bool multiply(const Product<double, double>& product, int64_t threads,
     }
     by_residues.for_each_rest(otherwise);
   };
-  if (threads == 1) {
-    multiply_part(0, product.rows, 0, product.columns);
-  } else {
-    cpu::detail::for_each_rectangle<void>(product.rows, product.columns, kStrip,
-                                          kStrip, threads, multiply_part);
-  }
+  cpu::detail::for_each_rectangle<void>(product.rows, product.columns, kStrip,
+                                        kStrip, threads, multiply_part);
   return true;
 }
 
