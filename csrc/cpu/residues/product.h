@@ -33,7 +33,9 @@
 
 namespace pkg::cpu::residues {
 
-// MC, NC, and KC in units.
+// MC, NC, and KC in units. B is packed anew for each block of rows, which takes
+// as long as multiplying by 200 of them: so packed rows may take as much memory
+// as the operands and the result do.
 struct BlockSizes {
   int64_t rows;
   int64_t columns;
@@ -41,12 +43,15 @@ struct BlockSizes {
 };
 inline BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   using cpu::detail::even_block;
-  constexpr int64_t kMostLeftBytes = int64_t{48} << 20;
+  constexpr int64_t kLeftBytes = int64_t{48} << 20;
   constexpr int64_t kMostRows = 2048;
   constexpr int64_t kMostColumns = 512;
   const int64_t units = tiles::units_of<Bytes>(inner);
+  const int64_t operands = int64_t{sizeof(double)} *
+                           (rows * inner + inner * columns + rows * columns);
   const int64_t mc = std::clamp<int64_t>(
-      kMostLeftBytes / (kPlanes * units * kValues), kStrip, kMostRows);
+      std::max(kLeftBytes, operands) / (kPlanes * units * kValues), kStrip,
+      kMostRows);
   return {even_block(rows, mc, kStrip),
           even_block(columns, kMostColumns, kStrip),
           even_block(units, kMostValues / kValues, 1)};
