@@ -105,16 +105,47 @@ bool with_scheme(const Multiply& multiply) {
   }
 }
 
-// One thread's product; whether its operands were in the scheme's range.
+// Whether C^T = B^T A^T is the faster way. Where B's columns are contiguous, as
+// in the weight of a linear layer, they are left lines then, whose tiles are
+// rows as they lie, and A's lines are transposed in their place: that pays
+// where they are few. Lines of both that lie side by side need not be
+// transposed at all then; those of bytes are better packed the other way. C is
+// stored a column of micro-tiles after the other, each of its rows in another
+// page, which many rows suffer from; and if A were packed anew for each block
+// of columns nothing would be won (docs/tuning/tiles.md).
+template <class Scheme, class Output>
+bool is_better_turned(const Product<typename Scheme::Input, Output>& product) {
+  constexpr bool kBytes = Scheme::kValues == 64;
+  constexpr int64_t kMostRows = kBytes ? 128 : 256;
+  constexpr int64_t kLeastColumnsByRows = 3;
+  constexpr int64_t kPackedBytes = kLargeL2Bytes / 2;
+  if (product.right.row_stride != 1 || product.right.column_stride == 1) {
+    return false;
+  }
+  if (!kBytes && product.left.row_stride == 1 &&
+      product.rows <= std::max(kMostRows, product.columns)) {
+    return true;
+  }
+  return product.rows <= kMostRows &&
+         kLeastColumnsByRows * product.rows <= product.columns &&
+         (Scheme::kParts == 1 ||
+          packed_bytes<Scheme>(product.rows, units_of<Scheme>(product.inner)) <=
+              kPackedBytes);
+}
+
+// One thread's product, or its transpose; whether its operands were in the
+// scheme's range.
 template <class Scheme, class Right, class Output, class Epilogue>
 bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
                     const typename Right::Source& right, int64_t rows,
                     int64_t columns, int64_t inner, Output* output,
-                    int64_t output_stride, const Epilogue& epilogue) {
+                    int64_t output_stride, const Epilogue& epilogue,
+                    bool turns_result = false) {
   const auto run = [&]<class Way>(std::type_identity<Way>) {
     const Registers registers;
     return Way(strips_of(left.data, left.row_stride, left.column_stride), right,
-               rows, columns, inner, output, output_stride, epilogue)
+               rows, columns, inner, output, output_stride, epilogue,
+               turns_result)
         .run();
   };
   using Packed = OperandBlocks<Scheme, Side::Left>;
@@ -129,21 +160,19 @@ bool multiply_alone(const MatrixView<typename Scheme::Input>& left,
   }
 }
 
-// Divides a product among threads. right(column) is the operand of Right's
-// blocks from that column on; otherwise(part, row, column) makes a part whose
-// values are not in the scheme's range.
-template <class Scheme, class Right, class Input, class Output, class Epilogue,
-          class RightFrom, class Otherwise>
+// Divides a product among threads. alone(part, column, epilogue) makes a part
+// by multiply_alone; otherwise(part, row, column) one whose values are not in
+// the scheme's range.
+template <class Scheme, class Input, class Output, class Epilogue, class Alone,
+          class Otherwise>
 void multiply_parts(const Product<Input, Output>& product, int64_t threads,
-                    const Epilogue& epilogue, const RightFrom& right,
+                    const Epilogue& epilogue, const Alone& alone,
                     const Otherwise& otherwise) {
   const auto multiply_part = [&](int64_t row, int64_t rows, int64_t column,
                                  int64_t columns) {
     const auto part = product.part(row, rows, column, columns);
     const cpu::detail::EpilogueFrom<Epilogue> place{epilogue, row, column};
-    const bool is_right = multiply_alone<Scheme, Right>(
-        part.left, right(column), rows, columns, product.inner, part.output,
-        part.output_stride, place);
+    const bool is_right = alone(part, column, place);
     if constexpr (Scheme::kHasRange) {
       if (!is_right) {
         otherwise(part, row, column);
@@ -180,11 +209,23 @@ bool multiply(const Product<Input, Output>& product, int64_t threads,
   }
   return detail::with_scheme<Input>([&]<class Scheme>(Scheme) {
     using Arithmetic = typename ArithmeticOf<Input>::type;
-    detail::multiply_parts<Scheme, OperandBlocks<Scheme, Side::Right>>(
+    const bool turns = detail::is_better_turned<Scheme>(product);
+    detail::multiply_parts<Scheme>(
         product, threads, epilogue,
-        [&](int64_t column) {
-          const MatrixView<Input> right = product.right.from(0, column);
-          return strips_of(right.data, right.column_stride, right.row_stride);
+        [&](const auto& part, int64_t /*column*/, const auto& place) {
+          const auto as = [&](const MatrixView<Input>& left,
+                              const MatrixView<Input>& right, int64_t rows,
+                              int64_t columns) {
+            return detail::multiply_alone<Scheme,
+                                          OperandBlocks<Scheme, Side::Right>>(
+                left,
+                strips_of(right.data, right.column_stride, right.row_stride),
+                rows, columns, part.inner, part.output, part.output_stride,
+                place, turns);
+          };
+          return turns ? as(part.right.transposed(), part.left.transposed(),
+                            part.columns, part.rows)
+                       : as(part.left, part.right, part.rows, part.columns);
         },
         [&](const auto& part, int64_t row, int64_t column) {
           cpu::detail::multiply_alone<Arithmetic>(

@@ -117,23 +117,30 @@ bool multiply_packed(const Product<Input, Output>& product, const Input* packed,
     return packed + column / kStrip * panel_elements;
   };
   return detail::with_scheme<Input>([&]<class Scheme>(Scheme) {
+    const auto multiply = [&]<class Right>(std::type_identity<Right>,
+                                           const auto& right) {
+      detail::multiply_parts<Scheme>(
+          product, threads, epilogue,
+          [&](const auto& part, int64_t column, const auto& place) {
+            return detail::multiply_alone<Scheme, Right>(
+                part.left, right(column), part.rows, part.columns, part.inner,
+                part.output, part.output_stride, place);
+          },
+          otherwise);
+    };
     if constexpr (std::is_same_v<Input, BFloat16>) {
       using Right = PanelBlocks<Scheme>;
-      detail::multiply_parts<Scheme, Right>(
-          product, threads, epilogue,
-          [&](int64_t column) {
-            return typename Right::Source{
-                reinterpret_cast<const std::byte*>(panels(column)),
-                panel_elements * int64_t{sizeof(Input)}};
-          },
-          otherwise);
+      multiply(std::type_identity<Right>{}, [&](int64_t column) {
+        return typename Right::Source{
+            reinterpret_cast<const std::byte*>(panels(column)),
+            panel_elements * int64_t{sizeof(Input)}};
+      });
     } else {
-      detail::multiply_parts<Scheme, OperandBlocks<Scheme, Side::Right>>(
-          product, threads, epilogue,
-          [&](int64_t column) {
-            return Strips<Input>{{panels(column), 1, kStrip}, panel_elements};
-          },
-          otherwise);
+      using Right = OperandBlocks<Scheme, Side::Right>;
+      multiply(std::type_identity<Right>{}, [&](int64_t column) {
+        return
+            typename Right::Source{{panels(column), 1, kStrip}, panel_elements};
+      });
     }
   });
 }

@@ -25,12 +25,15 @@
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/store_rows.h"
+#include "cpu/tiles/transpose_tile.h"
 
 #if defined(PKG_HAS_TILES)
 
 namespace pkg::cpu::tiles {
 
-// One thread's product. Left and Right: the blocks of A and B.
+// One thread's product. Left and Right: the blocks of A and B. Where it turns
+// the result, C's transpose is what is stored, and what the epilogue is told
+// of.
 template <class Scheme, class Output, class Epilogue, class Right, class Left>
 class PlainProduct {
   static_assert(Scheme::kParts == 1);
@@ -42,8 +45,10 @@ class PlainProduct {
   PlainProduct(const typename Left::Source& left,
                const typename Right::Source& right, int64_t rows,
                int64_t columns, int64_t inner, Output* output,
-               int64_t output_stride, const Epilogue& epilogue)
-      : rows_(rows),
+               int64_t output_stride, const Epilogue& epilogue,
+               bool turns_result = false)
+      : turns_result_(turns_result),
+        rows_(rows),
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
@@ -130,9 +135,9 @@ class PlainProduct {
         sums_ == nullptr
             ? nullptr
             : sums_ + (i * strips_of(sizes_.columns) + j) * kSumsCount;
-    const Sums next = last ? Sums{scratch_[turn_], row + i * kStrip,
-                                  column + j * kStrip, rows, columns}
-                           : Sums{sums, 0, 0, 0, 0};
+    const Sums next =
+        last ? place(row + i * kStrip, column + j * kStrip, rows, columns)
+             : Sums{sums, 0, 0, 0, 0};
     const auto left = left_.packed();
     multiply_plain_tile<Scheme>(
         rows > kTileRows ? 2 : 1, columns > kTileRows ? 2 : 1, units,
@@ -152,10 +157,20 @@ class PlainProduct {
     turn_ = last ? 1 - turn_ : turn_;
   }
 
+  // Where a finished micro-tile of the product goes.
+  Sums place(int64_t row, int64_t column, int rows, int columns) {
+    Accumulator* const sums = scratch_[turn_];
+    return turns_result_ ? Sums{sums, column, row, columns, rows}
+                         : Sums{sums, row, column, rows, columns};
+  }
+
   // Finishes some rows of the micro-tile that has been stored.
   static void finish_some(void* state) {
     auto& product = *static_cast<PlainProduct*>(state);
     const Sums& tile = product.to_finish_;
+    if (product.turns_result_ && product.finished_rows_ == 0) {
+      turn_sums<Accumulator>(tile.sums, nullptr, tile.columns, tile.rows);
+    }
     product.store_rows_.template store<kFinishRows>(
         tile.sums, nullptr, tile.row, tile.column, product.finished_rows_,
         tile.rows, tile.columns);
@@ -169,6 +184,7 @@ class PlainProduct {
     finished_rows_ = 0;
   }
 
+  bool turns_result_;
   int64_t rows_;
   int64_t columns_;
   int64_t inner_;

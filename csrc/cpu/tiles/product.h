@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "cpu/gemm/operands.h"
 #include "cpu/runtime/workspace.h"
@@ -30,6 +31,7 @@
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/store_rows.h"
+#include "cpu/tiles/transpose_tile.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -48,7 +50,8 @@ struct Pending {
   int columns = 0;
 };
 
-// One thread's product.
+// One thread's product. Where it turns the result, C's transpose is what is
+// stored, and what the epilogue is told of.
 template <class Scheme, class Output, class Epilogue>
 class SplitProduct {
   static_assert(Scheme::kParts > 1);
@@ -59,8 +62,10 @@ class SplitProduct {
 
   SplitProduct(const Strips<Input>& left, const Strips<Input>& right,
                int64_t rows, int64_t columns, int64_t inner, Output* output,
-               int64_t output_stride, const Epilogue& epilogue)
-      : rows_(rows),
+               int64_t output_stride, const Epilogue& epilogue,
+               bool turns_result = false)
+      : turns_result_(turns_result),
+        rows_(rows),
         columns_(columns),
         inner_(inner),
         units_(units_of<Scheme>(inner)),
@@ -210,7 +215,8 @@ class SplitProduct {
     fetched_ = next;
     rows_to_fetch_ = next.last ? next.rows : 0;
     multiply_micro_tile<Scheme, streamed>(
-        next.rows > kTileRows ? 2 : 1, next.columns > kTileRows ? 2 : 1, units,
+        rows_of(block) - row > kTileRows ? 2 : 1,
+        columns_of(block) - column > kTileRows ? 2 : 1, units,
         {left, right,
          pending_.stored != nullptr ? pending_.stored : scratch_[0],
          kSumsStride, Work{&SplitProduct::step, this}});
@@ -262,15 +268,22 @@ class SplitProduct {
                                        kSumsCount;
     turn_ = 1 - turn_;
     const bool in_place = first && !last;
-    return {in_place ? sums : scratch_[turn_],
-            first ? nullptr : sums,
-            !in_place,
-            last,
-            block.row + row,
-            block.column + column,
-            static_cast<int>(std::min<int64_t>(kStrip, rows_of(block) - row)),
-            static_cast<int>(
-                std::min<int64_t>(kStrip, columns_of(block) - column))};
+    const auto present = [](int64_t left) {
+      return static_cast<int>(std::min<int64_t>(kStrip, left));
+    };
+    Pending<Accumulator> tile{in_place ? sums : scratch_[turn_],
+                              first ? nullptr : sums,
+                              !in_place,
+                              last,
+                              block.row + row,
+                              block.column + column,
+                              present(rows_of(block) - row),
+                              present(columns_of(block) - column)};
+    if (last && turns_result_) {
+      std::swap(tile.row, tile.column);
+      std::swap(tile.rows, tile.columns);
+    }
+    return tile;
   }
 
   // Sums that are stored: added to those before, finished, brought to C. A
@@ -292,11 +305,19 @@ class SplitProduct {
       }
       return;
     }
-    store_rows_.template store<kFinishRows>(tile.stored, tile.sums, tile.row,
+    const Accumulator* added = tile.sums;
+    if (turns_result_) {
+      if (piece == 0) {
+        turn_sums<Accumulator>(tile.stored, added, tile.columns, tile.rows);
+      }
+      added = nullptr;
+    }
+    store_rows_.template store<kFinishRows>(tile.stored, added, tile.row,
                                             tile.column, first, tile.rows,
                                             tile.columns);
   }
 
+  bool turns_result_;
   int64_t rows_;
   int64_t columns_;
   int64_t inner_;
