@@ -19,6 +19,9 @@ namespace pkg::cpu::tiles {
 
 namespace detail {
 
+// Rows, columns and terms from which it may be.
+inline constexpr int64_t kLeastLines = 16;
+
 // Whether it is the faster way: below this, packing and shaping the registers
 // cost more than they save. Squares of so many rows take as long by vectors:
 // float32 80, others 32 to 36. Splitting pays where a value is used often, by
@@ -27,9 +30,9 @@ namespace detail {
 // filled up to much more than their number: 17 x 512 x 64 takes 14.6 us by
 // tiles and 10.1 by vectors, 100 x 100 x 64 11.1 and 13.2.
 template <class Input>
-bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
+bool is_large_enough(int64_t rows, int64_t columns, int64_t inner,
+                     int64_t least_rows = kLeastLines) {
   constexpr bool kSingle = std::is_same_v<Input, float>;
-  constexpr int64_t kLeastLines = 16;
   constexpr int64_t kLeastUses = kSingle ? 160 : 0;  // of two values
   constexpr double kLeastWork = kSingle ? 55.0 * 55 * 55 : 36.0 * 36 * 36;
   constexpr double kMostFilledUp = kSingle ? 1.8 : 2;
@@ -42,7 +45,7 @@ bool is_large_enough(int64_t rows, int64_t columns, int64_t inner) {
     return (size + kStrip - 1) / kStrip * kStrip;
   };
   const double work = volume(rows, columns, inner);
-  if (std::min({rows, columns, inner}) < kLeastLines ||
+  if (rows < least_rows || std::min(columns, inner) < kLeastLines ||
       rows + columns < kLeastUses || work < kLeastWork) {
     return false;
   }
@@ -133,6 +136,15 @@ bool is_better_turned(const Product<typename Scheme::Input, Output>& product) {
               kPackedBytes);
 }
 
+// Rows from which it may be the way: values of one part are read as they lie
+// where it is better turned, at the rate of memory whatever the rows.
+template <class Input>
+int64_t least_rows(const MatrixView<Input>& right) {
+  constexpr bool kOnePart =
+      std::is_same_v<Input, BFloat16> || std::is_same_v<Input, int8_t>;
+  return kOnePart && right.row_stride == 1 ? 2 : kLeastLines;
+}
+
 // One thread's product, or its transpose; whether its operands were in the
 // scheme's range.
 template <class Scheme, class Right, class Output, class Epilogue>
@@ -203,7 +215,8 @@ template <class Input, class Output, class Epilogue>
 bool multiply(const Product<Input, Output>& product, int64_t threads,
               const Epilogue& epilogue) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
-                                      product.inner) ||
+                                      product.inner,
+                                      detail::least_rows(product.right)) ||
       detail::is_better_in_place(product)) {
     return false;
   }
