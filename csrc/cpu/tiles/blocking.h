@@ -33,8 +33,12 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kMostRows = 512;
   constexpr int64_t kMostRowsBesideKept = 128;
   constexpr int64_t kMostColumns = 256;
-  // Where nothing stays packed.
-  constexpr int64_t kMostColumnsPackedAgain = 384;
+  // Where nothing stays packed, so that A is packed anew for each block of
+  // columns: wide ones, whose sums do not all lie in L2; of float32 in short
+  // blocks of the inner dimension narrow ones are better
+  // (docs/tuning/tiles.md).
+  constexpr int64_t kMostColumnsPackedAgain = 2048;
+  constexpr int64_t kMostColumnsOfShortBlocks = 384;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc = even_block(units, block_units<Scheme>(inner), 1);
   const int64_t blocks = (units + kc - 1) / kc;
@@ -46,8 +50,12 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   const bool keeps_right =
       has_many_rows && fits(even_block(columns, kMostColumns, kStrip));
   const bool packs_again = has_many_rows && !keeps_right && blocks > 1;
-  const int64_t nc = even_block(
-      columns, packs_again ? kMostColumnsPackedAgain : kMostColumns, kStrip);
+  const bool is_short = Scheme::kParts == 3 && kc <= Scheme::kUnits;
+  const int64_t nc = even_block(columns,
+                                !packs_again ? kMostColumns
+                                : is_short   ? kMostColumnsOfShortBlocks
+                                             : kMostColumnsPackedAgain,
+                                kStrip);
   const int64_t mc =
       even_block(rows, keeps_right ? kMostRowsBesideKept : kMostRows, kStrip);
   const bool keeps_left = columns > nc && rows <= mc && fits(mc);
