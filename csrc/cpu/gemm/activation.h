@@ -7,6 +7,7 @@
 // either. Infinities and NaN give what PyTorch's functions give.
 #pragma once
 
+#include "cpu/runtime/cache.h"
 #include "cpu/simd/math.h"
 #include "linear.h"
 
@@ -116,6 +117,15 @@ struct LinearEpilogue {
       }
     }
     activate(activation, sums, rows * vectors);
+  }
+
+  // Brings what is kept beside such elements of the result into L2.
+  void prefetch(int64_t row, int64_t column, int rows, int64_t columns) const {
+    const T* at = pre_activation + row * row_stride + column;
+    for (int r = 0; r < rows && pre_activation != nullptr; ++r) {
+      prefetch_bytes<PrefetchTo::L2>(at + r * row_stride,
+                                     columns * int64_t{sizeof(T)});
+    }
   }
 };
 

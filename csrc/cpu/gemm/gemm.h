@@ -65,6 +65,11 @@ struct EpilogueFrom {
                   int tail) const {
     epilogue(first_row + row, first_column + column, sums, rows, vectors, tail);
   }
+  void prefetch(int64_t row, int64_t column, int rows, int64_t columns) const {
+    if constexpr (requires { epilogue.prefetch(row, column, rows, columns); }) {
+      epilogue.prefetch(first_row + row, first_column + column, rows, columns);
+    }
+  }
 };
 template <>
 struct EpilogueFrom<KeepSums> : KeepSums {

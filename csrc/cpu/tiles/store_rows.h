@@ -27,6 +27,11 @@ class StoreRows {
     for (int r = 0; r < kRows; ++r, at += stride_) {
       prefetch_bytes<PrefetchTo::L2>(at, kStrip * int64_t{sizeof(Output)});
     }
+    if constexpr (requires {
+                    epilogue_.prefetch(row, column, kRows, kStrip);
+                  }) {
+      epilogue_.prefetch(row, column, kRows, kStrip);
+    }
   }
 
   // The micro-tile's rows from `first` on, up to kRows of them that exist, of
