@@ -271,6 +271,8 @@ def test_small_products_in_every_tile(
             x = amid_nans(a.mT, 3).mT if transposed else amid_nans(a, 3)
             expected = (a.double() @ b.double()).to(dtype)
             assert torch.equal(pkg.ops.matmul(x, amid_nans(b, 5)), expected)
+            # B's columns, which are turned where A has many rows or no contiguous ones.
+            assert torch.equal(pkg.ops.matmul(x, amid_nans(b.mT, 5).mT), expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

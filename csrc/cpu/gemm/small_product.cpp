@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "cpu/runtime/workspace.h"
+#include "cpu/simd/transpose.h"
+
 namespace pkg::cpu::detail {
 namespace {
 
@@ -90,7 +93,49 @@ void with_vectors(int vectors, const Body& body) {
   }
 }
 
+// Columns of B, each contiguous, become rows `stride` apart.
+template <class T>
+void turn_columns(const MatrixView<T>& right, int64_t columns, int64_t inner,
+                  T* to, int64_t stride) {
+  constexpr int64_t kLanes = simd::kLanes<T>;
+  using V = Vector<T>;
+  for_each_block(columns, kLanes, [&](int64_t column, int64_t lines) {
+    for_each_block(inner, kLanes, [&](int64_t k, int64_t values) {
+      V square[kLanes];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const T* from = right.at(k, column + i);
+        square[i] = i >= lines ? V{}
+                    : values == kLanes
+                        ? simd::load(from)
+                        : simd::load_partial(from, static_cast<int>(values));
+      }
+      simd::transpose(square);
+      T* row = to + k * stride + column;
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kLanes; ++i, row += stride) {
+        if (i < values) {
+          simd::store(row, square[i]);
+        }
+      }
+    });
+  });
+}
+
 }  // namespace
+
+template <class T>
+void multiply_small_turned(const Product<T, T>& product) {
+  constexpr int64_t kLanes = simd::kLanes<T>;
+  const int64_t stride = (product.columns + kLanes - 1) / kLanes * kLanes;
+  T* turned =
+      Workspace::of_this_thread<Slot::PackedRight>().template request<T>(
+          product.inner * stride);
+  turn_columns(product.right, product.columns, product.inner, turned, stride);
+  Product<T, T> with_rows = product;
+  with_rows.right = {turned, stride, 1};
+  multiply_small(with_rows);
+}
 
 template <class T>
 void multiply_small(const Product<T, T>& product) {
@@ -116,6 +161,8 @@ void multiply_small(const Product<T, T>& product) {
 #if defined(__AVX512F__)
 template void multiply_small(const Product<float, float>&);
 template void multiply_small(const Product<double, double>&);
+template void multiply_small_turned(const Product<float, float>&);
+template void multiply_small_turned(const Product<double, double>&);
 #endif
 
 }  // namespace pkg::cpu::detail
