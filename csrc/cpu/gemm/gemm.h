@@ -178,36 +178,46 @@ class ColumnsProduct {
 
   void run() const {
     for_each_block(product_.inner, kc_, [&](int64_t k, int64_t values) {
-      const RightPanels<KGroup> panels = right_panels(k, values);
-      for_each_block(product_.rows, mc_, [&](int64_t row, int64_t rows) {
-        multiply_rows(row, rows, k, values, panels);
-      });
+      const auto multiply = [&](const auto& panels) {
+        for_each_block(product_.rows, mc_, [&](int64_t row, int64_t rows) {
+          multiply_rows(row, rows, k, values, panels);
+        });
+      };
+      if constexpr (kReadsInPlace) {
+        if (packed_right_ == nullptr) {
+          return multiply(panels_in_place(k));
+        }
+      }
+      multiply(packed_panels(k, values));
     });
   }
 
  private:
   using KGroup = typename Arithmetic::KGroup;
   using Accumulator = typename Arithmetic::Accumulator;
+  using InPlace = InPlaceKGroup<Arithmetic, Input>;
+  static constexpr bool kReadsInPlace =
+      std::is_same_v<Input, KGroup> || kIsConverted<Arithmetic, Input>;
   static constexpr int kColumns = kNR<Arithmetic>;
   // Slot::Compensation and Slot::PartialSums are the same memory.
   static_assert(!Arithmetic::kCompensated ||
                 std::is_same_v<Accumulator, Output>);
 
-  // B's micro-panels of a block of K: packed now, or in place.
-  RightPanels<KGroup> right_panels(int64_t k, int64_t values) const {
+  // B's micro-panels of a block of K: in place, or packed now.
+  RightPanels<InPlace> panels_in_place(int64_t k) const {
     const MatrixView<Input>& right = product_.right;
-    if constexpr (std::is_same_v<Input, KGroup>) {
-      if (packed_right_ == nullptr) {
-        return {right.at(k, 0), right.row_stride, kColumns};
-      }
-    }
-    pack_columns<Arithmetic>(right.from(k, 0), product_.columns, values,
-                             packed_right_);
+    return {reinterpret_cast<const InPlace*>(right.at(k, 0)), right.row_stride,
+            kColumns};
+  }
+  RightPanels<KGroup> packed_panels(int64_t k, int64_t values) const {
+    pack_columns<Arithmetic>(product_.right.from(k, 0), product_.columns,
+                             values, packed_right_);
     return {packed_right_, kColumns, kColumns * depth_of<Arithmetic>(values)};
   }
 
+  template <class RightKGroup>
   void multiply_rows(int64_t row, int64_t rows, int64_t k, int64_t values,
-                     const RightPanels<KGroup>& panels) const {
+                     const RightPanels<RightKGroup>& panels) const {
     const EpilogueFrom<Epilogue> place{epilogue_, first_row_ + row,
                                        first_column_};
     const StoreSums<Accumulator, Output, EpilogueFrom<Epilogue>> store{
@@ -288,7 +298,7 @@ void multiply_alone(const Product<Input, Output>& product, int64_t first_row,
       multiply_columns<Arithmetic>(
           product.part(row, rows, column, columns), first_row + row,
           first_column + column, epilogue,
-          right_in_place && columns >= simd::kLanes<Input>);
+          right_in_place && columns >= kRegisterColumns<Arithmetic>);
     });
   });
 }
