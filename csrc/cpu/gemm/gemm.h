@@ -292,7 +292,10 @@ void multiply_alone(const Product<Input, Output>& product, int64_t first_row,
   const int64_t block =
       even_block(product.rows, most_rows, kMicroTileRows<Arithmetic>);
   const int64_t nc = even_block(
-      product.columns, right_in_place ? kNCInPlace : kNC, kNR<Arithmetic>);
+      product.columns,
+      right_in_place ? columns_at_a_time_in_place<Arithmetic>(product.rows)
+                     : kNC,
+      kNR<Arithmetic>);
   for_each_block(product.columns, nc, [&](int64_t column, int64_t columns) {
     for_each_block(product.rows, block, [&](int64_t row, int64_t rows) {
       multiply_columns<Arithmetic>(

@@ -1,6 +1,7 @@
 // Which operands of a product are better read where they lie than packed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,6 +41,15 @@ template <class Arithmetic>
 inline constexpr int64_t kRegisterColumns =
     simd::kLanes<typename Arithmetic::Accumulator>;
 
+// On the same processor float64 of more rows is (64 times 1024 x 1024 54
+// GFLOP/s packed, 70 in place; 128 69 and 70).
+template <class Arithmetic>
+inline constexpr bool kHasFewRowsOfDouble =
+    kReadsAnyRows && std::is_same_v<typename Arithmetic::KGroup, double>;
+template <class Arithmetic>
+inline constexpr int64_t kMostRowsInPlace =
+    kHasFewRowsOfDouble<Arithmetic> ? 96 : kFewRows;
+
 // Whether B's rows can be read where they lie, and one fills a register.
 template <class Arithmetic, class Input>
 bool has_rows_of_registers(const MatrixView<Input>& right, int64_t columns) {
@@ -53,8 +63,19 @@ bool has_rows_of_registers(const MatrixView<Input>& right, int64_t columns) {
 inline constexpr int64_t kFewColumns = 512;
 
 // NC where B is read in place: long runs in its rows, and columns of C that
-// stay in L2 for few rows.
-inline constexpr int64_t kNCInPlace = 4096;
+// stay in L2 for few rows. float64 of 48 rows or more times 256 x 4096 has 52
+// to 56 GFLOP/s so on an Intel Xeon (AMX), 66 to 71 where C's columns are no
+// more than 256 KiB; float32 loses.
+template <class Arithmetic>
+int64_t columns_at_a_time_in_place(int64_t rows) {
+  constexpr int64_t kMost = 4096;
+  constexpr int64_t kLeast = 256;
+  constexpr int64_t kBytes = 256 << 10;
+  return kHasFewRowsOfDouble<Arithmetic>
+             ? std::clamp(kBytes / (rows * int64_t{sizeof(double)}), kLeast,
+                          kMost)
+             : kMost;
+}
 
 // Micro-panels of B up to which A of dot products is read in place elsewhere.
 // Their A is packed for a half or a quarter of the work, and that pays sooner
@@ -106,7 +127,8 @@ bool reads_right_in_place(const MatrixView<Input>& right, int64_t rows,
       kReadsAnyRows ||
       (reinterpret_cast<uintptr_t>(right.data) % kCacheLine == 0 &&
        right.row_stride * kBytes % kCacheLine == 0);
-  return rows <= kFewRows || (is_aligned && inner * columns * kBytes <= kSmall);
+  return rows <= kMostRowsInPlace<Arithmetic> ||
+         (is_aligned && inner * columns * kBytes <= kSmall);
 }
 
 // Columns in place are whole registers. Those left over are multiplied with as
