@@ -32,8 +32,9 @@ def set_float64_matmul(way: str) -> None:
             fused multiply-adds promise (terms times 2^-53 times the sum of the magnitudes of the
             products), and is a tenth of theirs as a rule; where values' sizes differ so much that
             it could be more, and where one is infinite or NaN, multiply-adds make the element.
-            Takes memory for 16 bytes of each value of an operand meanwhile, at most about 0.1 GiB
-            a thread. ``"fma"``: by fused multiply-adds.
+            Takes memory for 16 bytes of each value of an operand meanwhile, of up to 2048 rows at
+            a time: about 0.1 GiB a thread at most, or as much as operands and result take.
+            ``"fma"``: by fused multiply-adds.
 
     Raises:
         ValueError: there is no such way.

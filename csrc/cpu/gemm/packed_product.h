@@ -4,8 +4,8 @@
 // precision is converted when it is loaded into a register.
 //
 // Layout: micro-panels of NR columns, as cpu/gemm/contract.h draws them, but
-// over the whole inner dimension. For one row some are read side by side from
-// front to back; for many, in blocks of KC.
+// over the whole inner dimension. For one row one is read from front to back, or
+// some side by side; for many, in blocks of KC.
 #pragma once
 
 #include <algorithm>
@@ -203,7 +203,7 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
       output_stride};
   const auto multiply_part = [&](const Product<Input, Output>& part,
                                  int64_t row, int64_t column) {
-    if (rows == 1) {
+    if (detail::kReadsPanelsTogether && rows == 1) {
       return detail::multiply_packed_row<Arithmetic>(
           part, panels + column / kColumns * panel_stride, panel_stride, column,
           epilogue);

@@ -5,7 +5,9 @@
 // them, so that memory is waited for at each. Of several panels others go on
 // meanwhile. Intel Xeon (AMX), one thread, 4096 x 14336 in float32, sums of the
 // values alone, GB/s from 1 / 2 / 4 / 8 panels: 11.4 / 13.5 / 15.2 / 15.0; with
-// prefetches 1 to 16 KiB ahead one has 12.6 to 13.7, four 14.0 to 15.5.
+// prefetches 1 to 16 KiB ahead one has 12.6 to 13.7, four 14.0 to 15.5. A Zen 4
+// reads pages of 2 MiB, which these operands have there, as fast from one
+// (docs/tuning/gemm.md).
 #pragma once
 
 #include <algorithm>
@@ -19,6 +21,9 @@
 
 namespace pkg::cpu::detail {
 
+// Where it is the way.
+inline constexpr bool kReadsPanelsTogether =
+    kInstructionSet == InstructionSet::Amx;
 inline constexpr int kPanelsOfRow = 4;
 
 // The sums of a row's k-groups and of kPanels panels, each behind the one
