@@ -4,8 +4,8 @@
 // precision is converted when it is loaded into a register.
 //
 // Layout: micro-panels of NR columns, as cpu/gemm/contract.h draws them, but
-// over the whole inner dimension. For one row one is read from front to back, or
-// some side by side; for many, in blocks of KC.
+// over the whole inner dimension. For one row one is read from front to back,
+// or some side by side; for many, in blocks of KC.
 #pragma once
 
 #include <algorithm>

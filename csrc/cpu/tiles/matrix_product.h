@@ -114,26 +114,29 @@ bool with_scheme(const Multiply& multiply) {
 // where they are few. Lines of both that lie side by side need not be
 // transposed at all then; those of bytes are better packed the other way. C is
 // stored a column of micro-tiles after the other, each of its rows in another
-// page, which many rows suffer from; and if A were packed anew for each block
-// of columns nothing would be won (docs/tuning/tiles.md).
+// page, which many rows suffer from, and sooner where C is in no cache; and if
+// A were packed anew for each block of columns nothing would be won
+// (docs/tuning/tiles.md).
 template <class Scheme, class Output>
 bool is_better_turned(const Product<typename Scheme::Input, Output>& product) {
   constexpr bool kBytes = Scheme::kValues == 64;
   constexpr int64_t kMostRows = kBytes ? 128 : 256;
+  constexpr int64_t kMostRowsOfLarge = 64;
   constexpr int64_t kLeastColumnsByRows = 3;
   constexpr int64_t kPackedBytes = kLargeL2Bytes / 2;
-  if (product.right.row_stride != 1 || product.right.column_stride == 1) {
+  const auto [left, right, rows, columns, inner, output, stride] = product;
+  if (right.row_stride != 1 || right.column_stride == 1) {
     return false;
   }
-  if (!kBytes && product.left.row_stride == 1 &&
-      product.rows <= std::max(kMostRows, product.columns)) {
+  if (!kBytes && left.row_stride == 1 && rows <= std::max(kMostRows, columns)) {
     return true;
   }
-  return product.rows <= kMostRows &&
-         kLeastColumnsByRows * product.rows <= product.columns &&
+  const bool is_large =
+      columns > kLargeL2Bytes / int64_t{sizeof(Output)} / rows;
+  return rows <= (is_large ? kMostRowsOfLarge : kMostRows) &&
+         kLeastColumnsByRows * rows <= columns &&
          (Scheme::kParts == 1 ||
-          packed_bytes<Scheme>(product.rows, units_of<Scheme>(product.inner)) <=
-              kPackedBytes);
+          packed_bytes<Scheme>(rows, units_of<Scheme>(inner)) <= kPackedBytes);
 }
 
 // Rows from which it may be the way: values of one part are read as they lie
