@@ -121,10 +121,12 @@ struct LinearEpilogue {
 
   // Brings what is kept beside such elements of the result into L2.
   void prefetch(int64_t row, int64_t column, int rows, int64_t columns) const {
+    if (pre_activation == nullptr) {
+      return;
+    }
     const T* at = pre_activation + row * row_stride + column;
-    for (int r = 0; r < rows && pre_activation != nullptr; ++r) {
-      prefetch_bytes<PrefetchTo::L2>(at + r * row_stride,
-                                     columns * int64_t{sizeof(T)});
+    for (int r = 0; r < rows; ++r, at += row_stride) {
+      prefetch_bytes<PrefetchTo::L2>(at, columns * int64_t{sizeof(T)});
     }
   }
 };

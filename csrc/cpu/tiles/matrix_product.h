@@ -132,7 +132,7 @@ bool is_better_turned(const Product<typename Scheme::Input, Output>& product) {
     return true;
   }
   const bool is_large =
-      columns > kLargeL2Bytes / int64_t{sizeof(Output)} / rows;
+      rows * columns * int64_t{sizeof(Output)} > kLargeL2Bytes;
   return rows <= (is_large ? kMostRowsOfLarge : kMostRows) &&
          kLeastColumnsByRows * rows <= columns &&
          (Scheme::kParts == 1 ||
@@ -141,11 +141,15 @@ bool is_better_turned(const Product<typename Scheme::Input, Output>& product) {
 
 // Rows from which it may be the way: values of one part are read as they lie
 // where it is better turned, at the rate of memory whatever the rows.
-template <class Input>
-int64_t least_rows(const MatrixView<Input>& right) {
-  constexpr bool kOnePart =
-      std::is_same_v<Input, BFloat16> || std::is_same_v<Input, int8_t>;
-  return kOnePart && right.row_stride == 1 ? 2 : kLeastLines;
+template <class Input, class Output>
+int64_t least_rows(const Product<Input, Output>& product) {
+  bool is_read_as_it_lies = false;
+  if constexpr (std::is_same_v<Input, BFloat16>) {
+    is_read_as_it_lies = is_better_turned<Bfloat16By1>(product);
+  } else if constexpr (std::is_same_v<Input, int8_t>) {
+    is_read_as_it_lies = is_better_turned<Int8By1>(product);
+  }
+  return is_read_as_it_lies ? 2 : kLeastLines;
 }
 
 // One thread's product, or its transpose; whether its operands were in the
@@ -219,7 +223,7 @@ bool multiply(const Product<Input, Output>& product, int64_t threads,
               const Epilogue& epilogue) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
                                       product.inner,
-                                      detail::least_rows(product.right)) ||
+                                      detail::least_rows(product)) ||
       detail::is_better_in_place(product)) {
     return false;
   }
