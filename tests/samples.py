@@ -60,3 +60,9 @@ def pairs(dtypes: Iterable[torch.dtype]) -> list[tuple[torch.dtype, torch.dtype]
     """Every ordered pair of dtypes."""
     dtypes = list(dtypes)
     return [(first, second) for first in dtypes for second in dtypes]
+
+
+def whole_numbers(dtype: torch.dtype, *shape: int, seed: int) -> Tensor:
+    """Values whose sums of up to 2048 products are exact in float32, in whatever order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-3, 4, shape, generator=generator).to(dtype)

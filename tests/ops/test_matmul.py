@@ -8,7 +8,7 @@ import pytest
 import references
 import torch
 from operator_tests import OperatorTests
-from samples import FLOATING, around, normal, of_dtype
+from samples import FLOATING, around, normal, of_dtype, whole_numbers
 
 import pkg
 from pkg.testing import ErrorSample, Sample
@@ -218,12 +218,6 @@ def test_gradients_are_laid_out_as_the_operands(
     (of_inputs,) = torch.autograd.grad(pkg.ops.matmul(inputs, transposed), inputs, gradient)
     assert of_inputs.stride() == inputs.stride()
     torch.testing.assert_close(of_inputs, expected[0])
-
-
-def whole_numbers(dtype: torch.dtype, *shape: int, seed: int) -> torch.Tensor:
-    """Values whose sums of up to 2048 products are exact in float32, in whatever order."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, 4, shape, generator=generator).to(dtype)
 
 
 def amid_nans(matrix: torch.Tensor, margin: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import references
 import torch
 from operator_tests import OperatorTests
-from samples import FLOATING, around, normal
+from samples import FLOATING, around, normal, whole_numbers
 from torch import Tensor
 
 import pkg
@@ -101,3 +101,20 @@ class TestPackedLinear(OperatorTests):
             expected = torch.full((5, 40), 9.0, dtype=dtype)
             expected[:, 7], expected[:, 39] = torch.nan, torch.inf
             assert torch.equal(result.cpu().nan_to_num(), expected.nan_to_num())
+
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_a_few_rows_by_every_number_of_panels(self, dtype: torch.dtype, threads: int) -> None:
+        """Panels side by side and those left over, sums of every part of the inner dimension."""
+        torch.set_num_threads(threads)
+        for columns in (1, 31, 33, 64, 97, 128, 130, 192, 257, 390):
+            for inner in (1, 2, 63, 64, 65, 129, 515):
+                weight = whole_numbers(dtype, columns, inner, seed=columns)
+                packed = pkg.ops.pack_linear_weight(weight)
+                bias = whole_numbers(dtype, columns, seed=3)
+                for rows in (1, 2, 3, 4, 5, 6, 7, 9):
+                    x = whole_numbers(dtype, rows, inner, seed=rows)
+                    expected = (x.double() @ weight.double().mT + bias.double()).relu().to(dtype)
+                    for each in (x, x.mT.contiguous().mT):
+                        result = pkg.ops.packed_linear(each, packed, columns, bias, "relu")
+                        assert torch.equal(result, expected)

@@ -93,6 +93,18 @@ template <int kTallest = kMR, class Body>
   }
 }
 
+// Calls body(std::integral_constant<int, count>) for a count of up to kMost.
+template <int kMost, class Body>
+[[gnu::always_inline]] inline void with_count(int count, const Body& body) {
+  if constexpr (kMost == 1) {
+    body(std::integral_constant<int, 1>{});
+  } else if (count == kMost) {
+    body(std::integral_constant<int, kMost>{});
+  } else {
+    with_count<kMost - 1>(count, body);
+  }
+}
+
 // Packed micro-panels of A, strip after strip.
 template <class KGroup>
 struct PackedStrips {

@@ -4,8 +4,8 @@
 // precision is converted when it is loaded into a register.
 //
 // Layout: micro-panels of NR columns, as cpu/gemm/contract.h draws them, but
-// over the whole inner dimension. For one row one is read from front to back,
-// or some side by side; for many, in blocks of KC.
+// over the whole inner dimension. For a few rows one is read from front to
+// back, or some side by side; for many, in blocks of KC.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/matrix_product.h"
-#include "cpu/gemm/packed_row.h"
+#include "cpu/gemm/packed_rows.h"
 #include "cpu/tiles/packed_product.h"
 
 namespace pkg::cpu {
@@ -203,10 +203,12 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
       output_stride};
   const auto multiply_part = [&](const Product<Input, Output>& part,
                                  int64_t row, int64_t column) {
-    if (detail::kReadsPanelsTogether && rows == 1) {
-      return detail::multiply_packed_row<Arithmetic>(
-          part, panels + column / kColumns * panel_stride, panel_stride, column,
-          epilogue);
+    if constexpr (detail::kMostRowsOfPanels > 0) {
+      if (rows <= detail::kMostRowsOfPanels) {
+        return detail::multiply_packed_rows<Arithmetic>(
+            part, panels + column / kColumns * panel_stride, panel_stride, row,
+            column, epilogue);
+      }
     }
     detail::PackedProduct<Arithmetic, Input, RightKGroup, Output, Epilogue>(
         part, panels + column / kColumns * panel_stride, panel_stride)

@@ -81,18 +81,6 @@ void multiply_columns(const Product<T, T>& product, int64_t column, int tail) {
   });
 }
 
-// Calls body(std::integral_constant<int, vectors>).
-template <int kMost = kMostVectors, class Body>
-void with_vectors(int vectors, const Body& body) {
-  if constexpr (kMost == 1) {
-    body(std::integral_constant<int, 1>{});
-  } else if (vectors == kMost) {
-    body(std::integral_constant<int, kMost>{});
-  } else {
-    with_vectors<kMost - 1>(vectors, body);
-  }
-}
-
 // Columns of B, each contiguous, become rows `stride` apart.
 template <class T>
 void turn_columns(const MatrixView<T>& right, int64_t columns, int64_t inner,
@@ -146,7 +134,7 @@ void multiply_small(const Product<T, T>& product) {
     const int64_t width = vectors * kLanes;
     const int tail =
         static_cast<int>(kLanes - std::max(width - left, int64_t{0}));
-    with_vectors(vectors, [&](auto count) {
+    with_count<kMostVectors>(vectors, [&](auto count) {
       if (tail == kLanes) {
         multiply_columns<count(), true>(product, column, tail);
       } else {
