@@ -13,6 +13,10 @@ constexpr int kTileOfColumns = 4;
 // Terms that are summed before the sums leave the registers: a tile's columns
 // stay in L1 from one tile of rows to the next.
 constexpr int64_t kTerms = 1024;
+// Of all rows, which every tile of columns goes over: as much as stays in L2.
+// Longer ones are multiplied a block of terms at a time by all columns: else
+// each tile of them reads the rows from L3 again (docs/tuning/gemm.md).
+constexpr int64_t kBytesThatStay = kL2Bytes / 2;
 
 template <class T, int kRows, int kColumns>
 struct Tile {
@@ -126,17 +130,22 @@ template <class T>
 void dot_rows(const MatrixView<DotRow<T>>& left, int64_t rows,
               const MatrixView<T>& right, int64_t columns, int64_t inner,
               bool prefetches, const DotSum<T>* start, DotSum<T>* sums) {
-  for (int64_t column = 0; column < columns;) {
-    const bool is_tile = column + kTileOfColumns <= columns;
-    for (int64_t k = 0; k < inner; k += kTerms) {
+  const auto dot_terms = [&](int64_t first, int64_t terms) {
+    for (int64_t column = 0; column < columns;) {
+      const bool is_tile = column + kTileOfColumns <= columns;
       const auto dot = is_tile ? &dot_columns_with_rows<kTileOfColumns, T>
                                : &dot_columns_with_rows<1, T>;
-      dot(left.from(0, k), rows, right.at(k, column), right.column_stride,
-          std::min(kTerms, inner - k), prefetches, k == 0 ? start : nullptr,
-          sums + column);
+      for_each_block(terms, kTerms, [&](int64_t offset, int64_t count) {
+        const int64_t k = first + offset;
+        dot(left.from(0, k), rows, right.at(k, column), right.column_stride,
+            count, prefetches, k == 0 ? start : nullptr, sums + column);
+      });
+      column += is_tile ? kTileOfColumns : 1;
     }
-    column += is_tile ? kTileOfColumns : 1;
-  }
+  };
+  const bool stays =
+      rows * inner * int64_t{sizeof(DotRow<T>)} <= kBytesThatStay;
+  for_each_block(inner, stays ? inner : kTerms, dot_terms);
 }
 
 #define PKG_DOT_ROWS(T)                                                \
