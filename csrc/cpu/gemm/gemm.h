@@ -266,7 +266,7 @@ void multiply_columns(const Product<Input, Output>& product, int64_t first_row,
   if (!right_in_place) {
     return multiply(0, columns);
   }
-  const InPlaceColumns ranges = columns_in_place<Arithmetic, Input>(columns);
+  const InPlaceColumns ranges = columns_in_place<Arithmetic>(columns);
   multiply(0, ranges.first_count);
   if (ranges.second < columns) {
     multiply(ranges.second, columns - ranges.second);

@@ -138,7 +138,7 @@ struct InPlaceColumns {
   int64_t first_count;
   int64_t second;
 };
-template <class Arithmetic, class Input>
+template <class Arithmetic>
 InPlaceColumns columns_in_place(int64_t columns) {
   constexpr int64_t kLanes = kRegisterColumns<Arithmetic>;
   constexpr int64_t kColumns = kNR<Arithmetic>;
