@@ -183,7 +183,7 @@ class ColumnsProduct {
           multiply_rows(row, rows, k, values, panels);
         });
       };
-      if constexpr (kReadsInPlace) {
+      if constexpr (kCanBeInPlace<Arithmetic, Input>) {
         if (packed_right_ == nullptr) {
           return multiply(panels_in_place(k));
         }
@@ -196,8 +196,6 @@ class ColumnsProduct {
   using KGroup = typename Arithmetic::KGroup;
   using Accumulator = typename Arithmetic::Accumulator;
   using InPlace = InPlaceKGroup<Arithmetic, Input>;
-  static constexpr bool kReadsInPlace =
-      std::is_same_v<Input, KGroup> || kIsConverted<Arithmetic, Input>;
   static constexpr int kColumns = kNR<Arithmetic>;
   // Slot::Compensation and Slot::PartialSums are the same memory.
   static_assert(!Arithmetic::kCompensated ||

@@ -32,6 +32,10 @@ inline constexpr bool kIsConverted =
     kReadsAnyRows && std::is_same_v<Input, simd::Half> &&
     std::is_same_v<typename Arithmetic::KGroup, float>;
 template <class Arithmetic, class Input>
+inline constexpr bool kCanBeInPlace =
+    std::is_same_v<Input, typename Arithmetic::KGroup> ||
+    kIsConverted<Arithmetic, Input>;
+template <class Arithmetic, class Input>
 using InPlaceKGroup =
     std::conditional_t<kIsConverted<Arithmetic, Input>, Streamed<Input>,
                        typename Arithmetic::KGroup>;
@@ -53,9 +57,8 @@ inline constexpr int64_t kMostRowsInPlace =
 // Whether B's rows can be read where they lie, and one fills a register.
 template <class Arithmetic, class Input>
 bool has_rows_of_registers(const MatrixView<Input>& right, int64_t columns) {
-  return (std::is_same_v<Input, typename Arithmetic::KGroup> ||
-          kIsConverted<Arithmetic, Input>) &&
-         right.column_stride == 1 && columns >= kRegisterColumns<Arithmetic>;
+  return kCanBeInPlace<Arithmetic, Input> && right.column_stride == 1 &&
+         columns >= kRegisterColumns<Arithmetic>;
 }
 
 // Columns up to which A, which each micro-panel of B goes over, is not either,
