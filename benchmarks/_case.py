@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.benchmark.utils.timer import timer
 
 from pkg.testing import Sample
 
@@ -218,6 +219,18 @@ class InTurn:
         """Make next the call behind such a share of them, from 0 to below 1."""
         first = int(share * len(self.calls))
         self._turns = itertools.cycle([*range(first, len(self.calls)), *range(first)])
+
+    def make_all(self, seconds: float) -> None:
+        """Make each call twice, if they do not take longer than that.
+
+        Memory that was written a moment ago is read at its rate from the third time on: caches
+        have yet to write it back, and a virtual machine's host gathers its pages.
+        """
+        end = timer() + seconds
+        for _ in range(2 * len(self.calls)):
+            self()
+            if timer() > end:
+                break
 
     def __call__(self) -> Any:
         """Make the next call."""

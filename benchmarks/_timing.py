@@ -121,6 +121,7 @@ def measure(
             # Where each is, none was a moment ago: or a peer that comes after another would read
             # from a cache what the first read from memory.
             function.begin_at(index / len(here))
+            function.make_all(seconds)
     clocks = {name: clock(name, function) for name, function in here.items()}
     clocks |= elsewhere or {}
     # NumPy at the end, where it has two turns running: its threads have to come to rest less often.
