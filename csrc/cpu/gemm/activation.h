@@ -36,9 +36,10 @@ V gelu_tanh_slope(V x) {
 template <class V>
 V derivative_of_gated(V x, V y, V slope) {
   const V e = simd::exp(-simd::abs(y));
-  const V below = e / (e + 1);
-  const V gate = y < 0 ? below : 1 / (e + 1);
-  return gate + x * (below / (e + 1)) * slope;
+  const V above = simd::detail::reciprocal(e + 1);
+  const V below = e * above;
+  const V gate = y < 0 ? below : above;
+  return gate + x * (below * above) * slope;
 }
 
 }  // namespace detail

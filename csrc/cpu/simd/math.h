@@ -53,6 +53,29 @@ struct ExpConstants<double> {
   static constexpr int kDegree = 13;
 };
 
+// The least, or the most, that x may be; NaN stays: one instruction, where a
+// comparison and a selection are two.
+template <class T>
+inline Vector<T> at_least(T bound, Vector<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    return std::bit_cast<Vector<T>>(_mm512_maskz_max_ps(
+        0xFFFF, _mm512_set1_ps(bound), std::bit_cast<__m512>(x)));
+  }
+#endif
+  return x < bound ? Vector<T>{} + bound : x;
+}
+template <class T>
+inline Vector<T> at_most(T bound, Vector<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    return std::bit_cast<Vector<T>>(_mm512_maskz_min_ps(
+        0xFFFF, _mm512_set1_ps(bound), std::bit_cast<__m512>(x)));
+  }
+#endif
+  return x > bound ? Vector<T>{} + bound : x;
+}
+
 template <class T>
 struct ReducedExp {
   Vector<T> tail;  // exp(r) - 1
@@ -102,9 +125,7 @@ inline Vector<T> times_normal_power_of_two(Vector<T> value, Vector<T> n) {
 template <class T, class... Low>
 inline ReducedExp<T> reduce_exp(Vector<T> x, Low... low) {
   using C = ExpConstants<T>;
-  // Selections keep NaN, since each comparison with it is false.
-  x = x > C::kLargest ? Vector<T>{} + C::kLargest : x;
-  x = x < C::kSmallest ? Vector<T>{} + C::kSmallest : x;
+  x = at_least(C::kSmallest, at_most(C::kLargest, x));
   const Vector<T> shifted = x * T(1.442695040888963407) + C::kRound;
   const Vector<T> n = shifted - C::kRound;
   Vector<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;
@@ -368,15 +389,35 @@ template <bool kPrecise, ExpRange kRange, class V, size_t kCount>
 
 template <class V>
 inline V abs(V x) {
-  return x < 0 ? -x : x;
+  using T = detail::ElementOf<V>;
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  constexpr Bits kSign = std::bit_cast<Bits>(T(-0.0));
+  return std::bit_cast<V>(std::bit_cast<Vector<Bits>>(x) & ~kSign);
 }
+
+namespace detail {
+
+// 1 / x for a normal number, in one Newton step where there is a first guess.
+template <class V>
+inline V reciprocal(V x) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<ElementOf<V>, float>) {
+    const V guess = std::bit_cast<V>(
+        _mm512_maskz_rcp14_ps(0xFFFF, std::bit_cast<__m512>(x)));
+    return guess * (2 - x * guess);
+  }
+#endif
+  return 1 / x;
+}
+
+}  // namespace detail
 
 // 1 / (1 + exp(-x)), from exp(-|x|) so that no digits cancel. Error under 3
 // ulp.
 template <class V>
 inline V sigmoid(V x) {
   const V e = exp(-abs(x));
-  return (x < 0 ? e : V{} + 1) / (e + 1);
+  return (x < 0 ? e : V{} + 1) * detail::reciprocal(e + 1);
 }
 
 namespace detail {
@@ -422,7 +463,7 @@ inline Vector<float> exp_of_half_square(Vector<float> a) {
                               0x1.446c7ep-13F};
   constexpr float kRound = ExpConstants<float>::kRound;
   Vector<float> y = a * a * -0.721347520F;
-  y = y < -151.0F ? Vector<float>{} - 151.0F : y;  // 2^y is zero
+  y = at_least(-151.0F, y);  // 2^y is zero
   const Vector<float> n = (y + kRound) - kRound;
   return times_power_of_two<float>(polynomial(y - n, kPower), n);
 }
@@ -432,25 +473,12 @@ inline Vector<float> exp_of_half_square(Vector<float> a) {
 // of which is exact.
 inline Vector<double> exp_of_half_square(Vector<double> a) {
   constexpr int64_t kLowBits = (int64_t{1} << 27) - 1;
-  a = a > 40 ? Vector<double>{} + 40 : a;  // exp is zero
+  a = at_most(40.0, a);  // exp is zero
   const auto rounded = std::bit_cast<Vector<int64_t>>(a) + (kLowBits / 2 + 1);
   const auto high = std::bit_cast<Vector<double>>(rounded & ~kLowBits);
   const auto [tail, n] =
       reduce_exp<double>(high * high * -0.5, (high - a) * (high + a) * 0.5);
   return times_power_of_two<double>(tail + 1, n);
-}
-
-// 1 / x for a normal number, in one Newton step where there is a first guess.
-template <class V>
-inline V reciprocal(V x) {
-#if defined(__AVX512F__)
-  if constexpr (std::is_same_v<ElementOf<V>, float>) {
-    const V guess = std::bit_cast<V>(
-        _mm512_maskz_rcp14_ps(0xFFFF, std::bit_cast<__m512>(x)));
-    return guess * (2 - x * guess);
-  }
-#endif
-  return 1 / x;
 }
 
 template <class T>
@@ -540,7 +568,7 @@ inline Normal<V> normal_distribution(V x) {
   const V e = detail::exp_of_half_square(a);
   // Of an infinite a the reciprocal is no number; this one is small enough.
   constexpr T kFar = T(1e6);
-  const V inverse = detail::reciprocal((a > kFar ? V{} + kFar : a) + 4);
+  const V inverse = detail::reciprocal(detail::at_most(kFar, a) + 4);
   const V p = detail::polynomial(1 - 8 * inverse, detail::kNormal<T>);
   const V below = e * (inverse * p);
   return {x < 0 ? below : 1 - below, e * T(0.398942280401432678)};
