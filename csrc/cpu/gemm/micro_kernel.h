@@ -290,9 +290,8 @@ void multiply_panels(int64_t rows, int64_t columns, int64_t depth,
                      const Left& left, const RightPanels<RightKGroup>& right,
                      const Store& store) {
   constexpr int64_t kColumns = kNR<Arithmetic>;
-  constexpr int64_t kSmall = kInstructionSet == InstructionSet::Amx
-                                 ? kLargeL2Bytes / 2
-                                 : 131072;
+  constexpr int64_t kSmall =
+      kInstructionSet == InstructionSet::Amx ? kLargeL2Bytes / 2 : 131072;
   const auto multiply = [&](int64_t row, int height, int64_t column) {
     multiply_micro_tile<Arithmetic>(
         height, static_cast<int>(std::min(kColumns, columns - column)), depth,
