@@ -22,10 +22,12 @@ class StoreRows {
   // Brings lines of the result from (row, column) on into L2.
   template <int kRows>
   void prefetch(int64_t row, int64_t column) const {
-    const Output* at = output_ + row * stride_ + column;
-#pragma GCC unroll 2
-    for (int r = 0; r < kRows; ++r, at += stride_) {
-      prefetch_bytes<PrefetchTo::L2>(at, kStrip * int64_t{sizeof(Output)});
+    if constexpr (!kStoresItself) {
+      const Output* at = output_ + row * stride_ + column;
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r, at += stride_) {
+        prefetch_bytes<PrefetchTo::L2>(at, kStrip * int64_t{sizeof(Output)});
+      }
     }
     if constexpr (requires {
                     epilogue_.prefetch(row, column, kRows, kStrip);
@@ -61,6 +63,7 @@ class StoreRows {
 
  private:
   static constexpr int kLanes = simd::kLanes<Accumulator>;
+  static constexpr bool kStoresItself = requires { Epilogue::kStores; };
   static constexpr bool kKeepsSums = std::is_base_of_v<KeepSums, Epilogue>;
 
   // Tiles make zeros of denormal numbers, so none has to be looked for.
@@ -96,7 +99,7 @@ class StoreRows {
       }
     }
     epilogue_(row, column, values, rows, kVectors, tail);
-    if constexpr (requires { Epilogue::kStores; }) {
+    if constexpr (kStoresItself) {
       return;
     }
     Output* to = output_ + row * stride_ + column;
