@@ -38,7 +38,7 @@ V gelu_tanh_slope(V x) {
 template <class V>
 V derivative_of_gated(V x, V y, V slope) {
   const V e = simd::exp(-simd::abs(y));
-  const V above = simd::detail::reciprocal(e + 1);
+  const V above = simd::reciprocal(e + 1);
   const V below = e * above;
   const V gate = y < 0 ? below : above;
   return gate + x * (below * above) * slope;

@@ -53,8 +53,8 @@ struct ExpConstants<double> {
   static constexpr int kDegree = 13;
 };
 
-// The least, or the most, that x may be; NaN stays: one instruction, where a
-// comparison and a selection are two.
+// The least, or the most, that x may be; NaN stays: one instruction, where GCC
+// makes two of a comparison with a constant and a selection.
 template <class T>
 inline Vector<T> at_least(T bound, Vector<T> x) {
 #if defined(__AVX512F__)
@@ -395,13 +395,11 @@ inline V abs(V x) {
   return std::bit_cast<V>(std::bit_cast<Vector<Bits>>(x) & ~kSign);
 }
 
-namespace detail {
-
 // 1 / x for a normal number, in one Newton step where there is a first guess.
 template <class V>
 inline V reciprocal(V x) {
 #if defined(__AVX512F__)
-  if constexpr (std::is_same_v<ElementOf<V>, float>) {
+  if constexpr (std::is_same_v<detail::ElementOf<V>, float>) {
     const V guess = std::bit_cast<V>(
         _mm512_maskz_rcp14_ps(0xFFFF, std::bit_cast<__m512>(x)));
     return guess * (2 - x * guess);
@@ -410,14 +408,12 @@ inline V reciprocal(V x) {
   return 1 / x;
 }
 
-}  // namespace detail
-
 // 1 / (1 + exp(-x)), from exp(-|x|) so that no digits cancel. Error under 3
 // ulp.
 template <class V>
 inline V sigmoid(V x) {
   const V e = exp(-abs(x));
-  return (x < 0 ? e : V{} + 1) * detail::reciprocal(e + 1);
+  return (x < 0 ? e : V{} + 1) * reciprocal(e + 1);
 }
 
 namespace detail {
@@ -568,7 +564,7 @@ inline Normal<V> normal_distribution(V x) {
   const V e = detail::exp_of_half_square(a);
   // Of an infinite a the reciprocal is no number; this one is small enough.
   constexpr T kFar = T(1e6);
-  const V inverse = detail::reciprocal(detail::at_most(kFar, a) + 4);
+  const V inverse = reciprocal(detail::at_most(kFar, a) + 4);
   const V p = detail::polynomial(1 - 8 * inverse, detail::kNormal<T>);
   const V below = e * (inverse * p);
   return {x < 0 ? below : 1 - below, e * T(0.398942280401432678)};

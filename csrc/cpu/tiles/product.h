@@ -212,11 +212,9 @@ class SplitProduct {
                        int64_t units, const std::byte* left,
                        const std::byte* right, int64_t micro_tiles) {
     const Pending next = place(block, row, column);
-    const int64_t steps = steps_of<Scheme>(units);
-    plan_steps(steps, micro_tiles);
+    plan_steps(steps_of<Scheme>(units), micro_tiles);
     fetched_ = next;
     rows_to_fetch_ = next.last ? next.rows : 0;
-    fetches_a_step_ = static_cast<int>((kFetches + steps - 1) / steps);
     multiply_micro_tile<Scheme, streamed>(
         rows_of(block) - row > kTileRows ? 2 : 1,
         columns_of(block) - column > kTileRows ? 2 : 1, units,
@@ -228,12 +226,13 @@ class SplitProduct {
   }
 
   // Divides what is to be done beside a micro-tile among its steps: to bring
-  // the stored sums where they belong, and a share of the packing.
+  // the stored sums where they belong, a share of the packing, and lines of C.
   void plan_steps(int64_t steps, int64_t micro_tiles) {
     finished_ = 0;
     finish_pieces_ = stored_.has_work ? kFinishPieces : 0;
     pack_pieces_ = (pieces_left() + micro_tiles - 1) / micro_tiles;
     pieces_a_step_ = (finish_pieces_ + pack_pieces_ + steps - 1) / steps;
+    fetches_a_step_ = (kFetches + steps - 1) / steps;
   }
   static void step(void* state) {
     auto& product = *static_cast<SplitProduct*>(state);
@@ -254,7 +253,7 @@ class SplitProduct {
   // no cache, 1.03 where nothing is, 0.99 from L2. Fetched to be written: 1.04,
   // 1.02 and 0.96.
   void fetch_result() {
-    for (int i = 0; i < fetches_a_step_ && rows_to_fetch_ > 0; ++i) {
+    for (int64_t i = 0; i < fetches_a_step_ && rows_to_fetch_ > 0; ++i) {
       store_rows_.template prefetch<kFetchedRows>(
           fetched_.row + fetched_.rows - rows_to_fetch_, fetched_.column);
       rows_to_fetch_ -= kFetchedRows;
@@ -337,7 +336,7 @@ class SplitProduct {
   Pending<Accumulator> stored_{};
   Pending<Accumulator> fetched_{};
   int rows_to_fetch_ = 0;
-  int fetches_a_step_ = 0;
+  int64_t fetches_a_step_ = 0;
   int64_t finished_ = 0;
   int64_t finish_pieces_ = 0;
   int64_t pack_pieces_ = 0;
