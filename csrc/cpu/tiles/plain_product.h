@@ -166,9 +166,9 @@ class PlainProduct {
 
   // Finishes some rows of the micro-tile that has been stored, and brings lines
   // of C that the next one takes the place of: bfloat16, 512 x 768 x 3072, 1.15
-  // times as fast where C alone is in no cache, 1.04 where nothing is, and as
-  // fast where all is in one. Past the caches it would go as fast, but not be
-  // read again as soon.
+  // times as fast where C alone is in no cache, 1.02 where nothing is; squares
+  // of 256 and 512 that are in L2 0.97. Past the caches it would go as fast,
+  // but not be read again as soon.
   static void finish_some(void* state) {
     auto& product = *static_cast<PlainProduct*>(state);
     const Sums& tile = product.to_finish_;
