@@ -2,12 +2,28 @@
 
 #include "cuda/host/launch.h"
 #include "cuda/host/rows.h"
+#include "cuda/int4/quantize_held_rows.cuh"
 #include "cuda/int4/quantize_rowwise.cuh"
 #include "host/namespace.h"
 #include "quantize_rowwise.h"
 
 namespace pkg::cuda {
 namespace {
+
+template <class Element>
+void launch_quantize(const QuantizeProblem<Element>& problem,
+                     cudaStream_t stream) {
+  const bool is_held = with_held_group(problem, [&]<int kGroup>() {
+    using Rows = HeldRows<Element, kGroup>;
+    launch(quantize_held_rows_kernel<Element, kGroup>,
+           (problem.rows + Rows::kRows - 1) / Rows::kRows, launch_shape<Rows>(),
+           stream, problem);
+  });
+  if (!is_held) {
+    launch(quantize_rowwise_kernel<Element>, problem.block_count(),
+           kQuantizeThreads, stream, problem);
+  }
+}
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& tensor,
                                             int64_t bits) {
@@ -31,8 +47,7 @@ std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& tensor,
     problem.rows = plan.rows;
     problem.inner = plan.inner;
     problem.bits = plan.bits;
-    launch(quantize_rowwise_kernel<Element>, problem.block_count(),
-           kQuantizeThreads, stream, problem);
+    launch_quantize(problem, stream);
   });
   return {values, scales};
 }

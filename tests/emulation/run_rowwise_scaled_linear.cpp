@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "batches.h"
+#include "cuda/int4/quantize_held_rows.cuh"
 #include "cuda/int4/quantize_rowwise.cuh"
 #include "cuda/int4/rowwise.cuh"
 #include "cuda/int4/rowwise_few_rows.cuh"
@@ -141,6 +142,21 @@ void run_linear(const Request& request) {
   }
 }
 
+// By threads that hold the rows, or refuses them.
+template <class Element>
+void launch_held(const Request& request,
+                 const cuda::QuantizeProblem<Element>& problem) {
+  const bool is_held = cuda::with_held_group(problem, [&]<int kGroup>() {
+    using Rows = cuda::HeldRows<Element, kGroup>;
+    launch_blocks(request, cuda::tiles_of(problem.rows, Rows::kRows),
+                  cuda::launch_shape<Rows>(),
+                  cuda::quantize_held_rows_kernel<Element, kGroup>, problem);
+  });
+  if (!is_held) {
+    fail("no group of threads holds these rows");
+  }
+}
+
 template <class Element>
 void run_quantize(const Request& request) {
   const cuda::QuantizeProblem<Element> problem = {
@@ -154,6 +170,10 @@ void run_quantize(const Request& request) {
       .inner = request.integer("inner"),
       .bits = static_cast<int>(request.integer("bits")),
   };
+  if (request.integer("held") != 0) {
+    launch_held(request, problem);
+    return;
+  }
   launch_blocks(request, problem.block_count(), cuda::kQuantizeThreads,
                 cuda::quantize_rowwise_kernel<Element>, problem);
 }

@@ -284,6 +284,24 @@ def test_quantising(counting_emulator: Emulator) -> None:
     check_quantising(counting_emulator)
 
 
+def check_quantising_held_rows(emulator: Emulator) -> None:
+    """cuda/int4/quantize_held_rows.cuh: reads sixteen bytes at a time, and all of it once."""
+    for columns in (512, 4096, 14336):
+        input = torch.randn(6, columns).bfloat16()
+        for bits in (8, 4):
+            values, _ = emulated_quantized(emulator, input, bits, held=True)
+            loads, stores = emulator.accesses["input"].loads, emulator.accesses["values"].stores
+            assert_vectors(loads)
+            assert loads.bytes == size_of(input)
+            assert_whole_sectors(stores)
+            assert stores.bytes == size_of(values)
+            assert stores.requests == loads.requests
+
+
+def test_quantising_held_rows(counting_emulator: Emulator) -> None:
+    check_quantising_held_rows(counting_emulator)
+
+
 def check_few_rows(emulator: Emulator) -> None:
     """cuda/int4/rowwise_few_rows.cuh: the weight once; sums of two rows in different banks."""
     sample = call((16,), 512, 128, False).converted(torch.bfloat16)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import rowwise_scaled_samples as shared
 import torch
-from emulator import Emulator
+from emulator import EmulationError, Emulator
 from samples import around
 from test_emulated_matmul import FLOATS, name_of
 from torch import Tensor
@@ -366,13 +366,18 @@ def test_which_products_warpgroups_make(
     assert not is_by_warpgroups(many)
 
 
-def emulated_quantized(emulator: Emulator, input: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def emulated_quantized(
+    emulator: Emulator, input: Tensor, bits: int, held: bool = False, blocks: int = 3
+) -> tuple[Tensor, Tensor]:
+    """By groups of threads that hold the rows, if ``held``."""
     *lead, inner = input.shape
     values = torch.full((*lead, inner if bits == 8 else inner // 2), 77, dtype=torch.int8)
     scales = torch.full(lead, 77, dtype=input.dtype)
     emulator.run(
         "quantize_rowwise",
         ["values", "scales"],
+        blocks,
+        held=held,
         type=name_of(input.dtype),
         input=input,
         stride=input.stride(-1),
@@ -401,10 +406,79 @@ def test_quantised_rows_are_the_bits_of_the_cpu(
     ties = shared.rows_near_ties(20, 130, bits)
     for input in (*inputs, special, ties):
         results = emulated_quantized(cuda_emulator, input.to(dtype), bits)
-        for actual, expected in zip(
-            results, pkg.ops.quantize_rowwise(input.to(dtype), bits), strict=True
-        ):
-            assert torch.equal(actual.double().nan_to_num(), expected.double().nan_to_num())
+        assert_quantized(results, input.to(dtype), bits)
+
+
+def assert_quantized(results: tuple[Tensor, Tensor], input: Tensor, bits: int) -> None:
+    for actual, expected in zip(results, pkg.ops.quantize_rowwise(input, bits), strict=True):
+        assert torch.equal(actual.double().nan_to_num(), expected.double().nan_to_num())
+
+
+GROUPS = (32, 128, 256, 512)  # of threads that hold a row, 8 packets of 16 bytes each
+
+
+def with_special_rows(input: Tensor) -> Tensor:
+    """Rows of zeros, with a NaN, an infinity, and of sizes that no reciprocal is taken of."""
+    rows = input.clone()
+    rows[1] = 0
+    for row, value in ((2, torch.nan), (3, -torch.inf)):
+        rows[row, 7 * rows.shape[1] // 8] = value
+    rows[4] *= 1e-30 if input.dtype != torch.float16 else 1e-4
+    rows[5] *= 1e30 if input.dtype != torch.float16 else 1e4
+    return rows
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_rows_that_threads_hold(cuda_emulator: Emulator, bits: int, dtype: torch.dtype) -> None:
+    """Of a packet less and more than each group holds, and of some in between."""
+    packet = 16 // torch.empty((), dtype=dtype).element_size()
+    counts = [1, 2, 31, 33, 100]
+    counts += [8 * threads + more for threads in GROUPS for more in (-1, 0, 1)][:-1]
+    for count in counts:
+        input = torch.randn(7, packet * count, dtype=torch.float64).to(dtype)
+        special = with_special_rows(input) if count > 1 else input
+        results = emulated_quantized(cuda_emulator, special, bits, held=True)
+        assert_quantized(results, special, bits)
+    with pytest.raises(EmulationError, match="no group"):
+        emulated_quantized(cuda_emulator, torch.zeros(1, 4097 * packet, dtype=dtype), bits, True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_held_rows_may_lie_apart(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    """In whole packets; others are refused. Ties are rounded as they are elsewhere."""
+    apart = torch.randn(5, 3, 1200, dtype=torch.float64).to(dtype).transpose(0, 1)[..., 16:1040]
+    ties = shared.rows_near_ties(20, 1024, 8).to(dtype)
+    for bits in (4, 8):
+        for blocks in (1, 100):
+            for input in (apart, ties):
+                results = emulated_quantized(cuda_emulator, input, bits, True, blocks)
+                assert_quantized(results, input, bits)
+    refused = [apart[..., 1:1017], apart[..., :1023], apart.transpose(1, 2)[:2]]
+    refused.append(torch.randn(4, 1029).to(dtype)[:, :1024])
+    for input in refused:
+        with pytest.raises(EmulationError, match="no group"):
+            emulated_quantized(cuda_emulator, input, 8, held=True)
+
+
+def test_which_rows_threads_hold(
+    emulated_operators: Operators, launched_threads: Callable[[], int]
+) -> None:
+    """By the threads of a block, which are 128 too where rows are read twice."""
+
+    def threads(input: Tensor) -> int:
+        assert_quantized(emulated_operators.quantize_rowwise(input, 8), input, 8)
+        return launched_threads()
+
+    for columns, expected in (
+        *((8192, 128), (8200, 256), (16384, 256), (16392, 512), (32768, 512), (32776, 128)),
+        (8204, 128),
+    ):
+        assert threads(torch.randn(2, columns).bfloat16()) == expected
+    rows = torch.randn(2, 8216).bfloat16()
+    assert threads(rows[:, 8:8208]) == 256
+    assert threads(rows[:, 4:8204]) == 128
+    assert threads(torch.randn(8200, 2).bfloat16().mT) == 128
 
 
 @pytest.mark.parametrize("kind", KINDS)

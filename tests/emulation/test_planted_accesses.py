@@ -19,6 +19,7 @@ from test_emulated_accesses import (
     check_matmul,
     check_panels,
     check_quantising,
+    check_quantising_held_rows,
 )
 from test_emulator import plant
 
@@ -129,6 +130,14 @@ PLANTED: dict[str, Planted] = {
         "cuda/int4/quantize_rowwise.cuh",
         "packets(stride == 1 && is_aligned(data, kPacket) ? inner / kPacket",
         "packets(stride == 2 ? inner / kPacket",
+    ),
+    "held rows that are read again": (
+        "run_rowwise_scaled_linear.cpp",
+        BFLOAT16,
+        check_quantising_held_rows,
+        "cuda/int4/quantize_held_rows.cuh",
+        "quantized_packet<kPerByte>(quantize, packet(i))",
+        "quantized_packet<kPerByte>(quantize, (void(i), row.packet(at)))",
     ),
 }
 

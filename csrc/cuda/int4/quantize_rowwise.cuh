@@ -1,7 +1,8 @@
 // quantize_rowwise: each row divided by a scale of its own
 // (csrc/quantize_rowwise_scale.h) and rounded to int8, or to int4 two to a
-// byte. A warp takes a row, in two passes, of which the second reads again what
-// the first has just read. Elements that are neighbours, from an aligned
+// byte. Rows that threads can hold are the work of quantize_held_rows.cuh. Of
+// others a warp takes a row, in two passes, of which the second reads again
+// what the first has just read. Elements that are neighbours, from an aligned
 // address on, are read 16 bytes at a time and their values written as many at a
 // time; else and at the end of the row an element at a time. Bytes: the input
 // twice, and the values once.
@@ -195,37 +196,55 @@ __device__ __forceinline__ void store_bytes(int8_t* to,
 }
 
 // kPerByte: 2 where values are int4, the even column in the low half.
+template <int kPerByte, class Quantizer, class Number>
+__device__ __forceinline__ int8_t quantized_byte(const Quantizer& quantize,
+                                                 Number first, Number second) {
+  const int low = quantize(first);
+  return static_cast<int8_t>(
+      kPerByte == 1 ? low : (low & 15) | (quantize(second) & 15) << 4);
+}
+
+template <int kPerByte, class Quantizer, class Element, int kPacket>
+__device__ __forceinline__ Packet<int8_t, kPacket / kPerByte> quantized_packet(
+    const Quantizer& quantize, const Packet<Element, kPacket>& elements) {
+  using Number = Accumulator<Element>;
+  Packet<int8_t, kPacket / kPerByte> bytes;
+  PKG_UNROLL
+  for (int i = 0; i < kPacket / kPerByte; ++i) {
+    bytes.values[i] = quantized_byte<kPerByte>(
+        quantize, convert<Number>(elements.values[i * kPerByte]),
+        convert<Number>(elements.values[(i + 1) * kPerByte - 1]));
+  }
+  return bytes;
+}
+
+// What is left of a row from byte `first` on, an element at a time, by so many
+// threads.
+template <int kPerByte, int kThreads, class Element, class Quantizer>
+__device__ __forceinline__ void store_elements(const QuantizeRow<Element>& row,
+                                               const Quantizer& quantize,
+                                               int8_t* to, int64_t first,
+                                               int thread) {
+  PKG_UNROLL_BY(1)
+  for (int64_t at = first + thread; at < row.inner / kPerByte; at += kThreads) {
+    to[at] = quantized_byte<kPerByte>(quantize, row.value(at * kPerByte),
+                                      row.value((at + 1) * kPerByte - 1));
+  }
+}
+
 template <int kPerByte, class Element, class Quantizer>
 __device__ __forceinline__ void store_quantized(const QuantizeRow<Element>& row,
                                                 const Quantizer& quantize,
                                                 int8_t* to, int lane) {
-  using Number = Accumulator<Element>;
-  constexpr int kPacket = QuantizeRow<Element>::kPacket;
-  constexpr int kBytes = kPacket / kPerByte;
-  const auto byte_of = [&](Number first, Number second) {
-    const int low = quantize(first);
-    return static_cast<int8_t>(
-        kPerByte == 1 ? low : (low & 15) | (quantize(second) & 15) << 4);
-  };
+  constexpr int kBytes = QuantizeRow<Element>::kPacket / kPerByte;
   const bool are_aligned = is_aligned(to, kBytes);
   const int64_t packets = Quantizer::kTakesPackets ? row.packets : 0;
   for (int64_t at = lane; at < packets; at += kWarp) {
-    const Packet<Element, kPacket> values = row.packet(at);
-    Packet<int8_t, kBytes> bytes;
-    PKG_UNROLL
-    for (int i = 0; i < kBytes; ++i) {
-      bytes.values[i] =
-          byte_of(convert<Number>(values.values[i * kPerByte]),
-                  convert<Number>(values.values[(i + 1) * kPerByte - 1]));
-    }
-    store_bytes(to + at * kBytes, bytes, are_aligned);
+    store_bytes(to + at * kBytes,
+                quantized_packet<kPerByte>(quantize, row.packet(at)),
+                are_aligned);
   }
-  PKG_UNROLL_BY(1)
-  for (int64_t at = packets * kBytes + lane; at < row.inner / kPerByte;
-       at += kWarp) {
-    to[at] =
-        byte_of(row.value(at * kPerByte), row.value((at + 1) * kPerByte - 1));
-  }
+  store_elements<kPerByte, kWarp>(row, quantize, to, packets * kBytes, lane);
 }
 
 template <bool kByReciprocal, class Element>
