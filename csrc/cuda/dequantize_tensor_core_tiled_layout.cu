@@ -18,13 +18,8 @@ Tensor dequantize_tensor_core_tiled_layout(const Tensor& packed_w,
   const std::array sizes{layout.rows, layout.columns};
   const Tensor values =
       empty_contiguous(sizes, ScalarType::BFloat16, device_of(packed_w));
-  const DequantizeTiled call = {
-      tiled_words(layout), group_size,
-      static_cast<const uint32_t*>(words.const_data_ptr()),
-      static_cast<const bfloat16*>(pairs.const_data_ptr()),
-      static_cast<bfloat16*>(values.mutable_data_ptr())};
-  launch(dequantize_tiled_kernel<DequantizeTiled>, call.layout.pieces(),
-         kTiledThreads, current_stream(values), call);
+  launch_dequantize<bfloat16>(tiled_words(layout), group_size, words, pairs,
+                              values);
   return values;
 }
 

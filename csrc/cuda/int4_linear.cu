@@ -4,13 +4,17 @@
 #include <array>
 #include <optional>
 
+#include "cuda/gemm/linear_host.h"
 #include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/precision.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/tensor_map.h"
 #include "cuda/int4/int4_linear.cuh"
 #include "cuda/int4/int4_linear_mma.cuh"
 #include "cuda/int4/int4_linear_warpgroups.cuh"
 #include "cuda/int4/int4_linear_wide.cuh"
+#include "cuda/int4/int4_written_out.h"
+#include "cuda/int4/tiled_layout_host.h"
 #include "host/namespace.h"
 #include "int4_linear.h"
 
@@ -121,6 +125,36 @@ void launch_int4(Int4LinearProblem<Element>& problem, const Tensor& output) {
   }
 }
 
+// By the weight written out in the input's type, where that takes less time;
+// returns whether. Not in half precision, whose weight would be rounded, nor in
+// TF32, which multiplies rounded numbers.
+template <class Element>
+bool launch_written_out(const Int4LinearPlan& whole, const Tensor& input,
+                        const Tensor& words, const Tensor& pairs,
+                        const std::optional<Tensor>& bias,
+                        const Tensor& output) {
+  if constexpr (sizeof(Element) == 2) {
+    return false;
+  } else {
+    const LinearPlan& plan = whole.linear;
+    const bool is_rounded = std::is_same_v<Element, float> &&
+                            float32_products() == Float32Products::One;
+    if (is_rounded ||
+        !pays_to_write_out<Element>(plan.batch(), plan.rows, plan.columns,
+                                    plan.inner, multiprocessor_count())) {
+      return false;
+    }
+    const Tensor weight = empty_contiguous(std::array{plan.columns, plan.inner},
+                                           plan.type, device_of(output));
+    launch_dequantize<Element>(tiled_words(whole.layout), whole.group_size,
+                               words, pairs, weight);
+    launch_linear("int4_linear", plan, input,
+                  {weight.const_data_ptr(), 1, plan.inner}, bias, output,
+                  nullptr);
+    return true;
+  }
+}
+
 Tensor int4_linear(const Tensor& input, const Tensor& packed_w,
                    const Tensor& scales_and_zeros, int64_t group_size,
                    int64_t inner_k_tiles, const std::optional<Tensor>& bias) {
@@ -134,6 +168,9 @@ Tensor int4_linear(const Tensor& input, const Tensor& packed_w,
   const Tensor pairs = torch::stable::contiguous(scales_and_zeros);
   with_floating_type(plan.type, [&](auto example) {
     using Element = decltype(example);
+    if (launch_written_out<Element>(whole, input, words, pairs, bias, output)) {
+      return;
+    }
     Int4LinearProblem<Element> problem = {};
     problem.input = static_cast<const Element*>(input.const_data_ptr());
     problem.words = static_cast<const uint32_t*>(words.const_data_ptr());

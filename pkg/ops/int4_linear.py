@@ -19,7 +19,7 @@ from .matmul import matmul
 from .unpack_tensor_core_tiled_layout import unpack_tensor_core_tiled_layout
 
 TABLE = (
-    "a linear layer with a weight of 4-bit values, which are never written out",
+    "a linear layer with a weight of 4-bit values",
     "floating",
     "yes, of input and bias, to any order",
 )
@@ -35,11 +35,15 @@ def int4_linear(
     inner_k_tiles: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Computes ``input @ weight.T + bias`` without ever writing the weight.
+    """Computes ``input @ weight.T + bias`` of a weight that stays packed.
 
     The weight is ``(q - 8) * scale + zero`` as a real number: it is not rounded to bfloat16, as
     :func:`pkg.ops.dequantize_tensor_core_tiled_layout` has to, and the result is rounded once.
     Sums are in float32, in float64 for a float64 input.
+
+    On CUDA a float32 or float64 input of more than eight rows has the weight written out in its
+    dtype for the time of the call where that is faster: ``out_features * in_features`` elements of
+    memory. Nothing else writes it.
 
     The CPU multiplies in integers where that is faster: an element of the input is then off by at
     most 2**-14.98 (bfloat16, float16) or 2**-22.98 (float32) of the largest magnitude among the 128

@@ -125,6 +125,17 @@ void run_pack(const Request& request) {
                 cuda::pack_tiled_kernel<cuda::PackTiled<Value>>, call);
 }
 
+template <class Element>
+void run_dequantize(const Request& request) {
+  using Call = cuda::DequantizeTiled<Element>;
+  const Call call = {layout_of(request), request.integer("group_size"),
+                     request.buffer<uint32_t>("words"),
+                     request.buffer<cuda::bfloat16>("scales_and_zeros"),
+                     request.buffer<Element>("values")};
+  launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
+                cuda::dequantize_tiled_kernel<Call>, call);
+}
+
 }  // namespace
 
 bool run_int4_linear(const Request& request) {
@@ -148,13 +159,11 @@ bool run_int4_linear(const Request& request) {
     launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
                   cuda::unpack_tiled_kernel<cuda::UnpackTiled>, call);
   } else if (kernel == "dequantize_tiled") {
-    const cuda::DequantizeTiled call = {
-        layout_of(request), request.integer("group_size"),
-        request.buffer<uint32_t>("words"),
-        request.buffer<cuda::bfloat16>("scales_and_zeros"),
-        request.buffer<cuda::bfloat16>("values")};
-    launch_blocks(request, call.layout.pieces(), cuda::kTiledThreads,
-                  cuda::dequantize_tiled_kernel<cuda::DequantizeTiled>, call);
+    const std::string& type = request.text("type");
+    if (!with_type<double, float, cuda::bfloat16>(
+            type, [&]<class Element>() { run_dequantize<Element>(request); })) {
+      fail("no weight is written out in " + type);
+    }
   } else {
     return false;
   }

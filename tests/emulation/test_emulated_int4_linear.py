@@ -414,6 +414,99 @@ def test_a_product_divided_among_warpgroups(
     assert threads_of(emulated_operators, launched_threads, input, 2080) == 128
 
 
+WIDE = [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("inner_k_tiles", INNER_K_TILES)
+def test_a_weight_written_out(
+    cuda_emulator: Emulator, dtype: torch.dtype, inner_k_tiles: int
+) -> None:
+    """Rounded once, which float64 is not where the reference computes in it."""
+    for rows, columns, group_size in ((8, 256, 32), (40, 512, 128), (16, 0, 32), (0, 256, 32)):
+        packed = words(rows, columns, inner_k_tiles)
+        pairs = scales_and_zeros(rows, columns, group_size)
+        weight = torch.full((rows, columns), 77, dtype=dtype)
+        cuda_emulator.run(
+            "dequantize_tiled",
+            ["values"],
+            type=name_of(dtype),
+            words=packed,
+            scales_and_zeros=pairs,
+            values=weight,
+            group_size=group_size,
+            rows=rows,
+            columns=columns,
+            inner_k_tiles=inner_k_tiles,
+        )
+        exact = references.dequantized(packed, pairs.double(), group_size, inner_k_tiles)
+        assert torch.equal(weight, exact.to(dtype))
+
+
+def thirds(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of which the sums of products are rounded, in float64 too."""
+    return make(*shape, dtype=dtype) / 3
+
+
+def is_written_out(
+    operators: torch._ops._OpNamespace, input: Tensor, columns: int, bias: Tensor | None = None
+) -> bool:
+    """Whether the result, which is checked, is that of ``linear`` and not of the packed weight."""
+    depth = input.shape[-1]
+    packed, pairs = words(columns, depth, 2), scales_and_zeros(columns, depth, 32)
+    arguments = (packed, pairs, 32, 2, bias)
+    result = operators.int4_linear(input, *arguments)
+    sample = Sample((input, *arguments))
+    (expected,) = expect(lambda each: [references.int4_linear(*each.args)], sample)
+    expected.compare(result, "output")
+    weight = references.dequantized(packed, pairs.double(), 32, 2).to(input.dtype)
+    return same_bits(result, operators.linear(input, weight, bias, None))
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+def test_which_weights_are_written_out(
+    emulated_operators: torch._ops._OpNamespace,
+    choose_float32_products: Callable[[int], None],
+    dtype: torch.dtype,
+) -> None:
+    """Those of more than eight rows, where that takes less time on 3 multiprocessors."""
+
+    def written(rows: int, depth: int, columns: int) -> bool:
+        return is_written_out(emulated_operators, thirds(rows, depth, dtype=dtype), columns)
+
+    assert written(9, 512, 8)
+    assert written(16, 512, 24)
+    assert not written(8, 512, 8)
+    assert not written(16, 128, 8)  # over before another kernel has begun
+    assert not written(9, 512, 264)  # of the tiles of the result most would be nothing
+    assert written(130, 256, 136)
+    batch = thirds(512, 12, 2, dtype=dtype).permute(2, 1, 0)
+    assert is_written_out(emulated_operators, batch, 24, thirds(48, dtype=dtype)[::2])
+    assert is_written_out(emulated_operators, misaligned(thirds(16, 512, dtype=dtype)), 8)
+    choose_float32_products(1)  # in TF32, of which linear is made then
+    assert written(16, 512, 24) == (dtype == torch.float64)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_no_half_is_written_out(
+    emulated_operators: torch._ops._OpNamespace, dtype: torch.dtype
+) -> None:
+    """It would be rounded."""
+    assert not is_written_out(emulated_operators, thirds(130, 512, dtype=dtype), 24)
+
+
+def test_nan_stays_in_its_row_by_a_weight_written_out(
+    emulated_operators: torch._ops._OpNamespace,
+) -> None:
+    input = make(16, 512, dtype=torch.float32)
+    input[3, 5], input[4, 6] = torch.nan, torch.inf
+    arguments = (words(8, 512, 2), scales_and_zeros(8, 512, 32), 32, 2)
+    result = emulated_operators.int4_linear(input, *arguments, None)
+    assert result[3].isnan().all()
+    assert not result[4].isfinite().any()
+    assert result[[0, 1, 2, *range(5, 16)]].isfinite().all()
+
+
 def emulated_packing(emulator: Emulator, w: Tensor, inner_k_tiles: int) -> Tensor:
     columns = w.shape[1] * (2 if w.dtype == torch.uint8 else 1)
     tiles = (w.shape[0] + 7) // 8
@@ -459,6 +552,7 @@ def test_the_weight_is_rounded_once(cuda_emulator: Emulator) -> None:
     cuda_emulator.run(
         "dequantize_tiled",
         ["values"],
+        type="bfloat16",
         words=packed,
         scales_and_zeros=pairs,
         values=weight,
@@ -489,6 +583,7 @@ def test_the_layout(cuda_emulator: Emulator, inner_k_tiles: int) -> None:
         cuda_emulator.run(
             "dequantize_tiled",
             ["values"],
+            type="bfloat16",
             words=packed,
             scales_and_zeros=pairs,
             values=weight,

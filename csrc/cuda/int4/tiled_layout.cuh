@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
@@ -142,31 +144,53 @@ __device__ __forceinline__ bfloat16 multiply_add(int whole, float scale,
   return convert<bfloat16>(sum / kDown);
 }
 
+template <class Element>
 struct DequantizeTiled {
   TiledWords layout;
   int64_t group_size;
   const uint32_t* words;
   const bfloat16* scales_and_zeros;
-  bfloat16* values;  // contiguous
+  Element* values;  // contiguous
 };
 
+// The weight that a value stands for. The product is exact in float32 and
+// float64 (4 and 8 significant bits), so that the sum alone is rounded.
+template <class Element>
+__device__ __forceinline__ Element weight_of(int whole, bfloat16 scale,
+                                             bfloat16 zero) {
+  if constexpr (std::is_same_v<Element, bfloat16>) {
+    return multiply_add(whole, convert<float>(scale), convert<float>(zero));
+  } else {
+    static_assert(std::is_floating_point_v<Element>);
+    return static_cast<Element>(whole) * convert<Element>(scale) +
+           convert<Element>(zero);
+  }
+}
+
+// `Call` is a DequantizeTiled. Neighbouring columns are written together.
 template <class Call>
 __global__ void __launch_bounds__(kTiledThreads)
     dequantize_tiled_kernel(Call call) {
+  using Element = std::remove_pointer_t<decltype(call.values)>;
   for (int64_t index = global_thread_index(); index < call.layout.words();
        index += global_thread_count()) {
     const WordPlace at(call.layout, index);
     const bfloat16* pair =
         call.scales_and_zeros +
         (at.column / call.group_size * call.layout.rows + at.row) * 2;
-    const float scale = convert<float>(pair[0]);
-    const float zero = convert<float>(pair[1]);
-    bfloat16* to = call.values + at.row * call.layout.columns + at.column;
+    const bfloat16 scale = pair[0];
+    const bfloat16 zero = pair[1];
+    Element* to = call.values + at.row * call.layout.columns + at.column;
     const uint32_t word = call.words[index];
     PKG_UNROLL
-    for (int place = 0; place < 8; ++place) {
-      const int q = static_cast<int>(word >> word_shift(place) & 15U);
-      to[word_column(place)] = multiply_add(q - 8, scale, zero);
+    for (int place = 0; place < 8; place += 2) {
+      Packet<Element, 2> two;
+      PKG_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int q = static_cast<int>(word >> word_shift(place + i) & 15U);
+        two.values[i] = weight_of<Element>(q - 8, scale, zero);
+      }
+      *reinterpret_cast<Packet<Element, 2>*>(to + word_column(place)) = two;
     }
   }
 }
