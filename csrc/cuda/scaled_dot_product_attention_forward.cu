@@ -1,3 +1,5 @@
+#include <array>
+#include <optional>
 #include <tuple>
 
 #include "cuda/attention/attention_host.h"
@@ -10,7 +12,8 @@ namespace pkg::cuda {
 
 template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
-                              cudaStream_t stream) {
+                              DeviceId device, cudaStream_t stream) {
+  std::optional<Tensor> memory;
   launch_attention_forward_kernel(
       call,
       AttentionDevice{.most_shared_bytes = most_shared_bytes(),
@@ -20,16 +23,22 @@ void launch_attention_forward(const AttentionForward<Element>& call,
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
         launch(kernel, tiles, shape, stream, arguments);
+      },
+      [&](int64_t numbers) {
+        using Number = Accumulator<Element>;
+        memory = empty_contiguous(std::array{numbers}, number_type<Number>(),
+                                  device);
+        return static_cast<Number*>(memory->mutable_data_ptr());
       });
 }
 template void launch_attention_forward(const AttentionForward<double>&,
-                                       cudaStream_t);
-template void launch_attention_forward(const AttentionForward<float>&,
+                                       DeviceId, cudaStream_t);
+template void launch_attention_forward(const AttentionForward<float>&, DeviceId,
                                        cudaStream_t);
 template void launch_attention_forward(const AttentionForward<float16>&,
-                                       cudaStream_t);
+                                       DeviceId, cudaStream_t);
 template void launch_attention_forward(const AttentionForward<bfloat16>&,
-                                       cudaStream_t);
+                                       DeviceId, cudaStream_t);
 
 namespace {
 
@@ -74,7 +83,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_forward(
             ? result_batch<Element>(shape, batch, output_residual)
             : ResultBatch<Element>{},
         sums};
-    launch_attention_forward(call, current_stream(query));
+    launch_attention_forward(call, device_of(query), current_stream(query));
   });
   return {output, log_sum_exp, output_residual};
 }

@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_forward(
          has_residual ? packed_result<Element>(shape, output_residual, true)
                       : ResultBatch<Element>{},
          sums},
-        stream);
+        device_of(query), stream);
   });
   return {output, log_sum_exp, output_residual};
 }

@@ -18,29 +18,38 @@ void run_forward(const Request& request) {
                           const auto& arguments) {
     launch_blocks(request, tiles, shape, kernel, arguments);
   };
+  const auto allocate = [&](int64_t numbers) {
+    if (numbers != request.integer("part_numbers")) {
+      fail("other memory for parts than the test has");
+    }
+    return request.buffer<cuda::Accumulator<Element>>("parts");
+  };
   if constexpr (std::is_same_v<Element, float>) {
     if (request.integer("copied_panels") != 0) {
       if (!cuda::launch_attention_forward_copied(call, device_of(request),
-                                                 false, launch)) {
+                                                 request.integer("key_parts"),
+                                                 launch, allocate)) {
         fail("the kernel of copied panels does not take the call");
       }
       return;
     }
   }
-  cuda::launch_attention_forward_kernel(call, device_of(request), launch);
+  cuda::launch_attention_forward_kernel(call, device_of(request), launch,
+                                        allocate);
 }
 
-// Whether the kernel of copied panels takes less time for so many matrices,
-// queries, columns of values and multiprocessors.
-void run_copied_forward_pays(const Request& request) {
+// Into how many parts the kernel of copied panels divides the keys for so many
+// matrices, queries, keys, columns of values and multiprocessors.
+void run_copied_forward_parts(const Request& request) {
   const auto& sizes = request.integers("sizes");
   cuda::AttentionForward<float> call = {};
   call.problem.batch_count = sizes.at(0);
   call.problem.rows = sizes.at(1);
-  call.problem.value_size = sizes.at(2);
-  cuda::with_attention_width<float>(sizes.at(2), [&]<int kWidth>() {
-    *request.buffer<int64_t>("pays") =
-        cuda::copied_forward_pays<kWidth>(call, sizes.at(3));
+  call.problem.columns = sizes.at(2);
+  call.problem.value_size = sizes.at(3);
+  cuda::with_attention_width<float>(sizes.at(3), [&]<int kWidth>() {
+    *request.buffer<int64_t>("parts") =
+        cuda::copied_forward_parts<kWidth>(call, sizes.at(4));
   });
 }
 
@@ -111,8 +120,8 @@ bool run_attention_uncovered(const Request& request) {
 }
 
 bool run_attention_forward(const Request& request) {
-  if (request.text("kernel") == "copied_forward_pays") {
-    run_copied_forward_pays(request);
+  if (request.text("kernel") == "copied_forward_parts") {
+    run_copied_forward_parts(request);
     return true;
   }
   if (request.text("kernel") != "attention_forward") {

@@ -230,7 +230,9 @@ def emulated_forward(
     warpgroups: bool = False,
     copied_panels: bool = False,
     shared_bytes: int = MOST_SHARED_BYTES,
+    key_parts: int = 1,
 ) -> Outputs:
+    """Output, log-sum-exp and residual; keys are divided by the kernel of copied panels alone."""
     # As the operator does, dimensions in the order of the query's: heads may be inside.
     output = torch.full(call.output_shape, 77, dtype=call.query.dtype)
     if call.query.dim() == 4 and call.query.stride(1) < call.query.stride(2):
@@ -245,6 +247,11 @@ def emulated_forward(
         names.append("output_residual")
     arguments |= {"log_sum_exp": log_sum_exp, "most_shared_bytes": shared_bytes}
     arguments |= {"warpgroups": warpgroups, "copied_panels": int(copied_panels)}
+    numbers = key_parts * log_sum_exp.numel() * (call.value.shape[-1] + 2)
+    parts = torch.full((numbers if key_parts > 1 else 0,), 77, dtype=accumulator(call))
+    arguments |= {"key_parts": key_parts, "parts": parts, "part_numbers": parts.numel()}
+    if key_parts > 1:
+        names.append("parts")
     emulator.run("attention_forward", names, blocks, **arguments)
     return output, log_sum_exp, residual
 

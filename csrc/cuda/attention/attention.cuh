@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "attention_key_limits.h"
+#include "cuda/attention/mask_row.cuh"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
@@ -347,6 +348,20 @@ struct TileLimits {
     }
   }
 
+  // The same of the thread's i-th row.
+  template <class Scores>
+  __device__ __forceinline__ void hide_unseen_of_row(Scores& tile,
+                                                     int i) const {
+    using Number = typename Scores::Value;
+    const typename Scores::Thread thread;
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      if (!sees(thread.row(i), thread.column(j))) {
+        tile.values[i][j] = -Number(INFINITY);
+      }
+    }
+  }
+
  private:
   // What lies further than any tile is as good as its edge.
   __device__ __forceinline__ static int near(int64_t distance) {
@@ -366,6 +381,8 @@ class AttentionScores {
  public:
   static constexpr bool kScalesExponents = false;  // see ScaledExponents
   using Number = Accumulator<Element>;
+  template <class Scores>
+  using Mask = MaskRow<Element, Scores>;
 
   // What they take of the matrix, for who keeps it elsewhere than in registers.
   struct Matrix {
@@ -456,6 +473,61 @@ class AttentionScores {
            problem_.variant.slopes.data == nullptr && !caps() &&
            TileLimits(extent_, row_begin, column_begin)
                .see_whole(Scores::kTileRows, Scores::kTileColumns);
+  }
+
+  // Loads what score_row() needs of the mask, if there is one.
+  template <class Scores>
+  __device__ __forceinline__ void load_mask(MaskRow<Element, Scores>& mask,
+                                            int i, int64_t row_begin,
+                                            int64_t column_begin) const {
+    with_mask_type([&]<class Value>(const Value* data) {
+      const TileLimits limits(extent_, row_begin, column_begin);
+      const AttentionMask& of = problem_.mask;
+      mask.load(
+          MaskCorner<Value>{data + mask_offset_ + row_begin * of.row_stride +
+                                column_begin * of.column_stride,
+                            of.row_stride, of.column_stride, limits.rows,
+                            limits.columns},
+          i);
+    });
+  }
+
+  // The same as score() of the thread's i-th row of a tile, step by step.
+  template <class Scores>
+  __device__ __forceinline__ void score_row(
+      Scores& tile, int i, int64_t row_begin, int64_t column_begin,
+      const MaskRow<Element, Scores>& mask) const {
+    tile.scale_row(i, scale());
+    if (caps()) {
+      PKG_UNROLL
+      for (int j = 0; j < tile.kThreadColumns; ++j) {
+        tile.values[i][j] = softcap_ * capped_share(tile.values[i][j]);
+      }
+    }
+    if (problem_.variant.slopes.data != nullptr) {
+      const typename Scores::Thread thread;
+      const int64_t diagonal = row_begin + thread.row(i) + extent_.columns -
+                               extent_.rows - column_begin;
+      PKG_UNROLL
+      for (int j = 0; j < tile.kThreadColumns; ++j) {
+        const int64_t distance = diagonal - thread.column(j);
+        tile.values[i][j] -=
+            slope_ * static_cast<Number>(distance < 0 ? -distance : distance);
+      }
+    }
+    with_mask_type([&]<class Value>(const Value*) {
+      mask.template apply<Value>(tile, i, [](Value value, Number score) {
+        if constexpr (std::is_same_v<Value, uint8_t>) {
+          return value != 0 ? score : -Number(INFINITY);
+        } else {
+          return score + convert<Number>(value);
+        }
+      });
+    });
+    const TileLimits limits(extent_, row_begin, column_begin);
+    if (!limits.see_whole(Scores::kTileRows, Scores::kTileColumns)) {
+      limits.hide_unseen_of_row(tile, i);
+    }
   }
 
   // The same of a tile, step by step, so that each is decided on once: what
@@ -584,6 +656,21 @@ class AttentionScores {
   }
 
  private:
+  // Calls function(data of the mask), if there is one.
+  template <class Function>
+  __device__ __forceinline__ void with_mask_type(Function&& function) const {
+    const AttentionMask& mask = problem_.mask;
+    if (mask.type == MaskType::boolean) {
+      function(static_cast<const uint8_t*>(mask.data));
+    } else if (mask.type == MaskType::element) {
+      function(static_cast<const Element*>(mask.data));
+    } else if constexpr (!std::is_same_v<Element, float>) {
+      if (mask.type == MaskType::single) {
+        function(static_cast<const float*>(mask.data));
+      }
+    }
+  }
+
   __device__ __forceinline__ bool sees(int64_t row, int64_t column) const {
     return row < extent_.rows && column < extent_.columns &&
            column >= row + extent_.limits.first &&

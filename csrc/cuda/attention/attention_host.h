@@ -175,7 +175,7 @@ AttentionProblem<Element> attention_problem(
 // those on packed sequences. The caller holds a DeviceGuard.
 template <class Element>
 void launch_attention_forward(const AttentionForward<Element>& call,
-                              cudaStream_t stream);
+                              DeviceId device, cudaStream_t stream);
 template <class Element>
 void launch_attention_delta(const AttentionBackward<Element>& call,
                             cudaStream_t stream);

@@ -12,18 +12,44 @@
 
 namespace pkg::cuda {
 
+// The parts into which the keys are divided among blocks, and what is kept of
+// each until they are combined (forward_parts.cuh).
+template <class Number>
+struct AttentionParts {
+  int64_t count = 1;
+  Number* sums = nullptr;    // parts, batch, rows, columns of values
+  Number* maxima = nullptr;  // parts, batch, rows
+  Number* weights = nullptr;
+};
+
 template <class Element>
 struct AttentionForward {
   AttentionProblem<Element> problem;
   ResultBatch<Element> output;
   ResultBatch<Element> output_residual;  // the data may be null
   Accumulator<Element>* log_sum_exp;     // contiguous: batch, rows
+  AttentionParts<Accumulator<Element>> parts = {};
 
   // Of kRows queries by kWidth columns of the output.
   template <int kRows, int kWidth>
   __host__ __device__ int64_t tile_count() const {
     return problem.batch_count * tiles_of(problem.rows, kRows) *
            output_tiles<kWidth>();
+  }
+
+  __host__ __device__ int64_t first_row_of_part(int64_t part,
+                                                int64_t index) const {
+    return (part * problem.batch_count + index) * problem.rows;
+  }
+
+  // Divides the keys. allocate(count) has memory for so many numbers.
+  template <class Allocate>
+  void divide_keys(int64_t count, Allocate&& allocate) {
+    const int64_t rows = count * problem.batch_count * problem.rows;
+    parts.count = count;
+    parts.sums = allocate(rows * (problem.value_size + 2));
+    parts.maxima = parts.sums + rows * problem.value_size;
+    parts.weights = parts.maxima + rows;
   }
 
   // One at least: the log-sum-exp is due also where the output is empty.

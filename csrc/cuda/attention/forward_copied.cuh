@@ -39,6 +39,7 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/forward_panels.cuh"
+#include "cuda/attention/forward_parts.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
@@ -116,8 +117,9 @@ class AttentionCopied {
       const AttentionForward<Element>& call)
       : call_(call), memory_(dynamic_shared<Element>()) {}
 
-  // Of 128 queries up to kWidth columns of the output.
-  __device__ __forceinline__ void make(int64_t index) const {
+  // Of 128 queries up to kWidth columns of the output, or of the sums of one
+  // part of their keys.
+  __device__ __forceinline__ void make(int64_t part, int64_t index) const {
     const AttentionProblem<Element>& problem = call_.problem;
     const int64_t row_tiles = tiles_of(problem.rows, kRows);
     const int64_t output_tiles = call_.template output_tiles<kWidth>();
@@ -131,8 +133,13 @@ class AttentionCopied {
     load_queries(batch, extent, row_begin);
     Statistics::begin();
     Output output(0);
-    attend(output, batch, extent, row_begin, output_begin);
+    attend(output, part, batch, extent, row_begin, output_begin);
     const int64_t stored = computed_here(batch);
+    if (call_.parts.count > 1) {
+      store_attention_part(call_, computed_here(part), stored, row_begin,
+                           output_begin, output, Statistics::end());
+      return;
+    }
     store_attention(call_, problem.extent(stored), stored, row_begin,
                     output_begin, output, Statistics::end());
   }
@@ -179,7 +186,32 @@ class AttentionCopied {
     }
   }
 
-  __device__ __forceinline__ void attend(Output& output, int64_t batch,
+  // Tiles of keys, of those that the queries see.
+  struct Keys {
+    int64_t begin;
+    int tiles;
+  };
+
+  // Those of one part: all parts have as many, but for the last ones.
+  __device__ __forceinline__ Keys keys_of_part(int64_t part,
+                                               const AttentionExtent& extent,
+                                               int64_t row_begin) const {
+    const AttentionProblem<Element>& problem = call_.problem;
+    const int64_t first = problem.first_column(extent, row_begin);
+    const int64_t seen = problem.column_end(extent, row_begin + kRows) - first;
+    const int tiles = seen > 0 ? static_cast<int>(tiles_of(seen, kKeys)) : 0;
+    if (call_.parts.count == 1) {
+      return {first, tiles};
+    }
+    const int parts = static_cast<int>(call_.parts.count);
+    const int each = (tiles + parts - 1) / parts;
+    const int before = each * static_cast<int>(part);
+    const int left = tiles > before ? tiles - before : 0;
+    return {first + int64_t{before} * kKeys, left < each ? left : each};
+  }
+
+  __device__ __forceinline__ void attend(Output& output, int64_t part,
+                                         int64_t batch,
                                          const AttentionExtent& extent,
                                          int64_t row_begin,
                                          int64_t output_begin) const {
@@ -192,12 +224,10 @@ class AttentionCopied {
         problem.value.by_column(problem.batch, batch, extent.first_column,
                                 extent.columns, problem.value_size);
     const int panels = head_panels() + kValuePanels;
-    const int64_t first = problem.first_column(extent, row_begin);
-    const int64_t seen = problem.column_end(extent, row_begin + kRows) - first;
-    const int steps =
-        seen > 0 ? static_cast<int>(tiles_of(seen, kKeys)) * panels : 0;
-    Turn loaded = {first};
-    Turn multiplied = {first};
+    const Keys keys = keys_of_part(part, extent, row_begin);
+    const int steps = keys.tiles * panels;
+    Turn loaded = {keys.begin};
+    Turn multiplied = {keys.begin};
     Scores scores(0);
     pass_through_stages<kStages>(
         0, steps,
@@ -282,8 +312,9 @@ __global__ void __launch_bounds__(AttentionCopied<Element, kWidth>::kThreads,
         const __grid_constant__ AttentionForward<Element> call) {
   using Block = AttentionCopied<Element, kWidth>;
   const int64_t tiles = call.template tile_count<Block::kRows, kWidth>();
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    Block(call).make(index);
+  for (int64_t index = blockIdx.x; index < tiles * call.parts.count;
+       index += gridDim.x) {
+    Block(call).make(index / tiles, index % tiles);
   }
 }
 

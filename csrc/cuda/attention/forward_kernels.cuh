@@ -70,49 +70,104 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   return true;
 }
 
-// Whether blocks of 128 queries take less time than those of 64: by the tiles
-// of the busiest multiprocessor, whose blocks share it, and by the
-// multiply-adds among a tile's instructions, as forward_copied.cuh counts them.
+// How long the busiest multiprocessor has, in some unit: `blocks` of so many
+// warps are shared out, each `work` for a multiprocessor of eight warps, as
+// many as there is room for. With fewer, whose waits others do not fill, an
+// instruction is issued less often: alone in a multiprocessor two warps of
+// forward_panels.cuh reached 0.35 of the rate of eight (H100, 1x8x1024x64 and
+// 2x16x4096x64), and four, each of a scheduler's own, should reach twice that.
+inline double time_of_busiest(int64_t blocks, int warps, double work,
+                              int64_t multiprocessors) {
+  constexpr int kMostWarps = 8;
+  const int64_t own = (blocks + multiprocessors - 1) / multiprocessors;
+  const int64_t at_once = kMostWarps / warps;
+  const auto last = static_cast<double>(own % at_once);
+  const double rate = std::min(1.0, 0.175 * warps * last);
+  return work * (static_cast<double>(own / at_once * at_once) +
+                 (last > 0 ? last / rate : 0));
+}
+
+// Into how many parts the keys are divided among blocks of 128 queries, or 0
+// where blocks of 64 and all keys take less time: by the multiply-adds among a
+// tile's instructions, as forward_copied.cuh counts them. A part costs as much
+// as a tile of keys beside its own: queries are loaded anew, and sums written,
+// read and added up.
 template <int kWidth>
-bool copied_forward_pays(const AttentionForward<float>& call,
-                         int64_t multiprocessors) {
-  const auto time = [&](int64_t tiles, int64_t rows, int64_t percent) {
-    return (tiles + multiprocessors - 1) / multiprocessors * rows * 100 /
-           percent;
-  };
-  constexpr int kRows = AttentionCopied<float, kWidth>::kRows;
-  return time(call.template tile_count<kRows, kWidth>(), kRows, 70) <
-         time(call.template tile_count<kAttentionTile, kWidth>(),
-              kAttentionTile, 63);
+int64_t copied_forward_parts(const AttentionForward<float>& call,
+                             int64_t multiprocessors) {
+  using Block = AttentionCopied<float, kWidth>;
+  constexpr int kSmallWarps = ForwardGrid<float, kWidth>::Thread::kThreads / 32;
+  constexpr int64_t kMostBlocks = 4;  // of parts, of a multiprocessor
+  const int64_t tiles = call.template tile_count<Block::kRows, kWidth>();
+  const int64_t key_tiles = tiles_of(call.problem.columns, Block::kKeys);
+  if (tiles == 0) {
+    return 0;
+  }
+  const int64_t most =
+      call.problem.is_packed()
+          ? 1
+          : std::min(kMostBlocks * multiprocessors / tiles, key_tiles);
+  double least = time_of_busiest(
+      call.template tile_count<kAttentionTile, kWidth>(), kSmallWarps,
+      static_cast<double>(kAttentionTile * (key_tiles + 1)) / 0.63,
+      multiprocessors);
+  int64_t best = 0;
+  for (int64_t parts = 1; parts <= std::max<int64_t>(most, 1); ++parts) {
+    const int64_t each = (key_tiles + parts - 1) / parts;
+    const double time = time_of_busiest(
+        tiles * parts, Block::kThreads / 32,
+        static_cast<double>(Block::kRows * (each + 1)) / 0.70, multiprocessors);
+    if (time < least) {
+      least = time;
+      best = parts;
+    }
+  }
+  return best;
 }
 
 // Whether it could: where a block has memory for its queries' whole heads.
-template <class Launch>
-bool launch_attention_forward_copied(const AttentionForward<float>& call,
+// Where no number of parts is asked for, if it pays. allocate(count) has memory
+// for numbers until the kernels have run.
+template <class Launch, class Allocate>
+bool launch_attention_forward_copied(AttentionForward<float> call,
                                      const AttentionDevice& device,
-                                     bool only_if_it_pays, Launch&& launch) {
-  const AttentionProblem<float>& problem = call.problem;
+                                     int64_t asked_parts, Launch&& launch,
+                                     Allocate&& allocate) {
   bool is_launched = false;
-  with_attention_width<float>(problem.value_size, [&]<int kWidth>() {
+  with_attention_width<float>(call.problem.value_size, [&]<int kWidth>() {
     using Block = AttentionCopied<float, kWidth>;
-    if (!Block::suits(problem, device.most_shared_bytes) ||
-        (only_if_it_pays &&
-         !copied_forward_pays<kWidth>(call, device.multiprocessors))) {
+    if (!Block::suits(call.problem, device.most_shared_bytes)) {
       return;
     }
+    const int64_t parts = asked_parts > 0 ? asked_parts
+                                          : copied_forward_parts<kWidth>(
+                                                call, device.multiprocessors);
+    if (parts == 0) {
+      return;
+    }
+    if (parts > 1) {
+      call.divide_keys(parts, allocate);
+    }
     launch(attention_forward_copied_kernel<float, kWidth>,
-           call.template tile_count<Block::kRows, kWidth>(),
-           Block::launch_shape(problem.head_size), call);
+           call.template tile_count<Block::kRows, kWidth>() * parts,
+           Block::launch_shape(call.problem.head_size), call);
+    if (parts > 1) {
+      using Combination = AttentionCombination<float>;
+      launch(
+          attention_forward_combine_kernel<float>,
+          call.template tile_count<Combination::kRows, Combination::kWidth>(),
+          LaunchShape(Combination::kThreads), call);
+    }
     is_launched = true;
   });
   return is_launched;
 }
 
-// Calls launch(kernel, blocks, shape, call) with the kernel for the call.
-template <class Element, class Launch>
+// Calls launch(kernel, blocks, shape, call) with the kernels for the call.
+template <class Element, class Launch, class Allocate>
 void launch_attention_forward_kernel(const AttentionForward<Element>& call,
                                      const AttentionDevice& device,
-                                     Launch&& launch) {
+                                     Launch&& launch, Allocate&& allocate) {
   const AttentionProblem<Element>& problem = call.problem;
   if constexpr (sizeof(Element) == 2) {
     if (launch_attention_forward_warpgroups(call, device, launch)) {
@@ -121,7 +176,7 @@ void launch_attention_forward_kernel(const AttentionForward<Element>& call,
   }
   if constexpr (std::is_same_v<Element, float>) {
     if (device.copies_panels &&
-        launch_attention_forward_copied(call, device, true, launch)) {
+        launch_attention_forward_copied(call, device, 0, launch, allocate)) {
       return;
     }
   }

@@ -107,6 +107,10 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
   using Shared = SharedSoftmax<Softmax, Scores>;
   const bool are_products =
       attention.template are_products<Scores>(row_begin, column_begin);
+  typename Attention::template Mask<Scores> mask;
+  if (!are_products) {
+    attention.load_mask(mask, 0, row_begin, column_begin);
+  }
   Softmax softmax;
   PKG_UNROLL
   for (int i = 0; i < scores.kThreadRows; ++i) {
@@ -115,10 +119,9 @@ __device__ __forceinline__ void weigh_tile(const Attention& attention,
     if (are_products) {
       scores.scale_row(i, attention.scale());
     } else {
-      PKG_UNROLL
-      for (int j = 0; j < scores.kThreadColumns; ++j) {
-        scores.values[i][j] = attention.score(
-            row, column_begin + thread.column(j), scores.values[i][j]);
+      attention.score_row(scores, i, row_begin, column_begin, mask);
+      if (i + 1 < scores.kThreadRows) {
+        attention.load_mask(mask, i + 1, row_begin, column_begin);
       }
     }
     Shared::load(softmax, i);
