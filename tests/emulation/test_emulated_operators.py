@@ -523,6 +523,25 @@ def backward(operators: Operators, call: Call, outputs: attention.Outputs) -> tu
 
 
 @pytest.mark.usefixtures("unwritten_memory_is_not_zero")
+@pytest.mark.parametrize(("heads", "divides"), [(1, True), (12, False)])
+def test_attention_of_divided_keys(
+    emulated_operators: Operators,
+    launched_threads: Callable[[], int],
+    heads: int,
+    divides: bool,
+) -> None:
+    """Of one tile of queries on three multiprocessors, and of enough for them."""
+    mask = torch.rand(100, 640) > 0.3
+    call = attention.make(heads, rows=100, columns=640, head=32, mask=mask)
+    outputs = forward(emulated_operators, call)
+    exact = attention.exact_results(call)
+    bounds = attention.bounds_of(call, exact)
+    attention.assert_near(attention.RESULTS[:2], outputs, exact, bounds)
+    # The last launch is of the combination where there are parts.
+    assert launched_threads() == (64 if divides else 128)
+
+
+@pytest.mark.usefixtures("unwritten_memory_is_not_zero")
 @pytest.mark.parametrize("key_heads", [0, 2])
 def test_attention_without_query_heads(emulated_operators: Operators, key_heads: int) -> None:
     """No matrix of scores has a part in the gradients of the key heads: they are zero."""
@@ -638,7 +657,10 @@ def test_attention_is_that_of_the_kernels(
     monkeypatch.setenv("PKG_CUDA_FEW_QUERIES", "0")
     call = converted(CALLS[name](), dtype)
     outputs = forward(emulated_operators, call)
-    expected = attention.emulated_forward(cuda_emulator, call)
+    # Two tiles of queries are too few for three multiprocessors, and there are two of keys.
+    divides = name == "causal" and dtype == torch.float32
+    options = {"copied_panels": True, "key_parts": 2} if divides else {}
+    expected = attention.emulated_forward(cuda_emulator, call, **options)
     for output, each in zip(outputs, expected, strict=True):
         assert torch.equal(output, each.reshape(output.shape))
 

@@ -1,7 +1,7 @@
 // The forward pass of scaled dot-product attention in float32 by multiply-adds,
-// for where there are enough queries: the algorithm of forward_panels.cuh and
-// its sums, in their order, of 128 queries a block, whose operands are copied
-// asynchronously (cuda/gemm/copied_panel.cuh).
+// of 128 queries a block: the algorithm of forward_panels.cuh and its sums, in
+// their order, of operands that are copied asynchronously
+// (cuda/gemm/copied_panel.cuh).
 //
 // A block has the whole heads of its queries in shared memory. Panels of 32
 // columns of the keys, and then of 32 values, pass through two stages: while
@@ -32,6 +32,16 @@
 // 168 registers, of which the compiler spilled 74. (Expected from these counts
 // was 0.9 of that kernel's time, and less by what its barriers and conflicts
 // cost. An H100 took 0.78 of it: 30 TFLOP/s, of 67, where that one has 24.)
+//
+// Where there are too few queries for the device their keys are divided among
+// blocks, and forward_parts.cuh combines what each has of its part. By count,
+// of 1x8x1024x64 on 132 multiprocessors: forward_panels.cuh has 128 blocks of
+// two warps, so that two of a multiprocessor's four schedulers have one warp
+// and two have none (H100: 257 us, 8.3 TFLOP/s). Four parts make of 64 tiles of
+// 128 queries 256 blocks of four warps, two to a multiprocessor, which is all
+// it has room for. 8.7 MB of sums are written once and read once, through the
+// L2 cache. Fewer rows a thread would have done the same with half or a quarter
+// of the products for what is loaded.
 #pragma once
 
 #include <cstdint>
