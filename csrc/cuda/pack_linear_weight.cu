@@ -10,15 +10,12 @@ template <class Word>
 void launch_pack(const Tensor& weight, const Tensor& packed) {
   const auto sizes = sizes_of(weight);
   const auto strides = strides_of(weight);
-  const PackProblem<Word> problem = {
-      static_cast<const Word*>(weight.const_data_ptr()),
-      static_cast<Word*>(packed.mutable_data_ptr()),
-      sizes[0],
-      sizes[1],
-      strides[0],
-      strides[1]};
-  launch(pack_linear_weight_kernel<Word>, problem.tile_count(),
-         kTransposeThreads, current_stream(packed), problem);
+  const auto problem =
+      pack_problem(static_cast<const Word*>(weight.const_data_ptr()),
+                   static_cast<Word*>(packed.mutable_data_ptr()), sizes[0],
+                   sizes[1], strides[0], strides[1]);
+  launch(transpose_kernel<Word>, problem.tile_count(), kTransposeThreads,
+         current_stream(packed), problem);
 }
 
 Tensor pack_linear_weight(const Tensor& weight) {

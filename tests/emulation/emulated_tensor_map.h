@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/device/tf32.cuh"
 #include "cuda_emulator.h"
 #include "emulated_mbarrier.h"
 #include "shared_span.h"
@@ -47,6 +49,18 @@ TensorMap encode_tensor_map(const cuda::MappedTensor<Element>& tensor) {
           sizeof(Element)};
 }
 
+// An element as the engine brings it: rounded, where the map says so.
+template <class Element>
+Element as_copied(Element element) {
+  if constexpr (std::is_same_v<Element, cuda::Tf32>) {
+    const uint32_t bits = cuda::bits_of_float(element.value);
+    return Element(
+        cuda::float_of_bits(cuda::round_to_tf32(bits) & ~cuda::kBelowTf32));
+  } else {
+    return element;
+  }
+}
+
 void check_box(const TensorMap& map, size_t element_size, size_t first_byte,
                Site site);
 void count_box();
@@ -72,10 +86,10 @@ void copy_box(const SharedSpan<Element>& to, int index, const TensorMap& map,
                                 group >= 0 && group < map.groups;
             Element element = {};
             if (exists) {
-              element = static_cast<const Element*>(
+              element = as_copied(static_cast<const Element*>(
                   map.data)[group * map.group_stride +
                             matrix * map.matrix_stride +
-                            (line + i) * map.line_stride + place + j];
+                            (line + i) * map.line_stride + place + j]);
             }
             const size_t byte = first_byte +
                                 static_cast<size_t>(i) * kBoxLineBytes +

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cuda/device/matrix_descriptor.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/tf32.cuh"
 #include "cuda_emulator.h"
 #include "shared_span.h"
 
@@ -66,6 +68,17 @@ void begin_group_product(const GroupProduct& product, void* sums,
                          const uint32_t* a_words, const WarpgroupOperand* a,
                          const WarpgroupOperand& b, Site site);
 
+// What the tensor cores read of an element.
+template <class Sum, class Element>
+Sum number_read(Element element) {
+  if constexpr (std::is_same_v<Element, cuda::Tf32>) {
+    return cuda::float_of_bits(cuda::bits_of_float(element.value) &
+                               ~cuda::kBelowTf32);
+  } else {
+    return cuda::convert<Sum>(element);
+  }
+}
+
 template <class Element, class Sum>
 void multiply_group(const std::byte* a, const std::byte* b, void* to,
                     int columns) {
@@ -76,7 +89,7 @@ void multiply_group(const std::byte* a, const std::byte* b, void* to,
         &element,
         lines + static_cast<size_t>(line) * kStepBytes + step * sizeof(Element),
         sizeof(element));
-    return cuda::convert<Sum>(element);
+    return number_read<Sum>(element);
   };
   Sum* const sums = static_cast<Sum*>(to);
   for (size_t step = 0; step < kDepth; ++step) {
@@ -102,7 +115,8 @@ void begin_product(Sum (&sums)[2][kOwn], const WarpgroupOperand& a,
   constexpr bool kASteps = static_cast<int>(kMajorA) != 0;
   constexpr bool kBSteps = static_cast<int>(kMajorB) != 0;
   static_assert(sizeof(Element) == 2 || (!kASteps && !kBSteps));
-  static_assert(kOwn == 16 || kOwn == 32 || kOwn == 64);
+  static_assert(kOwn == 16 || kOwn == 32 || kOwn == 64 ||
+                (kOwn == 8 && sizeof(Element) == 2));
   begin_group_product({4 * kOwn, sizeof(Element), kASteps, kBSteps, add,
                        &multiply_group<Element, Sum>},
                       sums, nullptr, &a, b, site);

@@ -93,16 +93,13 @@ void run(const Request& request) {
 
 template <class Word>
 void run_pack(const Request& request) {
-  const cuda::PackProblem<Word> problem = {
-      .weight = request.buffer<Word>("weight"),
-      .packed = request.buffer<Word>("packed"),
-      .out_features = request.integer("out_features"),
-      .in_features = request.integer("in_features"),
-      .out_stride = request.integers("strides").at(0),
-      .in_stride = request.integers("strides").at(1),
-  };
+  const auto& strides = request.integers("strides");
+  const auto problem = cuda::pack_problem<Word>(
+      request.buffer<Word>("weight"), request.buffer<Word>("packed"),
+      request.integer("out_features"), request.integer("in_features"),
+      strides.at(0), strides.at(1));
   launch_blocks(request, problem.tile_count(), cuda::kTransposeThreads,
-                cuda::pack_linear_weight_kernel<Word>, problem);
+                cuda::transpose_kernel<Word>, problem);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "cuda/gemm/six_products.cuh"
+#include "cuda/gemm/tf32_products.cuh"
 #include "matmul_request.h"
 #include "program.h"
 #include "warpgroups.h"
@@ -74,6 +75,41 @@ void run_six_products(const Request& request) {
   }
 }
 
+// A product of float32 in TF32, whose operands are transposed where they have
+// to be.
+template <int kTileColumns>
+void run_tf32(const Request& request) {
+  using Product = cuda::WarpgroupProduct<cuda::Tf32, kTileColumns>;
+  const auto problem = problem_of<cuda::Tf32, float>(request);
+  auto operands = cuda::tf32_operands(problem);
+  if (!operands) {
+    fail("these operands can neither be copied in bulk nor transposed");
+  }
+  // As the allocator does, at a multiple of 16 bytes.
+  using Vector = cuda::Packet<cuda::Tf32, cuda::kTf32OfVector>;
+  std::vector<Vector> memory(static_cast<size_t>(
+      operands->transposed_elements() / cuda::kTf32OfVector));
+  cuda::Tf32* next = memory.empty() ? nullptr : memory.data()->values;
+  for (cuda::Tf32Operand* const operand : {&operands->a, &operands->b}) {
+    if (operand->is_transposed) {
+      operand->set_transposed(next);
+      next += operand->transposed_elements();
+      launch_blocks(request, operand->transpose.tile_count(),
+                    cuda::kTransposeThreads, cuda::transpose_kernel<uint32_t>,
+                    operand->transpose);
+    }
+  }
+  const cuda::BulkOperands<cuda::Tf32> bulk = {operands->a.bulk(),
+                                               operands->b.bulk()};
+  const auto whole = cuda::warpgroup_problem<Product>(
+      problem, bulk, encode_tensor_map(bulk.a.tensor),
+      encode_tensor_map(bulk.b.tensor),
+      cuda::tiles_of(problem.depth, Product::kDepth), problem.c);
+  launch_blocks(request, whole.tiles, cuda::launch_shape<Product>(),
+                cuda::matmul_warpgroup_kernel<cuda::Tf32, float, kTileColumns>,
+                whole, cuda::KeepSums{});
+}
+
 // The panels of each part of a product by six, and the cycles that it takes.
 void run_plan_of_six_products(const Request& request) {
   const auto& sizes = request.integers("sizes");
@@ -119,6 +155,9 @@ bool run_matmul_warpgroups(const Request& request) {
     run_bulk_operands(request);
   } else if (kernel == "matmul_six_products") {
     run_six_products(request);
+  } else if (kernel == "matmul_tf32") {
+    request.integer("tile_columns") == 256 ? run_tf32<256>(request)
+                                           : run_tf32<128>(request);
   } else if (kernel == "plan_of_six_products") {
     run_plan_of_six_products(request);
   } else if (kernel != "matmul_warpgroups") {

@@ -239,6 +239,33 @@ def test_float32_in_tf32(
 
 
 @pytest.mark.usefixtures("capability_90")
+def test_float32_in_tf32_by_warpgroups(
+    emulated_operators: Operators,
+    choose_float32_products: Callable[[int], None],
+    launched_threads: Callable[[], int],
+) -> None:
+    """Of operands as they are and of transposes of them; divided where there are few tiles."""
+    choose_float32_products(1)
+
+    def check(a: Tensor, b: Tensor, by_warpgroups: bool) -> None:
+        tf32.assert_product(emulated_operators.matmul(a, b, out_dtype=None), a, b)
+        assert (launched_threads() == WARPGROUP_THREADS) == by_warpgroups
+
+    def by_columns(matrix: Tensor) -> Tensor:
+        return matrix.mT.contiguous().mT
+
+    left, right = torch.randn(384, 256), by_columns(torch.randn(256, 256))
+    for a in (left, by_columns(left)):
+        for b in (right, right.contiguous()):
+            check(a, b, by_warpgroups=True)
+    # What the copy engine does not take, nor the transpose of it; and what is small.
+    check(torch.randn(384, 257)[:, :256], right, by_warpgroups=False)
+    check(left[:60, :32], right[:32, :60], by_warpgroups=False)
+    # The last launch adds the parts up.
+    check(torch.randn(128, 1056), torch.randn(128, 1056).mT, by_warpgroups=False)
+
+
+@pytest.mark.usefixtures("capability_90")
 def test_float32_by_six_products(
     emulated_operators: Operators,
     choose_float32_products: Callable[[int], None],

@@ -16,6 +16,7 @@
 #include "cuda/device/matrix_descriptor.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/tf32.cuh"
 
 namespace pkg::cuda {
 
@@ -67,9 +68,11 @@ class WarpgroupOperand : public MatrixDescriptor {
       : MatrixDescriptor(descriptor) {}
 };
 
+#define PKG_WGMMA_16               \
+  "%0, %1, %2, %3, %4, %5, %6, %7" \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define PKG_WGMMA_32                         \
-  "%0, %1, %2, %3, %4, %5, %6, %7"           \
-  ", %8, %9, %10, %11, %12, %13, %14, %15"   \
+  PKG_WGMMA_16                               \
   ", %16, %17, %18, %19, %20, %21, %22, %23" \
   ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define PKG_WGMMA_64                         \
@@ -124,6 +127,11 @@ class WarpgroupOperand : public MatrixDescriptor {
                : "r"(a_words[0]), "r"(a_words[1]), "r"(a_words[2]),           \
                  "r"(a_words[3]), "l"(b_words), "r"(static_cast<int>(add)),   \
                  "n"(static_cast<int>(kMajorB)))
+#define PKG_WGMMA_TF32(columns, registers, a, b, added)                      \
+  asm volatile(PKG_WGMMA_TEXT("m64n" #columns "k8.f32.tf32.tf32", registers, \
+                              added, a ", " b ", added, 1, 1")               \
+               : PKG_WGMMA_##columns##_SUMS("+f", 0)                         \
+               : "l"(a_words), "l"(b_words), "r"(static_cast<int>(add)))
 #define PKG_WGMMA_INT8(columns, registers, a, b, added)                   \
   asm volatile(PKG_WGMMA_TEXT("m64n" #columns "k32.s32.s8.s8", registers, \
                               added, a ", " b ", added")                  \
@@ -138,8 +146,19 @@ class WarpgroupOperand : public MatrixDescriptor {
                  "r"(a_words[3]), "l"(b_words), "r"(static_cast<int>(add)))
 
 // The instruction that is for the type and for the columns.
+#define PKG_WGMMA_BY_DEPTH_OF(kind)                   \
+  if constexpr (kColumns == 64) {                     \
+    kind(64, PKG_WGMMA_32, "%32", "%33", "%34");      \
+  } else if constexpr (kColumns == 128) {             \
+    kind(128, PKG_WGMMA_64, "%64", "%65", "%66");     \
+  } else {                                            \
+    kind(256, PKG_WGMMA_128, "%128", "%129", "%130"); \
+  }
 #define PKG_WGMMA_SHARED_OF(types)                                         \
-  if constexpr (kColumns == 64) {                                          \
+  if constexpr (kColumns == 32) {                                          \
+    PKG_WGMMA_SHARED(32, types, PKG_WGMMA_16, "%16", "%17", "%18", "%19",  \
+                     "%20");                                               \
+  } else if constexpr (kColumns == 64) {                                   \
     PKG_WGMMA_SHARED(64, types, PKG_WGMMA_32, "%32", "%33", "%34", "%35",  \
                      "%36");                                               \
   } else if constexpr (kColumns == 128) {                                  \
@@ -169,7 +188,8 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
                                               const WarpgroupOperand& b,
                                               bool add = true) {
   constexpr int kColumns = 4 * kOwn;
-  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256);
+  static_assert(kColumns == 64 || kColumns == 128 || kColumns == 256 ||
+                (kColumns == 32 && sizeof(Element) == 2));
   static_assert(sizeof(Element) == 2 ||
                 (kMajorA == Major::depth && kMajorB == Major::depth));
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -179,15 +199,11 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
     PKG_WGMMA_SHARED_OF("f32.bf16.bf16")
   } else if constexpr (std::is_same_v<Element, float16>) {
     PKG_WGMMA_SHARED_OF("f32.f16.f16")
+  } else if constexpr (std::is_same_v<Element, Tf32>) {
+    PKG_WGMMA_BY_DEPTH_OF(PKG_WGMMA_TF32)
   } else {
     static_assert(std::is_same_v<Element, int8_t>);
-    if constexpr (kColumns == 64) {
-      PKG_WGMMA_INT8(64, PKG_WGMMA_32, "%32", "%33", "%34");
-    } else if constexpr (kColumns == 128) {
-      PKG_WGMMA_INT8(128, PKG_WGMMA_64, "%64", "%65", "%66");
-    } else {
-      PKG_WGMMA_INT8(256, PKG_WGMMA_128, "%128", "%129", "%130");
-    }
+    PKG_WGMMA_BY_DEPTH_OF(PKG_WGMMA_INT8)
   }
 #else
   __trap();
@@ -230,6 +246,8 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
 #undef PKG_WGMMA_SHARED_OF
 #undef PKG_WGMMA_INT8_REGISTERS
 #undef PKG_WGMMA_INT8
+#undef PKG_WGMMA_TF32
+#undef PKG_WGMMA_BY_DEPTH_OF
 #undef PKG_WGMMA_REGISTERS
 #undef PKG_WGMMA_SHARED
 #undef PKG_WGMMA_TEXT
@@ -241,6 +259,7 @@ __device__ __forceinline__ void begin_product(Sum (&sums)[2][kOwn],
 #undef PKG_WGMMA_128
 #undef PKG_WGMMA_64
 #undef PKG_WGMMA_32
+#undef PKG_WGMMA_16
 
 // Before products that add to registers, or read such, that the threads have
 // written themselves.

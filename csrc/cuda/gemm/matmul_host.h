@@ -10,53 +10,11 @@
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/precision.h"
 #include "cuda/gemm/six_products_host.h"
-#include "cuda/gemm/warpgroup_matmul.cuh"
+#include "cuda/gemm/tf32_products_host.h"
+#include "cuda/gemm/warpgroup_matmul_host.h"
 #include "cuda/host/launch.h"
-#include "cuda/host/tensor_map.h"
 
 namespace pkg::cuda {
-
-template <int kTileColumns, class Input, class Output, class Epilogue>
-void launch_warpgroups(const MatmulProblem<Input, Output>& problem,
-                       const BulkOperands<Input>& operands, int64_t panels_each,
-                       const Epilogue& epilogue, const Tensor& output) {
-  using Product = WarpgroupProduct<Input, kTileColumns>;
-  launch_whole_or_divided<Product>(
-      problem, operands, panels_each, epilogue, output,
-      []<class Result, class Kept>(const WarpgroupProblem<Input, Result>& tiles,
-                                   int64_t blocks, cudaStream_t stream,
-                                   const Kept& kept) {
-        launch(matmul_warpgroup_kernel<Input, Result, kTileColumns, Kept>,
-               blocks, launch_shape<Product>(), stream, tiles, kept);
-      });
-}
-
-// By warpgroups, where the device has their products and the operands can be
-// copied in bulk; returns whether.
-template <class Input, class Output, class Epilogue>
-bool launch_by_warpgroups(const MatmulProblem<Input, Output>& problem,
-                          const Epilogue& epilogue, const Tensor& output) {
-  if (!has_warpgroup_products()) {
-    return false;
-  }
-  const std::optional<BulkOperands<Input>> operands = bulk_operands(problem);
-  if (!operands) {
-    return false;
-  }
-  const int64_t panels =
-      tiles_of(problem.depth, WarpgroupProduct<Input, 128>::kDepth);
-  const WarpgroupPlan plan =
-      plan_warpgroups(problem.batch_count, problem.rows, problem.columns,
-                      panels, multiprocessor_count());
-  if (plan.tile_columns == 256) {
-    launch_warpgroups<256>(problem, *operands, plan.panels_each, epilogue,
-                           output);
-  } else {
-    launch_warpgroups<128>(problem, *operands, plan.panels_each, epilogue,
-                           output);
-  }
-  return true;
-}
 
 // By large tiles, where they take less time; returns whether.
 template <class Input, class Output, class Epilogue>
@@ -185,7 +143,9 @@ void launch_product(MatmulProblem<Input, Output> problem,
   }
   if constexpr (std::is_same_v<Input, float>) {
     if (float32_products() == Float32Products::One) {
-      launch_by_warps<Tf32>(problem, epilogue, output);
+      if (!launch_tf32_by_warpgroups(problem, epilogue, output)) {
+        launch_by_warps<Tf32>(problem, epilogue, output);
+      }
       return;
     }
     const std::optional<Tensor> inexact =

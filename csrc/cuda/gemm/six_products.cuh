@@ -170,19 +170,12 @@ struct SplitPlans {
 inline std::optional<SplitPlans> plan_splits(
     const MatmulProblem<float, float>& problem) {
   const auto a =
-      plan_split({problem.a, problem.rows, problem.depth, problem.a_row_stride,
-                  problem.a_depth_stride},
-                 problem.batch_count,
+      plan_split(a_of(problem), problem.batch_count,
                  step_of_batch(problem.batch, problem.a_batch_strides));
   const auto b =
-      plan_split({problem.b, problem.columns, problem.depth,
-                  problem.b_column_stride, problem.b_depth_stride},
-                 problem.batch_count,
+      plan_split(b_of(problem), problem.batch_count,
                  step_of_batch(problem.batch, problem.b_batch_strides));
-  const int64_t tiles = problem.batch_count *
-                        tiles_of(problem.rows, SixProducts::kRows) *
-                        tiles_of(problem.columns, SixProducts::kColumns);
-  if (!a || !b || tiles > kMostCounted) {
+  if (!a || !b || !fits_bulk_tiles(problem)) {
     return std::nullopt;
   }
   return SplitPlans{*a, *b};

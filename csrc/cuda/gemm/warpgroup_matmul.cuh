@@ -66,16 +66,24 @@ inline std::optional<int64_t> step_of_batch(const BatchSizes& batch,
   return step;
 }
 
+// Of a box, whatever the product.
+constexpr int kBulkBoxLines = WarpgroupProduct<bfloat16, 128>::kBoxLines;
+
+inline bool fits_bulk_copies(int64_t outer, int64_t depth,
+                             int64_t batch_count) {
+  return outer <= kMostCounted && depth <= kMostCounted &&
+         batch_count <= kMostCounted;
+}
+
 // The operand as the copy engine sees it, or nothing where it cannot.
 template <class Element>
 std::optional<BulkOperand<Element>> bulk_operand(
     const PanelSource<Element>& operand, int64_t batch_count,
     std::optional<int64_t> batch_step) {
-  constexpr int kLines = 64;
+  constexpr int kLines = kBulkBoxLines;
   const int64_t outer = operand.outer_size;
   const int64_t depth = operand.depth_size;
-  if (!batch_step || outer > kMostCounted || depth > kMostCounted ||
-      batch_count > kMostCounted) {
+  if (!batch_step || !fits_bulk_copies(outer, depth, batch_count)) {
     return std::nullopt;
   }
   const int64_t matrices = *batch_step == 0 ? 1 : batch_count;
@@ -88,7 +96,7 @@ std::optional<BulkOperand<Element>> bulk_operand(
   const MappedTensor<Element> by_steps = {
       operand.data,         outer,       depth, matrices,
       operand.depth_stride, *batch_step, kLines};
-  // Products of bytes take no other operands.
+  // Products of bytes and of TF32 take no other operands.
   if (sizeof(Element) == 2 && (operand.outer_stride == 1 || outer == 1) &&
       by_steps.has_map()) {
     return BulkOperand<Element>{by_steps, Major::outer};
@@ -96,22 +104,36 @@ std::optional<BulkOperand<Element>> bulk_operand(
   return std::nullopt;
 }
 
+// The operands of a product, without their batch.
+template <class Input, class Output>
+PanelSource<Input> a_of(const MatmulProblem<Input, Output>& problem) {
+  return {problem.a, problem.rows, problem.depth, problem.a_row_stride,
+          problem.a_depth_stride};
+}
+template <class Input, class Output>
+PanelSource<Input> b_of(const MatmulProblem<Input, Output>& problem) {
+  return {problem.b, problem.columns, problem.depth, problem.b_column_stride,
+          problem.b_depth_stride};
+}
+
+// Whether there are tiles, and no more than are counted.
+template <class Input, class Output>
+bool fits_bulk_tiles(const MatmulProblem<Input, Output>& problem) {
+  const int64_t tiles = problem.batch_count * tiles_of(problem.rows, 128) *
+                        tiles_of(problem.columns, 128);
+  return tiles > 0 && tiles <= kMostCounted;
+}
+
 template <class Input, class Output>
 std::optional<BulkOperands<Input>> bulk_operands(
     const MatmulProblem<Input, Output>& problem) {
-  const auto a = bulk_operand<Input>(
-      {problem.a, problem.rows, problem.depth, problem.a_row_stride,
-       problem.a_depth_stride},
-      problem.batch_count,
-      step_of_batch(problem.batch, problem.a_batch_strides));
-  const auto b = bulk_operand<Input>(
-      {problem.b, problem.columns, problem.depth, problem.b_column_stride,
-       problem.b_depth_stride},
-      problem.batch_count,
-      step_of_batch(problem.batch, problem.b_batch_strides));
-  const int64_t tiles = problem.batch_count * tiles_of(problem.rows, 128) *
-                        tiles_of(problem.columns, 128);
-  if (!a || !b || tiles == 0 || tiles > kMostCounted) {
+  const auto a =
+      bulk_operand(a_of(problem), problem.batch_count,
+                   step_of_batch(problem.batch, problem.a_batch_strides));
+  const auto b =
+      bulk_operand(b_of(problem), problem.batch_count,
+                   step_of_batch(problem.batch, problem.b_batch_strides));
+  if (!a || !b || !fits_bulk_tiles(problem)) {
     return std::nullopt;
   }
   return BulkOperands<Input>{*a, *b};
@@ -279,7 +301,7 @@ __device__ __forceinline__ void multiply_tile(const Product& product,
                                               typename Product::Turn& turn) {
   constexpr Major kDepth = Major::depth;
   constexpr Major kOuter = Major::outer;
-  if constexpr (sizeof(Input) == 1) {
+  if constexpr (sizeof(Input) != 2) {
     product.template multiply<kDepth, kDepth>(sums, panels, turn);
   } else if (problem.a_lines_are_steps) {
     if (problem.b_lines_are_steps) {

@@ -45,7 +45,7 @@ namespace pkg::cuda {
 template <class Element>
 constexpr bool kHasWarpgroupProduct =
     std::is_same_v<Element, bfloat16> || std::is_same_v<Element, float16> ||
-    std::is_same_v<Element, int8_t>;
+    std::is_same_v<Element, int8_t> || std::is_same_v<Element, Tf32>;
 
 // Which stage is next, and the parity of the phase that its barriers are in:
 // producer and consumers each count on through all tiles of the block.

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cuda/device/tensor_map.cuh"
+#include "cuda/device/tf32.cuh"
 #include "cuda/host/launch.h"
 
 #ifdef __CUDACC__
@@ -37,6 +38,8 @@ constexpr CUtensorMapDataType mapped_type() {
     return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   } else if constexpr (std::is_same_v<Element, float16>) {
     return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  } else if constexpr (std::is_same_v<Element, Tf32>) {
+    return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;  // which the engine rounds to
   } else {
     static_assert(sizeof(Element) == 1);
     return CU_TENSOR_MAP_DATA_TYPE_UINT8;
