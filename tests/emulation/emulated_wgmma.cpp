@@ -110,7 +110,10 @@ void check_operand(const WarpgroupOperand& operand, bool by_steps, int extent,
   const int outer_step = by_steps ? static_cast<int>(16 / element_size) : 1;
   const size_t byte_step = by_steps ? element_size : 16;
   const size_t in_eight = operand.byte() % (8 * kBoxLineBytes);
-  if (by_steps ? in_eight != 0 : in_eight % 16 != 0 || in_eight >= 128) {
+  // Of lines of steps the operand is whole lines, or a part of them.
+  const size_t width = static_cast<size_t>(extent) * element_size;
+  if (in_eight % 16 != 0 || in_eight >= kBoxLineBytes ||
+      (by_steps && in_eight != 0 && in_eight + width > kBoxLineBytes)) {
     report(
         "an operand of warpgroup %d begins at byte %zu, which is not aligned",
         number, operand.byte());

@@ -112,23 +112,43 @@ struct OnlineSoftmax {
   __device__ __forceinline__ Number replace_row(int i, Scores& scores,
                                                 Number scale, Weight&& weight) {
     auto& row = scores.values[i];
-    Number largest = row[0];
-    PKG_UNROLL
-    for (int j = 1; j < Scores::kThreadColumns; ++j) {
-      largest = fmax(largest, row[j]);
-    }
     const Number previous = maximum[i];
-    maximum[i] = fmax(previous, row_maximum<typename Scores::Thread>(largest));
+    maximum[i] =
+        fmax(previous, row_maximum<typename Scores::Thread>(largest_of(row)));
     const Number origin = origin_of(i, scale);
     const Number correction = weight(previous, origin);
-    Number total = 0;
+    Number totals[kChains] = {};
     PKG_UNROLL
     for (int j = 0; j < Scores::kThreadColumns; ++j) {
       row[j] = weight(row[j], origin);
-      total += row[j];
+      totals[j % kChains] += row[j];
+    }
+    Number total = totals[0];
+    PKG_UNROLL
+    for (int chain = 1; chain < kChains; ++chain) {
+      total += totals[chain];
     }
     sum[i] = sum[i] * correction + row_sum<typename Scores::Thread>(total);
     return correction;
+  }
+
+  // Of a row's maximum and sum: an instruction that needs the result of the one
+  // before waits for it, so that several such chains take less time than one.
+  static constexpr int kChains = Scores::kThreadColumns >= 16 ? 4 : 1;
+
+  __device__ __forceinline__ static Number largest_of(
+      const Number (&row)[Scores::kThreadColumns]) {
+    Number largest[kChains];
+    PKG_UNROLL
+    for (int j = 0; j < Scores::kThreadColumns; ++j) {
+      largest[j % kChains] =
+          j < kChains ? row[j] : fmax(largest[j % kChains], row[j]);
+    }
+    PKG_UNROLL
+    for (int chain = 1; chain < kChains; ++chain) {
+      largest[0] = fmax(largest[0], largest[chain]);
+    }
+    return largest[0];
   }
 
   __device__ __forceinline__ Number origin_of(int i, Number scale) const {

@@ -41,7 +41,7 @@
 // 128 queries 256 blocks of four warps, two to a multiprocessor, which is all
 // it has room for. 8.7 MB of sums are written once and read once, through the
 // L2 cache. Fewer rows a thread would have done the same with half or a quarter
-// of the products for what is loaded.
+// of the products for what is loaded. (An H100 then took 82 us in a graph.)
 #pragma once
 
 #include <cstdint>

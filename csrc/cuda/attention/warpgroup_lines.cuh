@@ -58,7 +58,9 @@ struct WarpgroupLines {
   // From a column on, as operand B of a product that sums over the lines.
   __device__ __forceinline__ static WarpgroupOperand by_column(
       const SharedSpan<Element>& memory, int index, int column = 0) {
-    return WarpgroupOperand(memory, index + column * kLines, kSliceBytes);
+    const int slice = column / kLine;
+    return WarpgroupOperand(
+        memory, index + slice * kLines * kLine + column % kLine, kSliceBytes);
   }
 };
 

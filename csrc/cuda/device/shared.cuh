@@ -156,6 +156,13 @@ struct SwizzledTile {
     return (place / kLine * kLines + line) * kLine + vector * kVector +
            place % kVector;
   }
+
+  // Where the same place of another vector of the line is, whose number is that
+  // of this one's with the bits of `vectors` turned over.
+  __device__ __forceinline__ static constexpr int in_vector(int index,
+                                                            int vectors) {
+    return index ^ vectors * kVector;
+  }
 };
 
 }  // namespace pkg::cuda
