@@ -44,7 +44,9 @@ int64_t cycles_of_written_weight(int64_t batch_count, int64_t rows,
          whole_rows * columns / multiprocessors * depth / kACycle;
 }
 
-// Up to eight rows read the packed weight once, and no more.
+// Up to eight rows read the packed weight once, and no more. (4096 to 4096 an
+// H100 took 85, 128 and 231 us for 2, 4 and 8 rows so, and 148 for 9 and 157
+// for 128 with the weight written out.)
 template <class Element>
 bool pays_to_write_out(int64_t batch_count, int64_t rows, int64_t columns,
                        int64_t depth, int64_t multiprocessors) {

