@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from emulator import Emulator
+from emulator import Argument, Emulator
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 TILES = {torch.float64: (64, 64, 8), torch.float32: (128, 128, 8)}  # rows, columns, depth
@@ -15,6 +15,30 @@ WIDE = (128, 128, 64)
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def shape_of_product(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """Of ``a @ b``, whose batches broadcast."""
+    return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+
+
+def product_fields(a: torch.Tensor, b: torch.Tensor) -> dict[str, Argument]:
+    """What a request says of the operands of ``a @ b``, whose batches broadcast."""
+    *batch, rows, columns = shape_of_product(a, b)
+    a = a.expand(*batch, *a.shape[-2:])
+    b = b.expand(*batch, *b.shape[-2:])
+    return {
+        "a": a,
+        "b": b,
+        "rows": rows,
+        "columns": columns,
+        "depth": a.shape[-1],
+        "batch": batch,
+        "a_strides": a.stride()[-2:],
+        "b_strides": b.stride()[-2:],
+        "a_batch_strides": a.stride()[:-2],
+        "b_batch_strides": b.stride()[:-2],
+    }
 
 
 def emulated_matmul(
@@ -34,31 +58,18 @@ def emulated_matmul(
     ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. float32 may be
     ``multiplied_as`` ``"tf32"``; float32 and float64 may be by ``large_tiles``.
     """
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a = a.expand(*batch, *a.shape[-2:])
-    b = b.expand(*batch, *b.shape[-2:])
-    rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    c = torch.full((*batch, rows, columns), 77, dtype=out_dtype or a.dtype)
+    c = torch.full(shape_of_product(a, b), 77, dtype=out_dtype or a.dtype)
     emulator.run(
         "matmul_warpgroups" if tile_columns else "matmul",
         ["c"],
         blocks,
-        a=a,
-        b=b,
         c=c,
         input_type=multiplied_as or name_of(a.dtype),
         output_type=name_of(c.dtype),
-        rows=rows,
-        columns=columns,
-        depth=depth,
         split_depth=split_depth,
         tile_columns=tile_columns,
         large_tiles=int(large_tiles),
-        batch=batch,
-        a_strides=a.stride()[-2:],
-        b_strides=b.stride()[-2:],
-        a_batch_strides=a.stride()[:-2],
-        b_batch_strides=b.stride()[:-2],
+        **product_fields(a, b),
     )
     return c
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from emulator import Emulator
-from test_emulated_matmul import around
+from test_emulated_matmul import around, product_fields, shape_of_product
 from torch import Tensor
 
 PANEL = 64
@@ -16,27 +16,16 @@ def six_products(
     emulator: Emulator, a: Tensor, b: Tensor, blocks: int = 3, split_depth: int = 0
 ) -> tuple[Tensor, bool]:
     """``a @ b``, and whether something was left of a number: then all of it is still 77."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    c = torch.full((*batch, a.shape[-2], b.shape[-1]), 77.0)
+    c = torch.full(shape_of_product(a, b), 77.0)
     inexact = torch.zeros(1, dtype=torch.int32)
     emulator.run(
         "matmul_six_products",
         ["c", "inexact"],
         blocks,
-        a=a,
-        b=b,
         c=c,
         inexact=inexact,
-        rows=a.shape[-2],
-        columns=b.shape[-1],
-        depth=a.shape[-1],
         split_depth=split_depth,
-        batch=batch,
-        a_strides=a.stride()[-2:],
-        b_strides=b.stride()[-2:],
-        a_batch_strides=a.stride()[:-2],
-        b_batch_strides=b.stride()[:-2],
+        **product_fields(a, b),
     )
     return c, bool(inexact)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from emulator import EmulationError, Emulator
-from test_emulated_matmul import around
+from test_emulated_matmul import around, product_fields, shape_of_product
 from test_emulated_tf32 import rounded
 from test_emulated_warpgroups import bulk
 from torch import Tensor
@@ -18,25 +18,9 @@ def tf32_product(
     emulator: Emulator, a: Tensor, b: Tensor, tile_columns: int = 128, blocks: int = 3
 ) -> Tensor:
     """``a @ b`` of operands that are copied in bulk, or whose transposes are."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    c = torch.full((*batch, a.shape[-2], b.shape[-1]), torch.nan)
+    c = torch.full(shape_of_product(a, b), torch.nan)
     emulator.run(
-        "matmul_tf32",
-        ["c"],
-        blocks,
-        a=a,
-        b=b,
-        c=c,
-        rows=a.shape[-2],
-        columns=b.shape[-1],
-        depth=a.shape[-1],
-        tile_columns=tile_columns,
-        batch=batch,
-        a_strides=a.stride()[-2:],
-        b_strides=b.stride()[-2:],
-        a_batch_strides=a.stride()[:-2],
-        b_batch_strides=b.stride()[:-2],
+        "matmul_tf32", ["c"], blocks, c=c, tile_columns=tile_columns, **product_fields(a, b)
     )
     return c
 

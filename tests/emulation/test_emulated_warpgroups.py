@@ -8,7 +8,14 @@ import pytest
 import torch
 from emulator import Emulator
 from test_emulated_linear import assert_linear, emulated_linear
-from test_emulated_matmul import around, assert_product, emulated_matmul, make, name_of
+from test_emulated_matmul import (
+    around,
+    assert_product,
+    emulated_matmul,
+    make,
+    name_of,
+    product_fields,
+)
 from torch import Tensor
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -129,24 +136,8 @@ def test_special_values_stay_in_their_row(cuda_emulator: Emulator, value: float)
 
 def found(emulator: Emulator, a: Tensor, b: Tensor) -> list[int]:
     """How the operands lie, 1 for rows or columns, 2 for steps, and how many matrices they are."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     result = torch.zeros(4, dtype=torch.int64)
-    emulator.run(
-        "bulk_operands",
-        ["found"],
-        a=a,
-        b=b,
-        found=result,
-        rows=a.shape[-2],
-        columns=b.shape[-1],
-        depth=a.shape[-1],
-        batch=batch,
-        a_strides=a.stride()[-2:],
-        b_strides=b.stride()[-2:],
-        a_batch_strides=a.stride()[:-2],
-        b_batch_strides=b.stride()[:-2],
-    )
+    emulator.run("bulk_operands", ["found"], found=result, **product_fields(a, b))
     return result.tolist()
 
 

@@ -49,16 +49,17 @@
 //   store would be 96 (48) KiB.
 // So shared memory is the bound, and the tensor cores come close.
 //
-// An H100 took 2.84 ms for 4 x 16 x 4096 x 128, 5100 cycles a turn, where two
-// kernels took as long in whole calls, and 4.01 ms for 4 x 32 x 4096 x 64. Its
-// counters say: instructions are issued in 29 % (38 %) of the cycles, the L2
-// cache is busy for 58 % (48 %). Of a turn's time the warpgroups spend a sixth
-// waiting for room for a piece, a seventh on writing one and the fences behind
-// it, a fifth on weights; the warp that adds a quarter each on waiting for its
-// turn, until 32 KiB have been read, and until they have arrived. Scores a turn
-// ahead and room for pieces of two turns took 2.90 ms to 2.84 (with causality
-// whole calls of 2358 us to 2163), a second warp that adds, every other turn,
-// nothing more. What the order of turns costs has not been measured.
+// An H100 took 2.84 ms for 4 x 16 x 4096 x 128, 5200 cycles a turn, and 4.01 ms
+// for 4 x 32 x 4096 x 64; whole calls took 3.95 to 4.00 ms and 5.59 to 5.62,
+// with two kernels 4.10 and 5.53. Its counters say: instructions are issued in
+// 29 % (38 %) of the cycles, the L2 cache is busy for 58 % (48 %). Of a turn's
+// time the warpgroups spend a sixth waiting for room for a piece, a seventh on
+// writing one and the fences behind it, a fifth on weights; the warp that adds
+// a quarter each on waiting for its turn, until 32 KiB have been read, and
+// until they have arrived. Scores a turn ahead and room for pieces of two turns
+// took 2.90 ms to 2.84 (with causality whole calls of 2358 us to 2163), a
+// second warp that adds, every other turn, nothing more. What the order of
+// turns costs has not been measured.
 //
 // A turn is passed on when the numbers have arrived and another block has seen
 // the counter: after some 2500 cycles, as long as the work for a tile of
