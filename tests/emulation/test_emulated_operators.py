@@ -258,9 +258,12 @@ def test_float32_in_tf32_by_warpgroups(
     for a in (left, by_columns(left)):
         for b in (right, right.contiguous()):
             check(a, b, by_warpgroups=True)
-    # What the copy engine does not take, nor the transpose of it; and what is small.
+    check(left[:20, :32], right[:32, :36], by_warpgroups=True)
+    # What the copy engine does not take, nor the transpose of it.
     check(torch.randn(384, 257)[:, :256], right, by_warpgroups=False)
-    check(left[:60, :32], right[:32, :60], by_warpgroups=False)
+    # Nothing is summed.
+    for a in (torch.randn(384, 0), torch.randn(0, 384).mT):
+        check(a, torch.randn(0, 256), by_warpgroups=False)
     # The last launch adds the parts up.
     check(torch.randn(128, 1056), torch.randn(128, 1056).mT, by_warpgroups=False)
 

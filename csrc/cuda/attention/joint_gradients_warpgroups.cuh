@@ -517,10 +517,9 @@ class JointGradientsWarpgroups
             stages_.log_sum_exp(stage));
       round_tile<Element>(weights, weight_words);
       stages_.begin_value_sums(value_sums, weight_words, 0, stage);
-      const auto delta = stages_.delta(stage);
       wait_for_products<1>();
       hold_sums(gradients.values);
-      differentiate(weights, gradients, delta);
+      differentiate(weights, gradients, stages_.delta(stage));
       round_tile<Element>(gradients, gradient_words);
       share_grad_scores(gradient_words, turn.count);
       begin_sums_of_grad_scores(key_sums, query_sums, group, stage, turn.count);

@@ -169,16 +169,11 @@ struct SplitPlans {
 
 inline std::optional<SplitPlans> plan_splits(
     const MatmulProblem<float, float>& problem) {
-  const auto a =
-      plan_split(a_of(problem), problem.batch_count,
-                 step_of_batch(problem.batch, problem.a_batch_strides));
-  const auto b =
-      plan_split(b_of(problem), problem.batch_count,
-                 step_of_batch(problem.batch, problem.b_batch_strides));
-  if (!a || !b || !fits_bulk_tiles(problem)) {
+  const auto both = both_operands(problem, plan_split);
+  if (!both) {
     return std::nullopt;
   }
-  return SplitPlans{*a, *b};
+  return SplitPlans{both->first, both->second};
 }
 
 // A panel takes 3072 cycles of the tensor cores, and what they do not reach of

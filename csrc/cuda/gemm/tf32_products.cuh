@@ -9,7 +9,7 @@
 //
 // A stage takes the tensor cores as long as one of bfloat16, which has twice
 // the steps: half that rate, 495 TFLOP/s of an H100 or H200. A transposed
-// operand costs 8 bytes of memory for each element. (An H100 made n = 4096 in
+// operand moves 8 bytes of memory for each element. (An H100 made n = 4096 in
 // 369 us, as cuBLAS did, and in 420 and 521 with one operand and with both to
 // transpose; by warps it took 996. The kernel alone took 354 us, a transpose of
 // 67 MB 61, 2.2 TB/s read and written.)
@@ -53,7 +53,7 @@ inline std::optional<Tf32Operand> tf32_operand(
   }
   const int64_t outer = operand.outer_size;
   const int64_t depth = operand.depth_size;
-  if (!batch_step || operand.outer_stride != 1 ||
+  if (!batch_step || depth == 0 || operand.outer_stride != 1 ||
       !fits_bulk_copies(outer, depth, batch_count)) {
     return std::nullopt;
   }
@@ -92,16 +92,11 @@ struct Tf32Operands {
 
 inline std::optional<Tf32Operands> tf32_operands(
     const MatmulProblem<Tf32, float>& problem) {
-  const auto a =
-      tf32_operand(a_of(problem), problem.batch_count,
-                   step_of_batch(problem.batch, problem.a_batch_strides));
-  const auto b =
-      tf32_operand(b_of(problem), problem.batch_count,
-                   step_of_batch(problem.batch, problem.b_batch_strides));
-  if (!a || !b || !fits_bulk_tiles(problem)) {
+  const auto both = both_operands(problem, tf32_operand);
+  if (!both) {
     return std::nullopt;
   }
-  return Tf32Operands{*a, *b};
+  return Tf32Operands{both->first, both->second};
 }
 
 // What transposing so many elements takes: the bytes, and a kernel for each

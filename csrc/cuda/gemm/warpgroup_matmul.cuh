@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 #include "cuda/device/device.cuh"
 #include "cuda/gemm/matmul.cuh"
@@ -104,39 +106,39 @@ std::optional<BulkOperand<Element>> bulk_operand(
   return std::nullopt;
 }
 
-// The operands of a product, without their batch.
-template <class Input, class Output>
-PanelSource<Input> a_of(const MatmulProblem<Input, Output>& problem) {
-  return {problem.a, problem.rows, problem.depth, problem.a_row_stride,
-          problem.a_depth_stride};
-}
-template <class Input, class Output>
-PanelSource<Input> b_of(const MatmulProblem<Input, Output>& problem) {
-  return {problem.b, problem.columns, problem.depth, problem.b_column_stride,
-          problem.b_depth_stride};
-}
-
-// Whether there are tiles, and no more than are counted.
-template <class Input, class Output>
-bool fits_bulk_tiles(const MatmulProblem<Input, Output>& problem) {
+// Both operands of a product as make(operand, matrices of the batch, step from
+// one to the next) has them. Nothing where it has nothing for one, where there
+// are no tiles or more than are counted.
+template <class Input, class Output, class Make>
+auto both_operands(const MatmulProblem<Input, Output>& problem, Make&& make) {
+  const PanelSource<Input> a_panels = {problem.a, problem.rows, problem.depth,
+                                       problem.a_row_stride,
+                                       problem.a_depth_stride};
+  const PanelSource<Input> b_panels = {problem.b, problem.columns,
+                                       problem.depth, problem.b_column_stride,
+                                       problem.b_depth_stride};
+  const auto a = make(a_panels, problem.batch_count,
+                      step_of_batch(problem.batch, problem.a_batch_strides));
+  const auto b = make(b_panels, problem.batch_count,
+                      step_of_batch(problem.batch, problem.b_batch_strides));
   const int64_t tiles = problem.batch_count * tiles_of(problem.rows, 128) *
                         tiles_of(problem.columns, 128);
-  return tiles > 0 && tiles <= kMostCounted;
+  using Operand = typename std::remove_const_t<decltype(a)>::value_type;
+  std::optional<std::pair<Operand, Operand>> both;
+  if (a && b && tiles > 0 && tiles <= kMostCounted) {
+    both.emplace(*a, *b);
+  }
+  return both;
 }
 
 template <class Input, class Output>
 std::optional<BulkOperands<Input>> bulk_operands(
     const MatmulProblem<Input, Output>& problem) {
-  const auto a =
-      bulk_operand(a_of(problem), problem.batch_count,
-                   step_of_batch(problem.batch, problem.a_batch_strides));
-  const auto b =
-      bulk_operand(b_of(problem), problem.batch_count,
-                   step_of_batch(problem.batch, problem.b_batch_strides));
-  if (!a || !b || !fits_bulk_tiles(problem)) {
+  const auto both = both_operands(problem, bulk_operand<Input>);
+  if (!both) {
     return std::nullopt;
   }
-  return BulkOperands<Input>{*a, *b};
+  return BulkOperands<Input>{both->first, both->second};
 }
 
 // What all multiprocessors together read or write of memory in a cycle: some
