@@ -1066,13 +1066,13 @@ PLANTED = {
     ),
     "sums that are not published to bulk copies": (
         *JOINT_WARPGROUPS,
-        "    publish_shared_memory();\n    release(barriers_, piece_given(group));",
-        "    release(barriers_, piece_given(group));",
+        "    publish_shared_memory();\n    release(barriers_, piece_given(piece));",
+        "    release(barriers_, piece_given(piece));",
         "a bulk copy reads .* written and not published to products",
     ),
     "sums over those that have not been read": (
         *JOINT_WARPGROUPS,
-        "    barriers_.wait(piece_taken(group), phases.parity(given_phase(0)) ^ 1);\n",
+        "    barriers_.wait(piece_taken(piece), phases.parity(phase) ^ 1);\n",
         "",
         "a bulk copy of thread 320 (reads that nobody has|has read, and does)",
     ),
@@ -1109,13 +1109,13 @@ PLANTED = {
     ),
     "sums so far that may not be there": (
         *JOINT_WARPGROUPS,
-        "      barriers_.wait(piece_loaded(group), phases.parity(loaded_phase(0)));\n",
+        "      barriers_.wait(piece_loaded(piece), phases.parity(phase));\n",
         "",
-        "race on shared|has not arrived",
+        "race on shared|has not arrived|deadlock",
     ),
     "columns of the other warpgroup": (
         *JOINT_WARPGROUPS,
-        "Stages::kKeyIndex, piece_column());",
+        "Stages::kKeyIndex, piece_column(computed_here(group)));",
         "Stages::kKeyIndex, 0);",
         "assert",
     ),
@@ -1164,8 +1164,8 @@ PLANTED = {
     "parts of the queries elsewhere": (
         *ATTENTION_GRADIENT_WARPGROUPS,
         "cuda/attention/warpgroup_lines.cuh",
-        "index + column * kLines, kSliceBytes);",
-        "index + column * kLines, 2 * kSliceBytes);",
+        "column % kLine, kSliceBytes);",
+        "column % kLine, 2 * kSliceBytes);",
         "assert|nobody has written|on its way",
     ),
     "numbers of queries that not all lanes have copied": (
@@ -1295,8 +1295,8 @@ PLANTED = {
     "parts of the values elsewhere": (
         *ATTENTION_WARPGROUPS[:3],
         "cuda/attention/warpgroup_lines.cuh",
-        "index + column * kLines, kSliceBytes);",
-        "index + column * kLines, kBoxLines * 128);",
+        "column % kLine, kSliceBytes);",
+        "column % kLine, kBoxLines * 128);",
         "assert",
     ),
     "registers that are not ordered": (
