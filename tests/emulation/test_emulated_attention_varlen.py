@@ -184,7 +184,7 @@ def emulated(
     the kernels for them take the call.
     """
     arguments = arguments_of(call) | {"warpgroups": warpgroups}
-    arguments["copied_panels"] = int(copied_panels)
+    arguments |= {"copied_panels": int(copied_panels), "key_parts": 1}
     accumulator = torch.float64 if call.dtype == torch.float64 else torch.float32
     output = torch.full(call.grad_output.shape, 77, dtype=call.dtype)
     log_sum_exp = torch.full((call.query.shape[1], len(call.query)), 77, dtype=accumulator)

@@ -1060,8 +1060,8 @@ PLANTED = {
     ),
     "gradients of scores over those that are multiplied": (
         *JOINT_WARPGROUPS,
-        "    barriers_.wait(grad_scores_empty(turn.stage()), turn.parity() ^ 1);\n",
-        "",
+        "static constexpr int kGradScores = 2;",
+        "static constexpr int kGradScores = 1;",
         "a product of warpgroup . (reads that nobody has|has read, and does)",
     ),
     "sums that are not published to bulk copies": (

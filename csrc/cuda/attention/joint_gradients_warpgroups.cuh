@@ -133,7 +133,9 @@ class JointGradientsWarpgroups
   static_assert(kQueries == kJointRows);
   using Piece = QueryPiece<kWidth>;
   // Places for each warpgroup's piece, and for the gradients of scores: in one
-  // turn after another.
+  // turn after another. Who writes the latter again has seen those of the turn
+  // between, which a warpgroup gives when its products of the turn before are
+  // over: with two places nobody has to wait for room.
   static constexpr int kPiecePlaces = 2;
   static constexpr int kGradScores = 2;
 
@@ -158,7 +160,7 @@ class JointGradientsWarpgroups
       (kPiecesIndex + 2 * kPiecePlaces * kPieceElements) * sizeof(Element);
 
   static constexpr int kBarriers =
-      Stages::kBarriers + 4 + 2 * kGradScores + 4 * 2 * kPiecePlaces;
+      Stages::kBarriers + 4 + kGradScores + 4 * 2 * kPiecePlaces;
 
   __device__ __forceinline__ JointGradientsWarpgroups(
       const MappedJointGradients<Element>& mapped, const Mbarriers& barriers)
@@ -252,17 +254,14 @@ class JointGradientsWarpgroups
   __device__ __forceinline__ static int work_done(int slot) {
     return work_there(2) + slot;
   }
-  // Of gradients of scores that are there, and that have been multiplied.
+  // Of gradients of scores that are there.
   __device__ __forceinline__ static int grad_scores_full(int place) {
     return work_done(2) + place;
-  }
-  __device__ __forceinline__ static int grad_scores_empty(int place) {
-    return grad_scores_full(kGradScores + place);
   }
   // Of a piece: that it is to be added, and that it has been read for that;
   // that the sums so far are there, and that they have been read.
   __device__ __forceinline__ static int piece_given(int piece) {
-    return grad_scores_full(2 * kGradScores) + piece;
+    return grad_scores_full(kGradScores) + piece;
   }
   __device__ __forceinline__ static int piece_taken(int piece) {
     return piece_given(2 * kPiecePlaces) + piece;
@@ -283,7 +282,6 @@ class JointGradientsWarpgroups
     }
     for (int place = 0; place < kGradScores; ++place) {
       barriers_.init(grad_scores_full(place), kWarps);
-      barriers_.init(grad_scores_empty(place), kWarps);
     }
     for (int piece = 0; piece < 2 * kPiecePlaces; ++piece) {
       barriers_.init(piece_given(piece), kWarps / 2);
@@ -557,7 +555,6 @@ class JointGradientsWarpgroups
                                                     int count) const {
     const GradScoresTurn turn{count};
     const typename Weights::Thread thread;
-    barriers_.wait(grad_scores_empty(turn.stage()), turn.parity() ^ 1);
     // A lane's columns are those of the first vector, in each of the line.
     const int first =
         grad_scores_index(turn.stage()) +
@@ -619,7 +616,6 @@ class JointGradientsWarpgroups
                                                     int row, int count,
                                                     Phases& phases,
                                                     QuerySums& sums) const {
-    release(barriers_, grad_scores_empty(GradScoresTurn{count}.stage()));
     if (row < work.at(kLastFrom)) {
       give_piece(sums, group, count, phases);
       return;
