@@ -1111,7 +1111,7 @@ PLANTED = {
         *JOINT_WARPGROUPS,
         "      barriers_.wait(piece_loaded(piece), phases.parity(phase));\n",
         "",
-        "race on shared|has not arrived|deadlock",
+        "race on shared|has not arrived|nobody has written|deadlock",
     ),
     "columns of the other warpgroup": (
         *JOINT_WARPGROUPS,
