@@ -89,16 +89,12 @@ void run_tf32(const Request& request) {
   using Vector = cuda::Packet<cuda::Tf32, cuda::kTf32OfVector>;
   std::vector<Vector> memory(static_cast<size_t>(
       operands->transposed_elements() / cuda::kTf32OfVector));
-  cuda::Tf32* next = memory.empty() ? nullptr : memory.data()->values;
-  for (cuda::Tf32Operand* const operand : {&operands->a, &operands->b}) {
-    if (operand->is_transposed) {
-      operand->set_transposed(next);
-      next += operand->transposed_elements();
-      launch_blocks(request, operand->transpose.tile_count(),
-                    cuda::kTransposeThreads, cuda::transpose_kernel<uint32_t>,
-                    operand->transpose);
-    }
-  }
+  operands->transpose_into(
+      memory.empty() ? nullptr : memory.data()->values,
+      [&](const cuda::TransposeProblem<uint32_t>& transpose) {
+        launch_blocks(request, transpose.tile_count(), cuda::kTransposeThreads,
+                      cuda::transpose_kernel<uint32_t>, transpose);
+      });
   const cuda::BulkOperands<cuda::Tf32> bulk = {operands->a.bulk(),
                                                operands->b.bulk()};
   const auto whole = cuda::warpgroup_problem<Product>(

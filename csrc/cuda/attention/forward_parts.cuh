@@ -14,6 +14,7 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
 #include "cuda/device/device.cuh"
+#include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -81,23 +82,12 @@ class AttentionCombination {
   using Number = Accumulator<Element>;
   using Output = Tile<Number, kRows, kWidth, Thread>;
 
-  // Of a thread's rows, as OnlineSoftmax has them.
-  struct State {
-    Number maximum[Output::kThreadRows];
-    Number sum[Output::kThreadRows];
-
-    __device__ __forceinline__ State() {
-      PKG_UNROLL
-      for (int i = 0; i < Output::kThreadRows; ++i) {
-        maximum[i] = -Number(INFINITY);
-        sum[i] = 0;
-      }
-    }
-
+  // Of a thread's rows; it makes no exponential by itself.
+  struct State : OnlineSoftmax<Output, FastExponential> {
     __device__ __forceinline__ void enlarge(const State& part) {
       PKG_UNROLL
       for (int i = 0; i < Output::kThreadRows; ++i) {
-        maximum[i] = fmax(maximum[i], part.maximum[i]);
+        this->maximum[i] = fmax(this->maximum[i], part.maximum[i]);
       }
     }
 
@@ -106,10 +96,11 @@ class AttentionCombination {
                                         const State& part) {
       PKG_UNROLL
       for (int i = 0; i < Output::kThreadRows; ++i) {
+        const Number largest = this->maximum[i];
         const Number origin =
-            maximum[i] == -Number(INFINITY) ? Number(0) : maximum[i];
+            largest == -Number(INFINITY) ? Number(0) : largest;
         const Number factor = exp(part.maximum[i] - origin);
-        sum[i] += part.sum[i] * factor;
+        this->sum[i] += part.sum[i] * factor;
         PKG_UNROLL
         for (int j = 0; j < Output::kThreadColumns; ++j) {
           output.values[i][j] += sums.values[i][j] * factor;

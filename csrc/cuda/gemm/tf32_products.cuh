@@ -88,6 +88,19 @@ struct Tf32Operands {
   int64_t transposed_elements() const {
     return a.transposed_elements() + b.transposed_elements();
   }
+
+  // Where the transposes go, one after the other: calls transpose(problem) for
+  // each that there is.
+  template <class Transpose>
+  void transpose_into(Tf32* memory, Transpose&& transpose) {
+    for (Tf32Operand* const operand : {&a, &b}) {
+      if (operand->is_transposed) {
+        operand->set_transposed(memory);
+        memory += operand->transposed_elements();
+        transpose(operand->transpose);
+      }
+    }
+  }
 };
 
 inline std::optional<Tf32Operands> tf32_operands(

@@ -20,16 +20,12 @@ inline std::optional<Tensor> transpose_operands(Tf32Operands& operands,
   }
   const Tensor memory = empty_contiguous(
       std::array{elements}, number_type<float>(), device_of(output));
-  auto* next = static_cast<Tf32*>(memory.mutable_data_ptr());
-  for (Tf32Operand* const operand : {&operands.a, &operands.b}) {
-    if (!operand->is_transposed) {
-      continue;
-    }
-    operand->set_transposed(next);
-    next += operand->transposed_elements();
-    launch(transpose_kernel<uint32_t>, operand->transpose.tile_count(),
-           kTransposeThreads, current_stream(output), operand->transpose);
-  }
+  operands.transpose_into(static_cast<Tf32*>(memory.mutable_data_ptr()),
+                          [&](const TransposeProblem<uint32_t>& problem) {
+                            launch(transpose_kernel<uint32_t>,
+                                   problem.tile_count(), kTransposeThreads,
+                                   current_stream(output), problem);
+                          });
   return memory;
 }
 
