@@ -35,14 +35,15 @@ template <bool kScattered, int kRows, int kKeys, class Input, class Number>
 #pragma GCC unroll 16
   for (int k = 0; k < kKeys; ++k) {
     rows[k] = keys[k];
-    next[k] = (kPrefetchesNextBlock<kScattered, kRows> ? next_keys : keys)[k];
+    next[k] =
+        (kPrefetchesNextBlock<kScattered, kRows, Input> ? next_keys : keys)[k];
   }
   const auto add = [&](int64_t e,
                        const auto& load) __attribute__((always_inline)) {
     Elements elements[kKeys];
 #pragma GCC unroll 16
     for (int k = 0; k < kKeys; ++k) {
-      prefetch_next<kScattered, kRows>(rows[k] + e, next[k] + e);
+      prefetch_next<kScattered, kRows>(rows[k] + e, next[k] + e, e);
       elements[k] = load(rows[k] + e);
     }
 #pragma GCC unroll 16
@@ -79,7 +80,9 @@ void score_keys(const Number* queries, int64_t query_stride,
   // One row is bound by memory: each key is read from its beginning to its end.
   // Several are bound by arithmetic, and keys share each load of a query.
   constexpr int kSums = simd::kVectorRegisters / 2;
-  constexpr int kKeys = kRows == 1 ? 1 : std::min({kSums / kRows, 4, kLanes});
+  constexpr int kKeys = kRows == 1 && !kOneRowTakesSeveralKeys<Input>
+                            ? 1
+                            : std::min({kSums / kRows, 4, kLanes});
   constexpr int kGroups = kLanes / kKeys;
   static_assert(kDecodeKeys % kLanes == 0);
   for (int64_t key = 0; key < block.count; key += kLanes) {
@@ -134,14 +137,15 @@ template <bool kScattered, int kRows, int kChunks, class Input, class Number,
   }
   for (int64_t key = 0; key < block.count; ++key) {
     const Input* row = block.values[key] + column;
-    const Input* next = kPrefetchesNextBlock<kScattered, kRows>
+    const Input* next = kPrefetchesNextBlock<kScattered, kRows, Input>
                             ? next_block.values[key] + column
                             : row;
     Elements elements[kChunks];
 #pragma GCC unroll 16
     for (int c = 0; c < kChunks; ++c) {
       prefetch_next<kScattered, kRows>(row + c * Elements::kSize,
-                                       next + c * Elements::kSize);
+                                       next + c * Elements::kSize,
+                                       c * Elements::kSize);
       elements[c] = load(row + c * Elements::kSize);
     }
 #pragma GCC unroll 16

@@ -142,9 +142,10 @@ class DecodeRows {
     if (column >= column_end) {
       return;
     }
-    KeyBlocks<kScattered, Input, Place> blocks(blocks_, place, keys_, column,
-                                               column_end, end - begin > 1,
-                                               head_size_, value_size_);
+    KeyBlocks<kScattered, Input, Place> blocks(
+        blocks_, place, keys_, column, column_end,
+        kPrefetchesNextBlock<kScattered, 1, Input> || end - begin > 1,
+        head_size_, value_size_);
     softmax_block<kScattered>(begin, end, rules, blocks, 0);
     for (int64_t n = 0; n < blocks.count(); ++n) {
       if (n + 1 < blocks.count()) {
@@ -176,16 +177,17 @@ class DecodeRows {
 
  private:
   // As many keys as a page of memory holds: the hardware prefetcher works ahead
-  // in the keys while the values are read, and the other way round. Many rows
-  // are bound by arithmetic, of which larger blocks need less.
+  // in the keys while the values are read, and the other way round. As two hold
+  // where software does that too. Many rows are bound by arithmetic, of which
+  // larger blocks need less.
   static int64_t keys_of_block(int64_t rows, int64_t head_size) {
-    constexpr int64_t kPage = 4096;
+    constexpr int64_t kPages = kOneRowTakesSeveralKeys<Input> ? 8192 : 4096;
     constexpr int64_t kLeast = 16;
     static_assert(kLeast % simd::kLanes<Number> == 0);
     const int64_t row_bytes =
         std::max<int64_t>(head_size, 1) * static_cast<int64_t>(sizeof(Input));
     return rows > 8 ? kDecodeKeys
-                    : std::clamp(kPage / row_bytes / kLeast * kLeast, kLeast,
+                    : std::clamp(kPages / row_bytes / kLeast * kLeast, kLeast,
                                  kDecodeKeys);
   }
 

@@ -51,7 +51,7 @@ void add_scaled_rows(const simd::Compute<T>* vector,
     }
   };
   int64_t k = 0;
-  if (sizeof(T) < sizeof(float) && prefetches) {
+  if (kPrefetchesVectors && sizeof(T) < sizeof(float) && prefetches) {
     for (; k + 2 * kRows <= inner; k += kRows) {
       add_rows.template operator()<kRows, true>(k);
     }

@@ -6,8 +6,11 @@
 // meanwhile. Intel Xeon (AMX), one thread, 4096 x 14336 in float32, sums of the
 // values alone, GB/s from 1 / 2 / 4 / 8 panels: 11.4 / 13.5 / 15.2 / 15.0; with
 // prefetches 1 to 16 KiB ahead one has 12.6 to 13.7, four 14.0 to 15.5. A Zen 4
-// reads pages of 2 MiB, which these operands have there, as fast from one
-// (docs/tuning/gemm.md).
+// reads pages of 2 MiB, which these operands have there, as fast from one.
+// With AVX2 up to three rows gain too, and from the caches as much: the
+// micro-kernel has strips of 1, 2, 4 and 6, so that three rows read the panels
+// twice. A Zen 3, 4096 x 4096, one row, before and so: float32 11.6 and 16.8
+// GB/s, bfloat16 10.6 and 15.7 (docs/tuning/gemm.md).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +27,9 @@ namespace pkg::cpu::detail {
 // Rows up to which it is the way, and panels side by side, whose sums and those
 // of a part fill the registers.
 inline constexpr int kMostRowsOfPanels =
-    kInstructionSet == InstructionSet::Amx ? 6 : 0;
+    kInstructionSet == InstructionSet::Amx    ? 6
+    : kInstructionSet == InstructionSet::Avx2 ? 3
+                                              : 0;
 template <class Arithmetic>
 constexpr int panels_together(int rows) {
   constexpr int kSums = kMR * kNRVectors;
@@ -46,8 +51,9 @@ template <class Arithmetic, int kRows, int kPanels, class RightKGroup>
   constexpr int kVectors = kPanels * kPanelVectors;
   constexpr int64_t kLanes = simd::kLanes<KGroup>;
   // Whatever the panels, so that rounding is the same for every division of
-  // columns among threads.
-  constexpr int kAccumulators = kRows == 1 ? 2 : 1;
+  // columns among threads. Sixteen registers hold no two of four panels.
+  constexpr int kAccumulators =
+      kRows == 1 && simd::kVectorRegisters >= 32 ? 2 : 1;
   constexpr int64_t kPart = 64;
   const auto* right = k_groups_of(panels);
   for_each_register<kRows, kVectors>([&](int r, int v) {
