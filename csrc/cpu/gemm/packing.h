@@ -336,11 +336,19 @@ void pack_by_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
 // whole width of the block is read from each before L1, of which rows 4 KiB
 // apart share a set, and the processor's list of pages are full. (Zen 4, 8
 // rather than 32 k-groups: int8 256 x 1024 x 4096 1.1 times as fast, 16 rows of
-// it 1.15; half precision and float32 the same.)
-template <class Arithmetic>
-int64_t packed_together(int64_t line_stride, int64_t inner) {
-  constexpr int64_t kRun = 8;
-  return line_stride == 1 ? kRun * Arithmetic::kKGroupSize : inner;
+// it 1.15; half precision and float32 the same.) Of lines so few that these lie
+// closer together, as many as fill half of L1.
+template <class Arithmetic, class Source>
+int64_t packed_together(int64_t line_stride, int64_t inner_stride,
+                        int64_t inner) {
+  constexpr int64_t kLeast = 8 * Arithmetic::kKGroupSize;
+  constexpr int64_t kBytes = 4 * kL1Way;
+  if (line_stride != 1) {
+    return inner;
+  }
+  const int64_t row_bytes =
+      std::max<int64_t>(inner_stride * int64_t{sizeof(Source)}, 1);
+  return std::max(kBytes / row_bytes / kLeast * kLeast, kLeast);
 }
 
 }  // namespace detail
@@ -354,8 +362,8 @@ void pack_rows(const MatrixView<Source>& left, int64_t rows, int64_t inner,
     return detail::pack_by_rows<Arithmetic>(left, rows, inner, packed);
   }
   const int64_t depth = depth_of<Arithmetic>(inner);
-  const int64_t run =
-      detail::packed_together<Arithmetic>(left.row_stride, inner);
+  const int64_t run = detail::packed_together<Arithmetic, Source>(
+      left.row_stride, left.column_stride, inner);
   for_each_block(inner, run, [&](int64_t k, int64_t values) {
     for (int64_t next = k + values; next < std::min(inner, k + 2 * values);
          ++next) {
@@ -393,8 +401,8 @@ void pack_columns(const MatrixView<Source>& right, int64_t columns,
   constexpr int64_t kColumns = kNR<Arithmetic>;
   const bool prefetches = right.column_stride == 1;
   const int64_t depth = depth_of<Arithmetic>(inner);
-  const int64_t run =
-      detail::packed_together<Arithmetic>(right.column_stride, inner);
+  const int64_t run = detail::packed_together<Arithmetic, Source>(
+      right.column_stride, right.row_stride, inner);
   // One, of which nothing is packed, where there are no columns.
   const int64_t panels =
       std::max<int64_t>((columns + kColumns - 1) / kColumns, 1);
