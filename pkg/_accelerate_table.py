@@ -63,7 +63,7 @@ def use() -> None:
     print(
         f"pkg.accelerate: this kind of processor ({processor_name()}) was not measured with "
         f"PyTorch {torch.__version__}{' and several threads' if wants_several else ''} yet; doing "
-        "so, once, takes about a minute",
+        "so, once, takes a minute or two",
         file=sys.stderr,
     )
     put(tune.measure())
