@@ -181,6 +181,26 @@ class TestMatmul(OperatorTests):
         finally:
             torch.set_num_threads(threads)
 
+    @pytest.mark.parametrize("dtype", FLOATING)
+    def test_tall_products_of_columns_side_by_side(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """As a weight's gradient of few columns is; sums of integers are exact but for rounding."""
+        threads = torch.get_num_threads()
+        try:
+            for rows, inner, columns in product((64, 515, 1100), (128, 333), (2, 16, 24)):
+                a = whole_numbers(dtype, inner, rows, seed=0).to(device).mT
+                b = whole_numbers(dtype, inner, columns + 3, seed=1).to(device)[:, 1:-2]
+                expected = a.double() @ b.double()
+                for count in (1, 2, 3):
+                    torch.set_num_threads(count)
+                    assert torch.equal(pkg.ops.matmul(a, b), expected.to(dtype))
+                    if dtype.itemsize == 2:
+                        wide = pkg.ops.matmul(a, b, out_dtype=torch.float32)
+                        assert torch.equal(wide, expected.float())
+        finally:
+            torch.set_num_threads(threads)
+
     def test_operands_may_share_memory(self, device: torch.device) -> None:
         a = normal(40, 40).to(device)
         torch.testing.assert_close(pkg.ops.matmul(a, a), a @ a)

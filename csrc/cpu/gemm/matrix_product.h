@@ -9,6 +9,7 @@
 #include "cpu/gemm/gemv.h"
 #include "cpu/gemm/gemv_int8.h"
 #include "cpu/gemm/small_product.h"
+#include "cpu/gemm/tall_product.h"
 #include "cpu/residues/matrix_product.h"
 #include "cpu/tiles/matrix_product.h"
 
@@ -83,7 +84,7 @@ void matrix_product(const MatrixView<Input>& left,
   const Product<Input, Output> product{left,  right,  rows,         columns,
                                        inner, output, output_stride};
   if constexpr (kPlain) {
-    if (multiply_small(product)) {
+    if (multiply_small(product) || multiply_tall(product, threads)) {
       return;
     }
   }

@@ -1,0 +1,100 @@
+// Tall products of few columns whose left operand has contiguous columns, as
+// the gradients of low-rank adapters are: as the transposed product, of which
+// A's columns are the rows, that lie as the micro-kernel reads a right operand.
+//
+// A micro-panel of B serves all of A, and each element of A serves that
+// micro-panel alone, so that packing A costs as much as multiplying it where a
+// strip does not fill registers. In place A is read once, in long runs; what is
+// turned instead is the result. Zen 3, one thread, float32, before and so: 512
+// x 16 x 1024 (rows, columns, inner) 493 us and 244, torch.mm 538; 768 x 16 x
+// 2048 1690 and 1070; float64 gained nothing (docs/tuning/gemm.md).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/gemm/gemm.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/workspace.h"
+
+namespace pkg::cpu {
+
+namespace detail {
+
+// With AVX2, whose strips of 6 rows are no whole registers.
+template <class Arithmetic>
+inline constexpr bool kTurnsTallProducts =
+    kInstructionSet == InstructionSet::Avx2 &&
+    std::is_same_v<typename Arithmetic::Accumulator, float>;
+inline constexpr int64_t kMostTallColumns = 24;
+inline constexpr int64_t kLeastTallRows = 64;
+inline constexpr int64_t kLeastTallInner = 128;
+// Rows at a time: the sums of a block stay in L2 while all of A's rows go by.
+inline constexpr int64_t kTallBlock = 512;
+
+// Rows of the result are columns of `sums`, `stride` apart.
+template <class Output>
+void store_turned(const float* sums, int64_t stride, int64_t rows,
+                  int64_t columns, Output* output, int64_t output_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      output[row * output_stride + column] =
+          static_cast<Output>(sums[column * stride + row]);
+    }
+  }
+}
+
+}  // namespace detail
+
+// Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
+// this product, and nothing was done.
+template <class Input, class Output>
+bool multiply_tall(const Product<Input, Output>& product, int64_t threads) {
+  using Arithmetic = typename ProductArithmeticOf<Input>::type;
+  if constexpr (detail::kTurnsTallProducts<Arithmetic>) {
+    if (product.left.row_stride != 1 ||
+        product.columns > detail::kMostTallColumns ||
+        product.rows < detail::kLeastTallRows ||
+        product.inner < detail::kLeastTallInner) {
+      return false;
+    }
+    // A line more, or the columns of a row would share two sets of L1.
+    constexpr int64_t kStride =
+        detail::kTallBlock + kCacheLine / int64_t{sizeof(float)};
+    const auto multiply_rows = [&](int64_t row, int64_t rows) {
+      float* sums = Workspace::of_this_thread<Slot::PartialSums>()
+                        .template request<float>(product.columns * kStride);
+      multiply<Arithmetic>(
+          Product<Input, float>{product.right.transposed(),
+                                product.left.from(row, 0).transposed(),
+                                product.columns, rows, product.inner, sums,
+                                kStride},
+          1);
+      detail::store_turned(sums, kStride, rows, product.columns,
+                           product.output + row * product.output_stride,
+                           product.output_stride);
+    };
+    // Threads share runs of rows, no less: how a row is multiplied, and so
+    // rounded, must not follow from how many there are.
+    const int64_t runs = product.rows / detail::kLeastTallRows;
+    const int64_t grain =
+        threads > 1
+            ? grain_of(kMultiplyAddGrain,
+                       detail::kLeastTallRows * product.columns * product.inner)
+            : runs;
+    parallel_for(runs, grain, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * detail::kLeastTallRows;
+      const int64_t rows =
+          (end == runs ? product.rows : end * detail::kLeastTallRows) - first;
+      for_each_block(rows, detail::even_block(rows, detail::kTallBlock, 8),
+                     [&](int64_t row, int64_t count) {
+                       multiply_rows(first + row, count);
+                     });
+    });
+    return true;
+  }
+  return false;
+}
+
+}  // namespace pkg::cpu
