@@ -4,8 +4,9 @@
 //
 // A micro-panel of B serves all of A, and each element of A serves that
 // micro-panel alone, so that packing A costs as much as multiplying it where a
-// strip does not fill registers. In place A is read once, in long runs; what is
-// turned instead is the result. Zen 3, one thread, float32, before and so: 512
+// strip does not fill registers. As a right operand it is read once, in long
+// runs, in place or, of halves, packed by whole registers; what is turned
+// instead is the result. Zen 3, one thread, float32, before and so: 512
 // x 16 x 1024 (rows, columns, inner) 493 us and 244, torch.mm 538; 768 x 16 x
 // 2048 1690 and 1070; float64 gained nothing (docs/tuning/gemm.md).
 #pragma once
