@@ -1,6 +1,6 @@
 """Measures on this processor which of PyTorch's operators run faster in this package.
 
-``python -m pkg tune`` does it, in about a minute, and keeps the table where
+``python -m pkg tune`` does it, in a minute or two, and keeps the table where
 :func:`pkg.accelerate` finds it.
 """
 
