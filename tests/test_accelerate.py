@@ -1106,7 +1106,7 @@ def test_tables_are_kept_and_found(
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     with threads(2):
         _accelerate_table.use()
-    assert "and several threads yet; doing so, once, takes a minute or two" in capsys.readouterr().err
+    assert "several threads yet; doing so, once, takes a minute or two" in capsys.readouterr().err
     file = _accelerate_table.cache_file()
     assert file is not None
     kept = json.loads(file.read_text())
