@@ -11,7 +11,6 @@
 // 2048 1690 and 1070; float64 gained nothing (docs/tuning/gemm.md).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -31,8 +30,9 @@ inline constexpr bool kTurnsTallProducts =
 inline constexpr int64_t kMostTallColumns = 24;
 inline constexpr int64_t kLeastTallRows = 64;
 inline constexpr int64_t kLeastTallInner = 128;
-// Rows at a time: the sums of a block stay in L2 while all of A's rows go by.
-inline constexpr int64_t kTallBlock = 512;
+// Runs of so many rows at a time: the sums of a block stay in L2 while all of
+// A's rows go by.
+inline constexpr int64_t kTallRuns = 8;
 
 // Rows of the result are columns of `sums`, `stride` apart.
 template <class Output>
@@ -60,10 +60,17 @@ bool multiply_tall(const Product<Input, Output>& product, int64_t threads) {
         product.inner < detail::kLeastTallInner) {
       return false;
     }
-    // A line more, or the columns of a row would share two sets of L1.
-    constexpr int64_t kStride =
-        detail::kTallBlock + kCacheLine / int64_t{sizeof(float)};
-    const auto multiply_rows = [&](int64_t row, int64_t rows) {
+    // Threads and blocks share runs of rows, of which the last has those that
+    // are left over: fewer than fill a register would be packed, and summed in
+    // other blocks of K, and how a row is rounded must not follow from how many
+    // threads there are.
+    constexpr int64_t kRun = detail::kLeastTallRows;
+    constexpr int64_t kStride = (detail::kTallRuns + 1) * kRun;
+    const int64_t runs = product.rows / kRun;
+    const auto multiply_runs = [&](int64_t run, int64_t count) {
+      const int64_t row = run * kRun;
+      const int64_t rows =
+          (run + count == runs ? product.rows : row + count * kRun) - row;
       float* sums = Workspace::of_this_thread<Slot::PartialSums>()
                         .template request<float>(product.columns * kStride);
       multiply<Arithmetic>(
@@ -76,21 +83,14 @@ bool multiply_tall(const Product<Input, Output>& product, int64_t threads) {
                            product.output + row * product.output_stride,
                            product.output_stride);
     };
-    // Threads share runs of rows, no less: how a row is multiplied, and so
-    // rounded, must not follow from how many there are.
-    const int64_t runs = product.rows / detail::kLeastTallRows;
-    const int64_t grain =
-        threads > 1
-            ? grain_of(kMultiplyAddGrain,
-                       detail::kLeastTallRows * product.columns * product.inner)
-            : runs;
+    const int64_t grain = threads > 1
+                              ? grain_of(kMultiplyAddGrain,
+                                         kRun * product.columns * product.inner)
+                              : runs;
     parallel_for(runs, grain, [&](int64_t begin, int64_t end) {
-      const int64_t first = begin * detail::kLeastTallRows;
-      const int64_t rows =
-          (end == runs ? product.rows : end * detail::kLeastTallRows) - first;
-      for_each_block(rows, detail::even_block(rows, detail::kTallBlock, 8),
-                     [&](int64_t row, int64_t count) {
-                       multiply_rows(first + row, count);
+      for_each_block(end - begin, detail::kTallRuns,
+                     [&](int64_t run, int64_t count) {
+                       multiply_runs(begin + run, count);
                      });
     });
     return true;
