@@ -12,6 +12,8 @@ With a mask PyTorch's kernel is slower, and fused attention is not. One thread o
 1.8, 2.4 and 4.6, a mask of each head 1.4, 1.6 and 2.0, none 1.4, 1.5 and 2.2; in bfloat16 2.7, 3.9
 and 7.8, 3.6, 4.9 and 11.6, 1.8, 2.1 and 2.6, 1.3, 1.4 and 2.0.
 
+Sequences of several lengths in a nested tensor: ``_accelerate_multihead_nested.py``.
+
 What cannot be taken over goes on to PyTorch's kernel in C++
 (``csrc/cpu/accelerate/aten_multi_head.cpp``), where that finds it.
 """
@@ -99,7 +101,10 @@ def _self_attention(
     if (
         query.ndim != 3
         or query.size(1) < LEAST_TOKENS
-        or not _fits(query, embed_dim, num_head, parameters)
+        or query.layout is not torch.strided
+        or query.size(0) == 0
+        or query.size(2) != embed_dim
+        or not fit(query.dtype, embed_dim, num_head, parameters)
     ):
         return None
     if mask is None:
@@ -118,6 +123,7 @@ def _self_attention(
 
 
 def _is_faster(dtype: torch.dtype, tokens: int, hidden: str) -> bool:
+    """Than the unfused kernel, with so many tokens and keys hidden by that."""
     gain = attention_gain(dtype, tokens, tokens, hidden)
     return gain > 0 and gain >= _LEAST_RATIO.get(dtype, 0)
 
@@ -156,18 +162,16 @@ def _is_causal(seen: Tensor) -> bool:
     return torch.equal(seen[0, 0], torch.ones_like(seen[0, 0]).tril_())
 
 
-def _fits(query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...]) -> bool:
-    """Whether PyTorch's kernel would take it: what is wrong is for that one to say."""
+def fit(dtype: torch.dtype, width: int, heads: int, parameters: tuple[Tensor, ...]) -> bool:
+    """Whether PyTorch's kernel would take these: what is wrong is for that one to say."""
     shapes = ((3 * width, width), (3 * width,), (width, width), (width,))
     return (
-        query.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-        and query.layout is torch.strided
-        and query.size(0) > 0
-        and query.size(2) == width > 0
+        dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        and width > 0
         and heads > 0
         and width % heads == 0
         and all(
-            each.dtype is query.dtype and each.shape == shape
+            each.dtype is dtype and each.shape == shape
             for each, shape in zip(parameters, shapes, strict=True)
         )
     )

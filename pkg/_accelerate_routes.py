@@ -48,6 +48,8 @@ HIDDEN = ("nothing", "causal", "mask")
 
 PRODUCTS = OPERATORS[:6]
 _ATTENTION = OPERATORS[6]
+VARLEN = OPERATORS[8]
+"""Attention over packed sequences."""
 
 ATTENTION_OFF, ATTENTION_BY_TABLE, ATTENTION_ALWAYS = range(3)
 """Which calls of attention are taken: ``AttentionMode`` of csrc/cpu/accelerate/routes.h."""
@@ -77,6 +79,11 @@ def switch(is_on: bool, takes_time: bool, attention: int | None = None) -> None:
 def attention_is_on() -> bool:
     """Whether attention's kernels are on, for some calls at the least."""
     return _attention_mode != ATTENTION_OFF
+
+
+def attention_is_by_table() -> bool:
+    """Whether attention's kernels are on for the calls that the table takes, and no others."""
+    return _attention_mode == ATTENTION_BY_TABLE
 
 
 def count_taken(operator: str, dtype: torch.dtype, nanoseconds: int) -> None:
@@ -187,6 +194,12 @@ def _register_all(
             # Else they stay PyTorch's: by way of Python those of float32 would lose.
             if name not in others:
                 _register_compiled(name)
+    from . import _accelerate_multihead, _accelerate_multihead_nested
+
+    nested = _accelerate_multihead_nested.kernel()
+    if nested is not None:
+        key = _accelerate_multihead_nested.KEY
+        library.impl(_accelerate_multihead.OPERATOR, nested, key, allow_override=True)
 
 
 def _register_compiled(name: str) -> bool:
@@ -212,10 +225,10 @@ def _schema(name: str) -> torch.FunctionSchema:
     return schema
 
 
-def original(name: str) -> _Kernel | None:
-    """PyTorch's CPU kernel, which takes a key set before the arguments; None where it has none."""
+def original(name: str, key: str = "CPU") -> _Kernel | None:
+    """PyTorch's kernel, which takes a key set before the arguments; None where it has none."""
     try:
-        kernel: _Kernel = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        kernel: _Kernel = torch.library.get_kernel(f"aten::{name}", key).call_boxed
     except (RuntimeError, ValueError):
         return None
     return kernel
@@ -301,7 +314,7 @@ def _others() -> dict[str, str]:
     ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
     for name in (*ours, _accelerate_multihead.OPERATOR):
         for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
-            place = re.match(r"CPU: registered at (\S+)", line)
+            place = re.match(r"(?:NestedTensor)?CPU: registered at (\S+)", line)
             if place and "/aten/src/ATen/" not in place[1]:
                 found[name] = place[1]
     return found

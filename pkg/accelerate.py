@@ -289,7 +289,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     without a fused kernel.
 
     The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
-    kernels too, for sequences of 128 tokens or more without a mask.
+    kernels too: where the table says so, for sequences of 128 tokens or more; always where the
+    encoder has made a nested tensor of sequences with padding, of which nothing is computed here.
 
     Convolutions in half precision that PyTorch has no kernel of oneDNN for (float16 on most
     processors), of any number of dimensions and groups, transposed or not, are converted, computed
