@@ -6,9 +6,15 @@
 namespace pkg::cpu::detail {
 namespace {
 
-// Rows and columns of a tile: as many sums as registers allow, beside those of
-// the columns and one of a row.
-constexpr int kTileOfRows = simd::kVectorRegisters >= 32 ? 6 : 2;
+// Rows and columns of a tile: as many sums as registers allow, beside one of
+// each line of the shorter side and one of the other. Without multiply-adds a
+// product takes another. With AVX2 3 rows instead of 2: 0.58 loads instead of 0.75
+// for each multiply-add, and so from 1.15 to 1.4 times as fast from 5 rows on,
+// 3 rows 1.2 to 1.4, 4 as before (Zen 3, one thread, float32, bfloat16 and
+// float64, 1152 x 384, 768 x 768 and 384 x 1536).
+constexpr int kTileOfRows = simd::kVectorRegisters >= 32              ? 6
+                            : kInstructionSet == InstructionSet::Avx2 ? 3
+                                                                      : 2;
 constexpr int kTileOfColumns = 4;
 // Terms that are summed before the sums leave the registers: a tile's columns
 // stay in L1 from one tile of rows to the next.
@@ -36,19 +42,37 @@ struct Tile {
   template <class Load>
   [[gnu::always_inline]] void add(V (&sums)[kRows * kColumns], int64_t k,
                                   const Load& load) const {
-    KGroups b[kColumns];
+    if constexpr (kRows < kColumns) {
+      KGroups a[kRows];
 #pragma GCC unroll 8
-    for (int c = 0; c < kColumns; ++c) {
-      b[c] =
-          load(typename Arithmetic::Right{}, columns + c * column_stride + k);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const KGroups a = load(Arithmetic{}, rows + r * row_stride + k);
+      for (int r = 0; r < kRows; ++r) {
+        a[r] = load(Arithmetic{}, rows + r * row_stride + k);
+      }
 #pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        V& sum = sums[r * kColumns + c];
-        sum = Arithmetic::multiply_add(a, b[c], sum);
+        const KGroups b =
+            load(typename Arithmetic::Right{}, columns + c * column_stride + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          V& sum = sums[r * kColumns + c];
+          sum = Arithmetic::multiply_add(a[r], b, sum);
+        }
+      }
+    } else {
+      KGroups b[kColumns];
+#pragma GCC unroll 8
+      for (int c = 0; c < kColumns; ++c) {
+        b[c] =
+            load(typename Arithmetic::Right{}, columns + c * column_stride + k);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const KGroups a = load(Arithmetic{}, rows + r * row_stride + k);
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c) {
+          V& sum = sums[r * kColumns + c];
+          sum = Arithmetic::multiply_add(a, b[c], sum);
+        }
       }
     }
   }
