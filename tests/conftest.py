@@ -50,15 +50,23 @@ def kind_of(item: pytest.Item) -> tuple[object, ...]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep one of every PKG_TEST_EVERY parameters of a test; each dtype, each check and device.
 
+    And of the files with tests that are marked as long, these of one of every PKG_TEST_LONG_EVERY.
     The first is that of the number PKG_TEST_FIRST: runs with 0, 1 and so on have had all of them.
     """
-    every = int(os.environ.get("PKG_TEST_EVERY", "1"))
+    every, long_every = (
+        int(os.environ.get(name, "1")) for name in ("PKG_TEST_EVERY", "PKG_TEST_LONG_EVERY")
+    )
     first = int(os.environ.get("PKG_TEST_FIRST", "0"))
+    long_files = sorted({item.path for item in items if item.get_closest_marker("long")})
+    passed_over = {
+        path for i, path in enumerate(long_files) if i % long_every != first % long_every
+    }
     kinds = [kind_of(item) for item in items]
     counts, seen = Counter(kinds), Counter[object]()
     kept, left_out = [], []
     for item, kind in zip(items, kinds, strict=True):
         is_kept = seen[kind] % every == first % min(every, counts[kind])
+        is_kept &= item.path not in passed_over or not item.get_closest_marker("long")
         (kept if is_kept else left_out).append(item)
         seen[kind] += 1
     items[:] = kept

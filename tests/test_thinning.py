@@ -30,14 +30,21 @@ def test_that_compiles():
 """
 
 
-def collected(folder: Path, every: str, *options: str, first: str = "0") -> list[str]:
+def collected(
+    folder: Path, every: str, *options: str, first: str = "0", long_every: str = "1"
+) -> list[str]:
     (folder / "test_of_parameters.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     conftest = Path(__file__).with_name("conftest.py")
     (folder / "conftest.py").write_text(conftest.read_text("utf-8"), "utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, folder],
-        env={**os.environ, "PKG_TEST_EVERY": every, "PKG_TEST_FIRST": first},
+        env={
+            **os.environ,
+            "PKG_TEST_EVERY": every,
+            "PKG_TEST_FIRST": first,
+            "PKG_TEST_LONG_EVERY": long_every,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -69,3 +76,14 @@ def test_what_is_left_out_has_its_turn(tmp_path: Path) -> None:
     ]
     alone = ["test_check[values]", "test_check[layouts]", "test_that_compiles"]
     assert all(run == [*sizes, *alone] for run, sizes in zip(runs, of_sizes, strict=True))
+
+
+def test_long_files_have_their_turns(tmp_path: Path) -> None:
+    for name in "bcd":
+        of_file = f"import pytest\n\n@pytest.mark.long\ndef test_{name}():\n    pass\n"
+        (tmp_path / f"test_{name}.py").write_text(of_file)
+    runs = [collected(tmp_path, "1", first=str(first), long_every="2") for first in range(2)]
+    always = {"test_check[values]", "test_check[layouts]"}
+    long = [{name for name in run if "[" not in name} for run in runs]
+    assert long == [{"test_b", "test_d"}, {"test_c", "test_that_compiles"}]
+    assert all(always < set(run) for run in runs)

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/accelerate/routes.h"
+#include "cpu/attention/decoding_forward.h"
 #include "cpu/attention/passes.h"
 #include "host/compiler.h"
 
@@ -172,9 +173,13 @@ void run_forward(const AttentionCall& call, AttentionResults& results) {
   const AttentionShape shape = plan(call, extras);
   const auto mask = mask_of(call);
   const std::optional<TensorView> seed;
-  const passes::ForwardResults made{
-      empty_output(query), allocate_log_sum_exp(shape, query),
-      nothing(query.dtype), aoti_torch_grad_mode_is_enabled()};
+  // Few rows go the fastest way whatever follows: gradients are PyTorch's there
+  // as a rule, which makes its own scores.
+  const bool has_backward = shape.rows > cpu::attention::kDecodeRows &&
+                            aoti_torch_grad_mode_is_enabled();
+  const passes::ForwardResults made{empty_output(query),
+                                    allocate_log_sum_exp(shape, query),
+                                    nothing(query.dtype), has_backward};
   passes::run_forward({shape, query, *call.key, *call.value, mask, seed, 0.0,
                        call.is_causal, extras},
                       made);

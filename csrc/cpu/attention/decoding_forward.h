@@ -30,8 +30,8 @@ namespace pkg::cpu::attention {
 //   64 keys  80 / 40 (57 / 50)   88 / 74 (59 / 80)  130 / 137 (85 / 156)
 //   256     360 / 134 (325 / 113) 406 / 251 (238 / 232) 514 / 500 (361 / 473)
 // Where a backward pass may follow, the blocked pass is kept while it costs
-// little: it rounds each score as that will. Under causality the few rows see
-// few keys, unless they are the last ones.
+// little: it rounds each score as that will. Under causality few rows see few
+// keys, and the blocked pass would pack them all.
 inline constexpr int64_t kDecodeRows = 8;
 template <class Input>
 inline constexpr int64_t kDecodeRowsOfAnyColumns =
@@ -43,11 +43,12 @@ bool decodes(const Problem<Input>& problem, bool has_backward) {
   const auto contiguous = [](const AttentionOperand& layout, int64_t size) {
     return layout.column_stride == 1 || size <= 1;
   };
-  const bool has_many_columns = problem.shape.columns >= kLeastDecodeColumns;
+  const bool has_many_columns =
+      problem.shape.columns >= kLeastDecodeColumns && !problem.is_causal;
   const int64_t most_rows = has_many_columns ? kDecodeRows
                             : has_backward   ? 0
                                              : kDecodeRowsOfAnyColumns<Input>;
-  return !problem.is_causal && problem.shape.rows <= most_rows &&
+  return problem.shape.rows <= most_rows &&
          contiguous(problem.key.layout, problem.shape.head_size) &&
          contiguous(problem.value.layout, problem.shape.value_size);
 }
