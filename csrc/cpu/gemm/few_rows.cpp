@@ -8,10 +8,10 @@ namespace {
 
 // Rows and columns of a tile: as many sums as registers allow, beside one of
 // each line of the shorter side and one of the other. Without multiply-adds a
-// product takes another. With AVX2 3 rows instead of 2: 0.58 loads instead of
-// 0.75 for each multiply-add, and so from 1.15 to 1.4 times as fast from 5 rows
-// on, 3 rows 1.2 to 1.4, 4 as before (Zen 3, one thread, float32, bfloat16 and
-// float64, 1152 x 384, 768 x 768 and 384 x 1536).
+// product takes another. With AVX2 3 rows instead of 2 are 0.58 loads instead
+// of 0.75 for each multiply-add: 3 rows and from 5 on 1.0 to 1.5 times as fast,
+// mostly 1.2, and 4 as fast (Zen 3, one thread, float32, bfloat16 and float64,
+// 1152 x 384 and 768 x 768, 2026-11-28).
 constexpr int kTileOfRows = simd::kVectorRegisters >= 32              ? 6
                             : kInstructionSet == InstructionSet::Avx2 ? 3
                                                                       : 2;
