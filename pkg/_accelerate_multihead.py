@@ -46,8 +46,20 @@ _Kernel = Callable[..., Any]
 def kernels() -> Iterator[tuple[str, _Kernel]]:
     """By operator a kernel that goes by this package's attention, or else calls PyTorch's."""
     theirs = original(OPERATOR)
-    if theirs is None:
-        return
+    if theirs is not None:
+        yield OPERATOR, kernel_of(_self_attention, theirs, CPU_KEYS)
+
+
+def kernel_of(
+    self_attention: Callable[..., Tensor | None], theirs: _Kernel, keys: torch._C.DispatchKeySet
+) -> _Kernel:
+    """The operator by ``self_attention``, or by PyTorch's kernel what that leaves.
+
+    Args:
+        self_attention: is called as :func:`_self_attention` is.
+        theirs: PyTorch's kernel.
+        keys: what the dispatcher gives that one.
+    """
 
     def kernel(
         query: Tensor,
@@ -70,7 +82,7 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
             and query is key
             and query is value
             and (
-                result := _self_attention(
+                result := self_attention(
                     query, embed_dim, num_head, *parameters, mask=mask, mask_type=mask_type
                 )
             )
@@ -78,11 +90,11 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
         ):
             return result, None
         return theirs(  # type: ignore[no-any-return]
-            *(CPU_KEYS, query, key, value, embed_dim, num_head, *parameters),
+            *(keys, query, key, value, embed_dim, num_head, *parameters),
             *(mask, need_weights, average_attn_weights, mask_type),
         )
 
-    yield OPERATOR, kernel
+    return kernel
 
 
 def _self_attention(

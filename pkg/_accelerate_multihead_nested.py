@@ -42,65 +42,44 @@ def kernel() -> _Kernel | None:
     theirs = _accelerate_routes.original(_accelerate_multihead.OPERATOR, KEY)
     if theirs is None:
         return None
-
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim: int,
-        num_head: int,
-        qkv_weight: Tensor,
-        qkv_bias: Tensor,
-        proj_weight: Tensor,
-        proj_bias: Tensor,
-        mask: Tensor | None = None,
-        need_weights: bool = True,
-        average_attn_weights: bool = True,
-        mask_type: int | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        if (
-            _accelerate_routes.attention_is_by_table()
-            and not need_weights
-            and mask is None
-            and query is key
-            and query is value
-            and (result := _self_attention(query, embed_dim, num_head, parameters)) is not None
-        ):
-            return result, None
-        return theirs(  # type: ignore[no-any-return]
-            *(_KEYS, query, key, value, embed_dim, num_head, *parameters),
-            *(mask, need_weights, average_attn_weights, mask_type),
-        )
-
-    return attend
+    return _accelerate_multihead.kernel_of(_self_attention, theirs, _KEYS)
 
 
 def _self_attention(
-    query: Tensor, width: int, heads: int, parameters: tuple[Tensor, ...]
+    query: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
 ) -> Tensor | None:
-    """Projections included; None where the call is left to PyTorch."""
+    """Projections included; None where the call is left to PyTorch, as with a mask."""
+    parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
     if (
-        not query.is_nested
+        not _accelerate_routes.attention_is_by_table()
+        or mask is not None
+        or not query.is_nested
         or query.layout is not torch.strided
         or query.ndim != 3
         or not query.is_contiguous()
-        or not _accelerate_multihead.fit(query.dtype, width, heads, parameters)
+        or not _accelerate_multihead.fit(query.dtype, embed_dim, num_head, parameters)
     ):
         return None
     sizes = query._nested_tensor_size()
     sequences = sizes.tolist()  # a few operators on a tensor would take longer than all else
-    if not sequences or any(columns != width for _, columns in sequences):
+    if not sequences or any(columns != embed_dim for _, columns in sequences):
         return None
     lengths = [rows for rows, _ in sequences]
     if sum(lengths) < LEAST_TOKENS:
         return None
-    starts = torch.tensor([0, *itertools.accumulate(lengths)])
-    qkv_weight, qkv_bias, proj_weight, proj_bias = parameters
-    tokens = query.values().view(-1, width)
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], device="cpu")
+    tokens = query.values().view(-1, embed_dim)
     projected = torch.nn.functional.linear(tokens, qkv_weight, qkv_bias)
-    attended = _attend(projected.view(-1, 3, heads, width // heads), starts, max(lengths))
-    made = torch.nn.functional.linear(attended.view(-1, width), proj_weight, proj_bias)
+    attended = _attend(projected.view(-1, 3, num_head, embed_dim // num_head), starts, max(lengths))
+    made = torch.nn.functional.linear(attended.view(-1, embed_dim), proj_weight, proj_bias)
     strides, offsets = query._nested_tensor_strides(), query._nested_tensor_storage_offsets()
     return torch._nested_view_from_buffer(made.view(-1), sizes, strides, offsets)
 

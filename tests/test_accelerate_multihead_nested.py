@@ -159,3 +159,13 @@ def test_an_encoder_with_padding() -> None:
             ours = encoder(x, src_key_padding_mask=hidden)
             assert taken(block) == 2
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_the_default_device_is_not_asked() -> None:
+    sample = Sample(tuple(operands(torch.float64)), {})
+    x, *parameters = sample.args
+    whole = nested(list(x.split(LENGTHS)))
+    with pkg.accelerate(report=True) as block, torch.device("meta"):
+        ours = operator(whole, whole, whole, WIDTH, HEADS, *parameters, None, False, True, None)[0]
+        assert taken(block) == 1
+    assert ours.device.type == "cpu"
