@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _accelerate_multihead, _accelerate_routes
+from . import _accelerate_multihead, _accelerate_routes, _accelerate_varlen
 
 KEY = "NestedTensorCPU"
 # Of all sequences: with fewer the way through Python costs more than it gains.
@@ -49,15 +49,11 @@ def _self_attention(
     query: Tensor,
     embed_dim: int,
     num_head: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
+    *parameters: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor | None:
     """Projections included; None where the call is left to PyTorch, as with a mask."""
-    parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
     if (
         not _accelerate_routes.attention_is_by_table()
         or mask is not None
@@ -76,6 +72,7 @@ def _self_attention(
     if sum(lengths) < LEAST_TOKENS:
         return None
     starts = torch.tensor([0, *itertools.accumulate(lengths)], device="cpu")
+    qkv_weight, qkv_bias, proj_weight, proj_bias = parameters
     tokens = query.values().view(-1, embed_dim)
     projected = torch.nn.functional.linear(tokens, qkv_weight, qkv_bias)
     attended = _attend(projected.view(-1, 3, num_head, embed_dim // num_head), starts, max(lengths))
@@ -92,5 +89,5 @@ def _attend(sides: Tensor, starts: Tensor, longest: int) -> Tensor:
         *sides.unbind(1), starts, starts, None, longest, longest, 0.0, None, False, False
     )
     nanoseconds = time.perf_counter_ns() - begin
-    _accelerate_routes.count_taken(_accelerate_routes.VARLEN, sides.dtype, nanoseconds)
+    _accelerate_routes.count_taken(_accelerate_varlen.FORWARD, sides.dtype, nanoseconds)
     return attended

@@ -48,8 +48,6 @@ HIDDEN = ("nothing", "causal", "mask")
 
 PRODUCTS = OPERATORS[:6]
 _ATTENTION = OPERATORS[6]
-VARLEN = OPERATORS[8]
-"""Attention over packed sequences."""
 
 ATTENTION_OFF, ATTENTION_BY_TABLE, ATTENTION_ALWAYS = range(3)
 """Which calls of attention are taken: ``AttentionMode`` of csrc/cpu/accelerate/routes.h."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import accelerate_tables
 import pytest
@@ -50,6 +50,15 @@ def by_definition(sample: Sample, hidden: Tensor | None = None) -> list[Tensor]:
         scores = scores.masked_fill(hidden, -torch.inf)
     attended = torch.softmax(scores, -1) @ value
     return [attended.transpose(1, 2).reshape(x.shape) @ out_weight.t() + out_bias]
+
+
+def assert_same_error(call: Callable[[], object]) -> None:
+    """What PyTorch refuses is refused under accelerate() too, in its words."""
+    with pytest.raises((RuntimeError, IndexError)) as theirs:
+        call()
+    with pkg.accelerate(), pytest.raises(type(theirs.value)) as ours:
+        call()
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
 
 
 def taken(block: pkg.accelerate.Acceleration) -> int:
@@ -185,14 +194,9 @@ def test_errors_are_pytorch_s() -> None:
     ):
         first, *arguments = bad
 
-        def call(first: Tensor = first, arguments: list[object] = arguments) -> object:
-            return operator(first, first, first, *arguments, None, False)
-
-        with pytest.raises((RuntimeError, IndexError)) as theirs:
-            call()
-        with pkg.accelerate(), pytest.raises(type(theirs.value)) as ours:
-            call()
-        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+        assert_same_error(
+            lambda first=first, rest=arguments: operator(*[first] * 3, *rest, None, False)
+        )
 
 
 def test_modules() -> None:

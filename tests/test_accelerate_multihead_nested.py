@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_accelerate_multihead import FLOATING, HEADS, LONG, WIDTH, by_definition, tensors
+from test_accelerate_multihead import (
+    FLOATING,
+    HEADS,
+    LONG,
+    WIDTH,
+    assert_same_error,
+    by_definition,
+    tensors,
+)
 from torch import Tensor, nn
 
 import pkg
@@ -137,15 +145,7 @@ def test_errors_are_pytorch_s() -> None:
         (whole, WIDTH, HEADS, weight, *rest, mask),
     ):
         first, *others = arguments
-
-        def call(first: Tensor = first, others: list[object] = others) -> object:
-            return operator(first, first, first, *others, False)
-
-        with pytest.raises((RuntimeError, IndexError)) as theirs:
-            call()
-        with pkg.accelerate(), pytest.raises(type(theirs.value)) as ours:
-            call()
-        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+        assert_same_error(lambda first=first, rest=others: operator(*[first] * 3, *rest, False))
 
 
 def test_an_encoder_with_padding() -> None:
