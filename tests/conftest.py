@@ -52,21 +52,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     And of the files with tests that are marked as long, these of one of every PKG_TEST_LONG_EVERY.
     The first is that of the number PKG_TEST_FIRST: runs with 0, 1 and so on have had all of them.
+    A long test's parameters have their turns where its file has had one.
     """
     every, long_every = (
         int(os.environ.get(name, "1")) for name in ("PKG_TEST_EVERY", "PKG_TEST_LONG_EVERY")
     )
     first = int(os.environ.get("PKG_TEST_FIRST", "0"))
-    long_files = sorted({item.path for item in items if item.get_closest_marker("long")})
+    is_long = [item.get_closest_marker("long") is not None for item in items]
+    long_files = sorted({item.path for item, long in zip(items, is_long, strict=True) if long})
     passed_over = {
         path for i, path in enumerate(long_files) if i % long_every != first % long_every
     }
     kinds = [kind_of(item) for item in items]
     counts, seen = Counter(kinds), Counter[object]()
     kept, left_out = [], []
-    for item, kind in zip(items, kinds, strict=True):
-        is_kept = seen[kind] % every == first % min(every, counts[kind])
-        is_kept &= item.path not in passed_over or not item.get_closest_marker("long")
+    for item, kind, long in zip(items, kinds, is_long, strict=True):
+        turn = first // long_every if long else first
+        is_kept = seen[kind] % every == turn % min(every, counts[kind])
+        is_kept &= not long or item.path not in passed_over
         (kept if is_kept else left_out).append(item)
         seen[kind] += 1
     items[:] = kept

@@ -87,3 +87,15 @@ def test_long_files_have_their_turns(tmp_path: Path) -> None:
     long = [{name for name in run if "[" not in name} for run in runs]
     assert long == [{"test_b", "test_d"}, {"test_c", "test_that_compiles"}]
     assert all(always < set(run) for run in runs)
+
+
+def test_parameters_of_long_files_have_their_turns(tmp_path: Path) -> None:
+    for name in "bc":
+        (tmp_path / f"test_{name}.py").write_text(
+            "import pytest\n\n"
+            "@pytest.mark.long\n"
+            f'@pytest.mark.parametrize("size", range(2))\ndef test_{name}(size):\n    pass\n'
+        )
+    runs = [collected(tmp_path, "2", first=str(first), long_every="2") for first in range(4)]
+    long = [name for run in runs for name in run if name.startswith(("test_b[", "test_c["))]
+    assert sorted(long) == ["test_b[0]", "test_b[1]", "test_c[0]", "test_c[1]"]
