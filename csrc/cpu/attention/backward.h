@@ -33,7 +33,7 @@
 // Order, with the file that has the step; || is parallel:
 //
 //   || rows: D                                            row_statistics.h
-//   for as many key heads as fit 16 MiB when packed       this file
+//   for a few key heads at a time (heads_at_once())       this file
 //     || query heads x row blocks: pack Q, dO             backward_operands.h
 //     || key heads x splits of their keys: a task         this file
 //       for each key block j of the task                  key_block_gradients.h
@@ -114,15 +114,13 @@ struct BackwardPlan {
   int64_t splits;
   int64_t key_blocks;
 
-  // `head_bytes`: of a query head that is packed. Of all that are packed at a
-  // time not many more than `packed_bytes`.
+  // `most_heads`: key heads that may be packed at a time.
   template <class Input>
-  BackwardPlan(const AttentionShape& shape, int64_t head_bytes,
-               int64_t packed_bytes, int64_t key_heads, int64_t threads,
+  BackwardPlan(const AttentionShape& shape, int64_t most_heads,
+               int64_t key_heads, int64_t threads,
                const GradMaskSums<Input>* grad_mask_sums) {
-    const int64_t bytes = std::max<int64_t>(shape.group * head_bytes, 1);
-    heads_at_once = std::clamp<int64_t>(packed_bytes / bytes, 1,
-                                        std::max<int64_t>(key_heads, 1));
+    heads_at_once =
+        std::clamp<int64_t>(most_heads, 1, std::max<int64_t>(key_heads, 1));
     const int64_t slices = grad_mask_sums == nullptr
                                ? heads_at_once
                                : grad_mask_sums->slices(heads_at_once);
@@ -142,7 +140,7 @@ struct BackwardPlan {
   }
 };
 
-// What makes the products, and what it wants packed, of so many bytes at a
+// What makes the products, and what it wants packed, of how many key heads at a
 // time.
 template <class Input>
 struct BackwardByVectors {
@@ -150,7 +148,9 @@ struct BackwardByVectors {
   using Element = typename Packing::KGroup;
   using Block = KeyBlockGradients<Input>;
   static constexpr int64_t kRows = kRowBlock;
-  static int64_t packed_bytes(int64_t /*threads*/) { return kPackedBytes; }
+  static int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
+    return attention::heads_at_once(head_bytes, threads);
+  }
   static bool is_refused(const Packing& /*packing*/) { return false; }
 };
 #if defined(PKG_HAS_TILES)
@@ -160,8 +160,8 @@ struct BackwardByTiles {
   using Element = std::byte;
   using Block = TileKeyBlockGradients<Input>;
   static constexpr int64_t kRows = Packing::kRows;
-  static int64_t packed_bytes(int64_t threads) {
-    return tile_packed_bytes(threads);
+  static int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
+    return tile_heads_at_once(head_bytes, threads);
   }
   static bool is_refused(const Packing& packing) { return packing.is_refused; }
 };
@@ -176,8 +176,10 @@ class BackwardPass {
         grad_mask_sums_(grad_mask_sums),
         visible_keys_(problem.forward),
         packing_(problem.shape()),
-        plan_(problem.shape(), packing_.size * int64_t{sizeof(Element)},
-              Way::packed_bytes(problem.forward.threads),
+        plan_(problem.shape(),
+              Way::heads_at_once(problem.shape().group * packing_.size *
+                                     int64_t{sizeof(Element)},
+                                 problem.forward.threads),
               problem.forward.key_heads(), problem.forward.threads,
               grad_mask_sums),
         sums_(problem.shape(), packing_.key_stride),

@@ -24,8 +24,7 @@ namespace pkg::cpu::attention {
 // How the work is cut. A block of kBlockRows rows keeps its queries, values and
 // a block of keys in half of a 1 MiB L2 cache at a head size of 64 to 128; with
 // few rows in all, blocks shrink until each thread has some, and then the keys
-// are split. Packed keys and values of as many heads as fit packed_bytes() are
-// held at a time: a share of an L3 cache, or by tiles of the L2 caches.
+// are split. Keys and values of heads_at_once() heads are packed at a time.
 struct ForwardPlan {
   static constexpr int64_t kBlockRows = 16 * kStripRows;
   static constexpr int64_t kLeastRows = 4 * kStripRows;
@@ -61,7 +60,7 @@ struct ForwardPlan {
   }
 };
 
-// What makes the products, and what it wants packed, of so many bytes at a
+// What makes the products, and what it wants packed, of how many heads at a
 // time.
 template <class Input>
 struct ByVectors {
@@ -69,7 +68,9 @@ struct ByVectors {
   using Element = typename Packing::KGroup;
   using Block = ForwardBlock<Input>;
   static constexpr int64_t kRows = kStripRows;
-  static int64_t packed_bytes(int64_t /*threads*/) { return kPackedBytes; }
+  static int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
+    return attention::heads_at_once(head_bytes, threads);
+  }
   static bool is_refused(const Packing& /*packing*/) { return false; }
 };
 #if defined(PKG_HAS_TILES)
@@ -79,8 +80,8 @@ struct ByTiles {
   using Element = std::byte;
   using Block = TileForwardBlock<Input>;
   static constexpr int64_t kRows = tiles::kStrip;
-  static int64_t packed_bytes(int64_t threads) {
-    return tile_packed_bytes(threads);
+  static int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
+    return tile_heads_at_once(head_bytes, threads);
   }
   static bool is_refused(const Packing& packing) { return packing.is_refused; }
 };
@@ -97,8 +98,8 @@ class BlockedForward {
         packing_(problem.shape),
         key_blocks_((problem.shape.columns + kKeyBlock - 1) / kKeyBlock),
         heads_at_once_(std::clamp<int64_t>(
-            Way::packed_bytes(problem.threads) /
-                std::max<int64_t>(packing_.size * int64_t{sizeof(Element)}, 1),
+            Way::heads_at_once(packing_.size * int64_t{sizeof(Element)},
+                               problem.threads),
             1, std::max<int64_t>(problem.key_heads(), 1))),
         plan_(problem.shape, heads_at_once_ * problem.shape.group,
               problem.threads, Way::kRows),

@@ -141,8 +141,9 @@ class KeyBlockGradients {
     }
     const bool finite =
         problem_.forward.hides_keys() && keys_.finite(key_operands_, count_);
-    std::fill_n(grad_key_sums_, grad_key_sums().count, Number{0});
-    std::fill_n(grad_value_sums_, grad_value_sums().count, Number{0});
+    const int64_t padded = round_up(count_, kStripRows);
+    std::fill_n(grad_key_sums_, padded * packing_.key_stride, Number{0});
+    std::fill_n(grad_value_sums_, padded * packing_.value_stride, Number{0});
     return finite;
   }
 

@@ -16,6 +16,7 @@
 #include "cpu/attention/blocking.h"
 #include "cpu/attention/problem.h"
 #include "cpu/gemm/arithmetic.h"
+#include "cpu/runtime/cache.h"
 #include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/range.h"
@@ -89,10 +90,10 @@ bool goes_by_tiles(const AttentionShape& shape, bool has_backward) {
          std::min(shape.head_size, shape.value_size) >= kLeastSize;
 }
 
-// Bytes of packed heads that are held at a time: about what the L2 caches of so
-// many threads hold (docs/tuning/tiles.md).
-inline int64_t tile_packed_bytes(int64_t threads) {
-  return threads * (int64_t{2} << 20);
+// Heads of so many bytes that are packed at a time: about what the L2 caches of
+// so many threads hold (docs/tuning/tiles.md).
+constexpr int64_t tile_heads_at_once(int64_t head_bytes, int64_t threads) {
+  return threads * kLargeL2Bytes / std::max<int64_t>(head_bytes, 1);
 }
 
 // Whether parts say all of an operand's values, which are below 2^most. Of

@@ -57,6 +57,14 @@ template <class Arithmetic, class Source>
   return Arithmetic::load_k_groups(rest);
 }
 
+// Whether transposed lines fill whole registers. If not, as 6 lines in 8 lanes
+// (float32 with AVX2), each is written over the end of the one before, and the
+// last reaches beyond its k-group.
+template <class KGroup, int kWidth>
+inline constexpr bool kFillsPanel =
+    kWidth % simd::kLanes<KGroup> == 0 ||
+    simd::transposes_without_gaps<Vector<KGroup>>(kWidth);
+
 // kLanes k-groups of each of kWidth contiguous lines, all of which are there.
 template <class Arithmetic, int kWidth, class Source>
 [[gnu::always_inline]] inline void pack_whole_squares(
@@ -78,7 +86,7 @@ template <class Arithmetic, int kWidth, class Source>
         simd::store(packed + i * kWidth + first, square[i]);
       }
     }
-  } else {
+  } else if constexpr (simd::transposes_without_gaps<V>(kWidth)) {
     V lines[kWidth];
 #pragma GCC unroll 16
     for (int line = 0; line < kWidth; ++line) {
@@ -88,6 +96,18 @@ template <class Arithmetic, int kWidth, class Source>
 #pragma GCC unroll 16
     for (int i = 0; i < kWidth; ++i) {
       simd::store(packed + i * kLanes, lines[i]);
+    }
+  } else {
+    static_assert(kWidth < kLanes && kLanes <= 2 * kWidth);
+    V square[kLanes] = {};
+#pragma GCC unroll 16
+    for (int line = 0; line < kWidth; ++line) {
+      square[line] = Arithmetic::load_k_groups(source + line * line_stride);
+    }
+    simd::transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      simd::store(packed + i * kWidth, square[i]);
     }
   }
 }
@@ -139,11 +159,12 @@ void pack_whole_lines(const Source* source, int64_t line_stride, int64_t inner,
                       typename Arithmetic::KGroup* packed) {
   using KGroup = typename Arithmetic::KGroup;
   constexpr int kLanes = simd::kLanes<KGroup>;
+  constexpr bool kFills = kFillsPanel<KGroup, kWidth>;
   int64_t step = 0;
-  if constexpr (kWidth % kLanes == 0 ||
-                simd::transposes_without_gaps<Vector<KGroup>>(kWidth)) {
-    const int64_t whole = inner / Arithmetic::kKGroupSize / kLanes * kLanes;
-    for (; step < whole; step += kLanes) {
+  if constexpr (kFills || kWidth < kLanes) {
+    // A k-group is left to be written over what the last register leaves.
+    const int64_t depth = inner / Arithmetic::kKGroupSize - (kFills ? 0 : 1);
+    for (; step + kLanes <= depth; step += kLanes) {
       pack_whole_squares<Arithmetic, kWidth>(
           source + step * Arithmetic::kKGroupSize, line_stride,
           packed + step * kWidth);
