@@ -110,3 +110,61 @@ def test_results_are_laid_out_alike_on_every_device(operator: str) -> None:
                     forms_on(device, operator, single, layout) for device in ("cpu", "cuda", "meta")
                 )
                 assert others == [of_cpu, of_cpu], f"{sample}, {layout.name}"
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("operator", sorted(registered_operators()))
+def test_vmap_over_no_slices(operator: str) -> None:
+    """The results are of the shapes and dtypes of those over two slices."""
+    tested = operator_classes()[operator]()
+    for sample in tested.samples():
+        if sample.values_only:
+            continue
+        single = sample.converted(torch.float32)
+        count = len(single.tensors)
+        ways: list[tuple[int | None, ...]] = [
+            (0,) * count,
+            tuple(tensor.dim() for tensor in single.tensors),
+        ]
+        if "mutates" not in tested.options:
+            ways += [tuple(0 if i == one else None for i in range(count)) for one in range(count)]
+        for in_dims in ways:
+            none, two = (
+                [(result.shape, result.dtype) for result in mapped(operator, single, in_dims, size)]
+                for size in (0, 2)
+            )
+            wanted = [((0, *shape[1:]), dtype) for shape, dtype in two]
+            assert none == wanted, f"{sample}, in_dims {in_dims}"
+
+
+def mapped(
+    operator: str, sample: Sample, in_dims: tuple[int | None, ...], size: int
+) -> list[Tensor]:
+    """The results of an operator under vmap over so many slices, all of one sample."""
+    tensors = [
+        tensor if dim is None else torch.stack([tensor] * 2, dim).narrow(dim, 0, size)
+        for tensor, dim in zip(sample.tensors, in_dims, strict=True)
+    ]
+
+    def call(*slices: Tensor) -> list[Tensor]:
+        given = sample.with_tensors(slices)
+        returned = getattr(torch.ops.pkg, operator).default(*given.args, **given.kwargs)
+        results = returned if isinstance(returned, (tuple, list)) else [returned]
+        return [result for result in results if isinstance(result, Tensor)]
+
+    results: list[Tensor] = torch.func.vmap(call, in_dims=in_dims, randomness="different")(*tensors)
+    return results
+
+
+def test_results_over_no_slices_depend_on_the_arguments() -> None:
+    """Weights of their own for each slice make a call of each: of none, gradients are zero."""
+    input, h, cell = torch.randn(2, 3, requires_grad=True), torch.randn(2, 4), torch.randn(2, 4)
+    weights, bias = torch.randn(0, 12, 7, requires_grad=True), torch.randn(12)
+    new_h, _ = torch.func.vmap(pkg.ops.lltm, (None, 0, None, None, None))(
+        input, weights, bias, h, cell
+    )
+    new_h.sum().backward()
+    assert input.grad is not None
+    assert weights.grad is not None
+    assert torch.equal(input.grad, torch.zeros_like(input))
+    assert weights.grad.shape == weights.shape

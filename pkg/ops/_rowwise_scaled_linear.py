@@ -11,6 +11,7 @@ from torch import Tensor
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import Description, register_sharding
+from ._vmap import batch_first, each_slice
 
 
 def register(name: str, values_of_byte: int) -> None:
@@ -72,25 +73,15 @@ def _vmap_of(name: str) -> Callable[..., tuple[Tensor, int]]:
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        dims = [*in_dims, None, None][:6]
-        if dims[2:5] == [None] * 3:
+        dims = [*in_dims, None][:5]
+        if dims[2:] == [None] * 3:
             # The batch is one more leading dimension.
             rows, scales = (
-                tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+                batch_first(tensor, dim, info.batch_size)
                 for tensor, dim in ((input, dims[0]), (input_scale, dims[1]))
             )
             return operator(rows, scales, weight, weight_scale, bias, out_dtype), 0
         arguments = (input, input_scale, weight, weight_scale, bias, out_dtype)
-        slices = [
-            operator(
-                *(
-                    argument if dim is None else argument.select(dim, index)  # type: ignore[union-attr]
-                    for argument, dim in zip(arguments, dims, strict=True)
-                )
-            )
-            for index in range(size)
-        ]
-        return torch.stack(slices), 0
+        return each_slice(operator, info, in_dims, *arguments)
 
     return vmap

@@ -22,8 +22,3 @@ def weight_shape(name: str, packed_w: Tensor, inner_k_tiles: int) -> tuple[Any, 
         lambda: f"{name}: packed_w is not of inner_k_tiles {inner_k_tiles}",
     )
     return packed_w.shape[0] * 8, packed_w.shape[1] * (16 * inner_k_tiles)
-
-
-def slice_of(value: Any, dim: int | None, index: int) -> Any:
-    """For vmap by a loop: one slice of an argument that has the batch's dimension."""
-    return value if dim is None else value.select(dim, index)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._attention import new_output
 from ._call import operator
 from ._inference import register_inference_only
 from ._registration import (
@@ -16,7 +17,7 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 from ._sharding import Description, register_sharding
-from .scaled_dot_product_attention import _each_slice, _new_output
+from ._vmap import batch_first, each_slice
 
 TABLE = (
     "attention of the newest queries of each sequence to its cache of keys and values, "
@@ -119,14 +120,7 @@ def _fake(
         query.shape[3] == key_cache.shape[3],
         lambda: "decode_attention: query and key_cache differ in their last dimension",
     )
-    return _new_output(query, query.shape[:2], value_cache.shape[3])
-
-
-def _with_one_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The vmap dimension and the batch after it as one; a view where the strides allow it."""
-    if dim is None:
-        return tensor.unsqueeze(0).expand(size, *tensor.shape).flatten(0, 1)
-    return tensor.movedim(dim, 0).flatten(0, 1)
+    return new_output(query, query.shape[:2], value_cache.shape[3])
 
 
 def _vmap(
@@ -147,23 +141,26 @@ def _vmap(
     of_query, of_keys, of_values, of_lengths, of_table, *_, of_slopes = dims
     options = (scale, window_left, softcap, alibi_slopes)
     arguments = (query, key_cache, value_cache, cache_lengths, block_table, *options)
-    size = info.batch_size
     if block_table is None or of_keys is not None or of_values is not None:
-        return torch.stack(_each_slice(operator, size, dims, arguments)), 0
+        return each_slice(operator, info, in_dims, *arguments)
     # Pages that all share: the batches are one larger batch.
-    query = _with_one_batch(query, of_query, size)
-    cache_lengths = _with_one_batch(cache_lengths, of_lengths, size)
-    block_table = _with_one_batch(block_table, of_table, size)
+    size = info.batch_size
+    query = batch_first(query, of_query, size)
+    batches = query.shape[:2]
+    cache_lengths, block_table = (
+        batch_first(tensor, dim, size).flatten(0, 1)
+        for tensor, dim in ((cache_lengths, of_lengths), (block_table, of_table))
+    )
     if alibi_slopes is not None:
-        batch = len(query) // max(size, 1)
         if alibi_slopes.dim() - (of_slopes is not None) == 2:
-            alibi_slopes = _with_one_batch(alibi_slopes, of_slopes, size)
+            alibi_slopes = batch_first(alibi_slopes, of_slopes, size).flatten(0, 1)
         elif of_slopes is not None:  # of the heads alone
             alibi_slopes = alibi_slopes.movedim(of_slopes, 0).unsqueeze(1)
-            alibi_slopes = alibi_slopes.expand(-1, batch, -1).flatten(0, 1)
+            alibi_slopes = alibi_slopes.expand(*batches, -1).flatten(0, 1)
     options = (scale, window_left, softcap, alibi_slopes)
+    query = query.flatten(0, 1)
     output = operator(query, key_cache, value_cache, cache_lengths, block_table, *options)
-    return output.unflatten(0, (size, len(query) // size)), 0
+    return output.unflatten(0, batches), 0
 
 
 def _sharding(

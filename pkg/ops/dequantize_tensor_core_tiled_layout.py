@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import register_sharding
-from ._tensor_core_tiled_layout import slice_of, weight_shape
+from ._tensor_core_tiled_layout import weight_shape
+from ._vmap import each_slice
 
 TABLE = (
     "`(q - 8) * scale + zero` for each value of a packed weight",
@@ -68,30 +69,13 @@ def _fake(
     return scales_and_zeros.new_empty(weight_shape(name, packed_w, inner_k_tiles))
 
 
-def _vmap(
-    info: Any,
-    in_dims: Sequence[int | None],
-    packed_w: Tensor,
-    scales_and_zeros: Tensor,
-    group_size: int,
-    inner_k_tiles: int,
-) -> tuple[Tensor, int]:
-    slices = [
-        dequantize_tensor_core_tiled_layout(
-            slice_of(packed_w, in_dims[0], index),
-            slice_of(scales_and_zeros, in_dims[1], index),
-            group_size,
-            inner_k_tiles,
-        )
-        for index in range(info.batch_size)
-    ]
-    return torch.stack(slices), 0
-
-
 def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:
     return f"packed_w o/8 i/{16 * inner_k_tiles} _ _, scales_and_zeros i/{group_size} o _ -> o i"
 
 
 register_inference_only("dequantize_tensor_core_tiled_layout", "pass scales_and_zeros.detach()")
-torch.library.register_vmap("pkg::dequantize_tensor_core_tiled_layout", _vmap)
+torch.library.register_vmap(
+    "pkg::dequantize_tensor_core_tiled_layout",
+    partial(each_slice, torch.ops.pkg.dequantize_tensor_core_tiled_layout.default),
+)
 register_sharding("dequantize_tensor_core_tiled_layout", _sharding)

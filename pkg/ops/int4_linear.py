@@ -13,7 +13,8 @@ from ._call import operator
 from ._forward_mode import linear_in
 from ._registration import check_one_device, register_fake, register_gradients
 from ._sharding import register_sharding
-from ._tensor_core_tiled_layout import slice_of, weight_shape
+from ._tensor_core_tiled_layout import weight_shape
+from ._vmap import each_slice
 from .linear import result_shape
 from .matmul import matmul
 from .unpack_tensor_core_tiled_layout import unpack_tensor_core_tiled_layout
@@ -173,18 +174,10 @@ def _vmap(
         # The batch is one more leading dimension.
         moved = input.movedim(of_input or 0, 0)
         return int4_linear(moved, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias), 0
-    slices = [
-        int4_linear(
-            slice_of(input, of_input, index),
-            slice_of(packed_w, of_weight, index),
-            slice_of(scales_and_zeros, of_scales, index),
-            group_size,
-            inner_k_tiles,
-            slice_of(bias, of_bias, index),
-        )
-        for index in range(info.batch_size)
-    ]
-    return torch.stack(slices), 0
+    return each_slice(
+        torch.ops.pkg.int4_linear.default,
+        *(info, in_dims, input, packed_w, scales_and_zeros, group_size, inner_k_tiles, bias),
+    )
 
 
 def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ._registration import (
     register_recording,
 )
 from ._sharding import Description, register_sharding
+from ._vmap import batch_first, each_slice
 
 _Two = tuple[Tensor, Tensor]
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -331,31 +333,8 @@ def register_through_forward(name: str, rank: int) -> None:
     register_recording(name, record)
 
 
-def each_slice(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """A vmap rule that calls an operator with one slice after the other.
-
-    Weights of their own for each slice make products of their own.
-    """
-
-    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Any:
-        slices = [
-            operator(
-                *(
-                    argument if dim is None else argument.select(dim, index)
-                    for argument, dim in zip(arguments, in_dims, strict=True)
-                )
-            )
-            for index in range(info.batch_size)
-        ]
-        results = tuple(torch.stack(parts) for parts in zip(*slices, strict=True))
-        return results, (0,) * len(results)
-
-    return rule
-
-
 def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
     """A vmap rule that makes one larger batch where the slices share weights and bias."""
-    separately = each_slice(operator)
 
     def rule(
         info: Any,
@@ -367,14 +346,12 @@ def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
         old_cell: Tensor,
     ) -> Any:
         if in_dims[1] is not None or in_dims[2] is not None:
-            return separately(info, in_dims, input, weights, bias, old_h, old_cell)
+            # Weights of their own for each slice make products of their own.
+            return each_slice(operator, info, in_dims, input, weights, bias, old_h, old_cell)
         size = info.batch_size
 
         def merged(tensor: Tensor, dim: int | None) -> Tensor:
-            moved = tensor.movedim(dim, -3) if dim is not None else tensor.unsqueeze(-3)
-            shape = [*moved.shape]
-            shape[-3] = size
-            return moved.expand(shape).flatten(-3, -2)
+            return batch_first(tensor, dim, size).movedim(0, -3).flatten(-3, -2)
 
         results = operator(
             merged(input, in_dims[0]),
@@ -383,9 +360,9 @@ def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
             merged(old_h, in_dims[3]),
             merged(old_cell, in_dims[4]),
         )
-        batch = input.shape[-2] if in_dims[0] is None else input.select(in_dims[0], 0).shape[-2]
-        dim = input.dim() - (in_dims[0] is not None) - 2
-        return tuple(r.unflatten(-2, (size, batch)) for r in results), (dim,) * len(results)
+        *lead, batch, _ = batch_first(input, in_dims[0], size).shape[1:]
+        split = (result.unflatten(-2, (size, batch)) for result in results)
+        return tuple(split), (len(lead),) * len(results)
 
     return rule
 
@@ -424,7 +401,9 @@ register_gradients(
 )
 torch.library.register_vmap("pkg::lltm", vmap_rule(torch.ops.pkg.lltm.default))
 torch.library.register_vmap("pkg::lltm_forward", vmap_rule(torch.ops.pkg.lltm_forward.default))
-torch.library.register_vmap("pkg::lltm_backward", each_slice(torch.ops.pkg.lltm_backward.default))
+torch.library.register_vmap(
+    "pkg::lltm_backward", partial(each_slice, torch.ops.pkg.lltm_backward.default)
+)
 register_lower_precision_autocast("lltm")
 register_sharding("lltm", "input b _, old_h b _, old_cell b _ -> b _, b _")
 register_sharding("lltm_forward", _sharding_forward)

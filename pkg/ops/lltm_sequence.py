@@ -11,7 +11,10 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 from ._sharding import register_sharding
-from .lltm import _Two, fake_states, register_through_forward, vmap_rule
+from .lltm import fake_states, register_through_forward, vmap_rule
+
+_Two = tuple[Tensor, Tensor]
+
 
 TABLE = (
     "all steps of a sequence: weights packed once, the input multiplied for many steps at a time",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ._call import operator
 from ._inference import register_inference_only
 from ._registration import register_fake
+from ._vmap import each_slice
 
 # csrc/packed_linear.h says why.
 _PACKED_ROWS = 64
@@ -68,9 +69,7 @@ def _fake(weight: Tensor) -> Tensor:
     return weight.new_empty(packed_shape(*weight.shape))
 
 
-def _vmap(info: Any, in_dims: Sequence[int | None], weight: Tensor) -> tuple[Tensor, int]:
-    return torch.stack([pack_linear_weight(each) for each in weight.unbind(in_dims[0] or 0)]), 0
-
-
 register_inference_only("pack_linear_weight", "pack weight.detach()")
-torch.library.register_vmap("pkg::pack_linear_weight", _vmap)
+torch.library.register_vmap(
+    "pkg::pack_linear_weight", partial(each_slice, torch.ops.pkg.pack_linear_weight.default)
+)

@@ -12,6 +12,7 @@ from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import register_sharding
+from ._vmap import each_slice
 from .linear import result_shape
 from .pack_linear_weight import packed_shape
 
@@ -85,20 +86,13 @@ def _vmap(
         moved = input.movedim(of_input or 0, 0)
         return packed_linear(moved, packed_weight, out_features, bias, activation), 0
 
-    def slice_of(tensor: Any, dim: int | None, index: int) -> Any:
-        return tensor if dim is None else tensor.select(dim, index).clone()
+    def of_slice(input: Tensor, packed_weight: Tensor, *rest: Any) -> Tensor:
+        # The kernels read whole cache lines, and a slice need not begin with one.
+        weight = packed_weight if of_weight is None else packed_weight.clone()
+        return packed_linear(input, weight, *rest)
 
-    slices = [
-        packed_linear(
-            slice_of(input, of_input, index),
-            slice_of(packed_weight, of_weight, index),
-            out_features,
-            slice_of(bias, of_bias, index),
-            activation,
-        )
-        for index in range(info.batch_size)
-    ]
-    return torch.stack(slices), 0
+    arguments = (input, packed_weight, out_features, bias, activation)
+    return each_slice(of_slice, info, in_dims, *arguments)
 
 
 register_inference_only("packed_linear", "call pkg.ops.linear with the weight itself")

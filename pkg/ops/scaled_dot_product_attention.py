@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._attention import (
+    drawn_seed,
+    has_residual,
+    new_output,
+    refuse_derivatives_of_slopes,
+    refuse_distributed_dropout,
+)
 from ._attention_derivatives import (
     Call,
     Directions,
@@ -30,6 +38,7 @@ from ._registration import (
     running,
 )
 from ._sharding import Description, register_sharding
+from ._vmap import batch_first, each_slice
 
 _Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -174,25 +183,6 @@ def _record(
 _attention_backward: Callable[..., _Four] = part("scaled_dot_product_attention_backward")
 
 
-def _new_output(query: Tensor, lead: torch.Size, value_size: int) -> Tensor:
-    """An output with the strides that ``csrc/scaled_dot_product_attention.h`` gives it."""
-    rows = query.shape[-2]
-    heads_inside = (
-        query.dim() == len(lead) + 2 >= 3
-        and query.shape[-3] > 1
-        and rows > 1
-        and query.stride(-3) < query.stride(-2)
-    )
-    if heads_inside:
-        return query.new_empty((*lead[:-1], rows, lead[-1], value_size)).transpose(-3, -2)
-    return query.new_empty((*lead, rows, value_size))
-
-
-def _has_residual(query: Tensor | Description, keeps_residual: bool) -> bool:
-    """Whether the forward operator returns what rounding took off its output."""
-    return keeps_residual and query.dtype in (torch.float16, torch.bfloat16)
-
-
 @register_fake("scaled_dot_product_attention_forward")
 def _fake(
     query: Tensor,
@@ -218,11 +208,11 @@ def _fake(
     torch._check(key.shape[-2] == value.shape[-2], lambda: "key and value differ in length")
     lead = leading_shape(query, key, value, enable_gqa)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    output = _new_output(query, lead, value.shape[-1])
+    output = new_output(query, lead, value.shape[-1])
     return (
         output,
         query.new_empty((*lead, query.shape[-2]), dtype=dtype),
-        torch.empty_like(output) if _has_residual(query, keeps_residual) else query.new_empty((0,)),
+        torch.empty_like(output) if has_residual(query, keeps_residual) else query.new_empty((0,)),
     )
 
 
@@ -273,19 +263,11 @@ def _fake_dropout_mask(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
     *tensors, dropout_p, is_causal, scale, enable_gqa, _, slopes = inputs[:11]
-    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[10])
+    refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[10])
     ctx.save_for_backward(*tensors, *output, slopes)
     ctx.options = (dropout_p, is_causal, scale, enable_gqa)
     ctx.extras = inputs[11:]
     ctx.mark_non_differentiable(*output[1:])
-
-
-def _refuse_derivatives_of_slopes(what: str, has_it: bool) -> None:
-    if has_it:
-        raise RuntimeError(
-            f"scaled_dot_product_attention: alibi_slopes {what}, and there are no derivatives by "
-            "it; pass alibi_slopes.detach(), or the bias as attn_mask"
-        )
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -313,7 +295,7 @@ def _forward_without_dropout(
     *extras: float,
 ) -> Tensor:
     """Returns the output alone: two more outputs and their gradients of zero take a while."""
-    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[7])
+    refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[7])
     results: _Three = _run_forward(
         *(query, key, value, attn_mask, None, 0.0, is_causal, scale, enable_gqa, True),
         *(alibi_slopes, *extras),
@@ -325,7 +307,7 @@ def _forward_without_dropout(
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Four) -> None:
-    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[14])
+    refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[14])
     ctx.save_for_backward(*inputs[:6], inputs[14])
     ctx.options = inputs[9:14]
     ctx.extras = inputs[15:]
@@ -346,14 +328,14 @@ def _double_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 
 def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, None, None]:
     """Of the output alone, as gradients are."""
-    _refuse_derivatives_of_slopes("has a tangent", tangents[10] is not None)
+    refuse_derivatives_of_slopes("has a tangent", tangents[10] is not None)
     call = Call._make((*values[:9], *values[10:]))
     return output_tangent(call, tangents[:4]), None, None
 
 
 def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
     """What depends on the inputs through output and log-sum-exp is counted with the inputs."""
-    _refuse_derivatives_of_slopes("has a tangent", tangents[14] is not None)
+    refuse_derivatives_of_slopes("has a tangent", tangents[14] is not None)
     needs_mask_grad, slopes, *extras = values[13:]
     call = Call._make((*values[1:6], *values[9:13], slopes, *extras))
     directions = Directions._make((*map(or_zeros, tangents[1:4], values[1:4]), tangents[4]))
@@ -364,36 +346,6 @@ def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor,
         of_upstream = _attention_backward(tangents[0], *values[1:])
         results = [a + b for a, b in zip(results, of_upstream, strict=True)]
     return tuple(results)
-
-
-def _each_slice(
-    operator: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
-) -> list[Any]:
-    """Calls the operator on one slice of the vmap dimension after the other."""
-    return [
-        operator(
-            *(
-                argument if dim is None else argument.select(dim, index)
-                for argument, dim in zip(arguments, in_dims, strict=True)
-            )
-        )
-        for index in range(size)
-    ]
-
-
-def _with_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """The tensor with its vmap dimension first, a view."""
-    if dim is None:
-        return tensor.unsqueeze(0).expand(size, *tensor.shape)
-    return tensor.movedim(dim, 0)
-
-
-def _drawn_seed(query: Tensor, dropout_p: float) -> Tensor | None:
-    """Of PyTorch's generator, so that ``torch.manual_seed`` repeats it; None without dropout."""
-    if not dropout_p > 0.0:
-        return None
-    limit = torch.iinfo(torch.int64).max
-    return torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
 
 
 def _decomposed(
@@ -416,7 +368,7 @@ def _decomposed(
     In Python, since exceptions of Python's become mere words in an operator of C++: Ctrl-C, and
     what ends a checkpoint's recomputation.
     """
-    seed = _drawn_seed(query, dropout_p)
+    seed = drawn_seed(query, dropout_p)
     forward = torch.ops.pkg.scaled_dot_product_attention_forward.default
     output: Tensor = forward(
         *(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False),
@@ -443,19 +395,11 @@ def _below_autograd(
     alibi_slopes: Tensor | None,
 ) -> Tensor:
     """The same of tensors whose kernel may be entered."""
-    seed = _drawn_seed(query, dropout_p)
+    seed = drawn_seed(query, dropout_p)
     return enter(
         *(keys, query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa),
         *(False, alibi_slopes, window_left, window_right, softcap),
     )[0]
-
-
-def _stacked(slices: Sequence[Sequence[Tensor]], dims: Sequence[int | None]) -> tuple[Tensor, ...]:
-    """The results of all slices; of those without a vmap dimension the first slice's."""
-    return tuple(
-        parts[0] if dim is None else torch.stack(parts)
-        for parts, dim in zip(zip(*slices, strict=True), dims, strict=True)
-    )
 
 
 _NO_EXTRAS = (None, -1, -1, 0.0)
@@ -484,12 +428,11 @@ def _vmap(
     operator = torch.ops.pkg.scaled_dot_product_attention_forward.default
     in_dims, arguments = _with_defaults(in_dims, arguments, 14)
     query, key, value, mask, seed, *options, slopes, left, right, softcap = arguments
-    out_dims = (0, 0, 0 if _has_residual(query, options[-1]) else None)
+    out_dims = (0, 0, 0 if has_residual(query, options[-1]) else None)
     if seed is not None:
         # The mask that a slice draws depends on its place in its own batch.
-        slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-        return _stacked(slices, out_dims), out_dims
-    query = _with_batch(query, in_dims[0], info.batch_size)
+        return each_slice(operator, info, in_dims, *arguments, out_dims=out_dims)
+    query = batch_first(query, in_dims[0], info.batch_size)
     tensors = [query, key, value] + [mask] * (mask is not None)
     query, key, value, *masks = batch_to_front(tensors, [0, *in_dims[1 : len(tensors)]])
     slopes = _slopes_to_front(slopes, in_dims[10], query)
@@ -512,21 +455,20 @@ def _vmap_backward(
     needs_mask_grad = options[-1]
     out_dims = (0, 0, 0, 0 if needs_mask_grad else None)
     if seed is not None:
-        slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-        return _stacked(slices, out_dims), out_dims
+        return each_slice(operator, info, in_dims, *arguments, out_dims=out_dims)
     batched = [
-        _with_batch(tensor, dim, info.batch_size)
+        batch_first(tensor, dim, info.batch_size)
         for tensor, dim in zip((query, key, value), in_dims[1:4], strict=True)
     ]
     if mask is not None:
-        batched.append(_with_batch(mask, in_dims[4], info.batch_size))
+        batched.append(batch_first(mask, in_dims[4], info.batch_size))
     query, key, value, *masks = batch_to_front(batched, [0] * len(batched))
     grad, output, log_sum_exp = (
-        _with_batch(tensor, dim, info.batch_size)
+        batch_first(tensor, dim, info.batch_size)
         for tensor, dim in ((grad, in_dims[0]), (output, in_dims[6]), (log_sum_exp, in_dims[7]))
     )
     if residual.dim() > 1:  # not the empty one
-        residual = _with_batch(residual, in_dims[8], info.batch_size)
+        residual = batch_first(residual, in_dims[8], info.batch_size)
     gradients = operator(
         *(grad, query, key, value, *(masks if masks else (None,)), None),
         *(output, log_sum_exp, residual, *options),
@@ -542,30 +484,14 @@ def _vmap_backward(
     return (*kept, *gradients[len(kept) :]), out_dims
 
 
-def _vmap_dropout_mask(
-    info: Any, in_dims: Sequence[int | None], *arguments: Any
-) -> tuple[Tensor, int]:
-    operator = torch.ops.pkg.attention_dropout_mask.default
-    return torch.stack(_each_slice(operator, info.batch_size, in_dims, arguments)), 0
-
-
 _SHARDED_INPUTS = ", ".join(f"{name} ... _ _" for name in ("query", "key", "value", "attn_mask"))
-
-
-def refuse_distributed_dropout(dropout_seed: Description | None) -> None:
-    """What is dropped depends on a seed, of which each process has drawn its own."""
-    if dropout_seed is not None:
-        raise RuntimeError(
-            "scaled_dot_product_attention: dropout_p is not 0 and query is a DTensor; take the "
-            "tensors' to_local(), of which each process drops its own, or a dropout_p of 0"
-        )
 
 
 def _sharding(
     query: Description, dropout_seed: Description | None, keeps_residual: bool, **_: Any
 ) -> str:
     refuse_distributed_dropout(dropout_seed)
-    residual = "... _ _" if _has_residual(query, keeps_residual) else "0"
+    residual = "... _ _" if has_residual(query, keeps_residual) else "0"
     return f"{_SHARDED_INPUTS}, alibi_slopes ... -> ... _ _, ... _, {residual}"
 
 
@@ -604,7 +530,9 @@ for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
     library.impl("scaled_dot_product_attention", _decomposed, _key)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_forward", _vmap)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_backward)
-torch.library.register_vmap("pkg::attention_dropout_mask", _vmap_dropout_mask)
+torch.library.register_vmap(
+    "pkg::attention_dropout_mask", partial(each_slice, torch.ops.pkg.attention_dropout_mask.default)
+)
 register_lower_precision_autocast("scaled_dot_product_attention", keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._attention_derivatives import (
-    Call,
-    Directions,
-    output_tangent,
-    second_derivatives,
+from ._attention import (
+    drawn_seed,
+    has_residual,
+    refuse_derivatives_of_slopes,
+    refuse_distributed_dropout,
 )
+from ._attention_derivatives import Call, Directions, output_tangent, second_derivatives
 from ._call import operator, part
 from ._forward_mode import or_zeros
 from ._registration import (
@@ -27,14 +29,7 @@ from ._registration import (
     register_recording,
 )
 from ._sharding import Description, register_sharding
-from .scaled_dot_product_attention import (
-    _drawn_seed,
-    _each_slice,
-    _has_residual,
-    _refuse_derivatives_of_slopes,
-    _stacked,
-    refuse_distributed_dropout,
-)
+from ._vmap import each_slice
 
 _Three = tuple[Tensor, Tensor, Tensor]
 
@@ -202,7 +197,7 @@ def _decomposed(
 
     In Python, where a maximum that torch.compile does not know stays unknown.
     """
-    seed = _drawn_seed(query, dropout_p)
+    seed = drawn_seed(query, dropout_p)
     forward = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
     output: Tensor = forward(
         *(query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
@@ -232,7 +227,7 @@ def _below_autograd(
     alibi_slopes: Tensor | None,
 ) -> Tensor:
     """The same of tensors whose kernel may be entered."""
-    seed = _drawn_seed(query, dropout_p)
+    seed = drawn_seed(query, dropout_p)
     return enter(
         *(keys, query, key, value, cu_seqlens_q, cu_seqlens_k, seed),
         *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, False),
@@ -273,7 +268,7 @@ def _fake(
     return (
         output,
         query.new_empty((heads, tokens), dtype=dtype),
-        torch.empty_like(output) if _has_residual(query, keeps_residual) else query.new_empty((0,)),
+        torch.empty_like(output) if has_residual(query, keeps_residual) else query.new_empty((0,)),
     )
 
 
@@ -312,7 +307,7 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[12])
+    refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[12])
     ctx.save_for_backward(*inputs[:6], *output, inputs[12])
     ctx.options = inputs[6:11]
     ctx.extras = inputs[13:]
@@ -329,7 +324,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None,
 
 
 def _setup_double_backward(ctx: Any, inputs: tuple[Any, ...], output: _Three) -> None:
-    _refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[15])
+    refuse_derivatives_of_slopes("requires a gradient", ctx.needs_input_grad[15])
     ctx.save_for_backward(*inputs[:7], inputs[15])
     ctx.options = inputs[10:15]
     ctx.extras = inputs[16:]
@@ -482,14 +477,14 @@ def _double_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 
 def _tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, None, None]:
     """Of the output alone, as gradients are."""
-    _refuse_derivatives_of_slopes("has a tangent", tangents[12] is not None)
+    refuse_derivatives_of_slopes("has a tangent", tangents[12] is not None)
     padded = _Padded(values[:6], values[6:11], values[12], values[13:])
     return padded.output_tangent(tangents[:3]), None, None
 
 
 def _backward_tangent(values: Any, outputs: Any, tangents: Any) -> tuple[Tensor, ...]:
     """As that of dense attention's gradients."""
-    _refuse_derivatives_of_slopes("has a tangent", tangents[15] is not None)
+    refuse_derivatives_of_slopes("has a tangent", tangents[15] is not None)
     padded = _Padded(values[1:7], values[10:15], values[15], values[16:])
     directions = [or_zeros(*each) for each in zip(tangents[1:4], values[1:4], strict=True)]
     _, *results = padded.second_derivatives(values[0], directions)
@@ -503,17 +498,8 @@ def _vmap(
     info: Any, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     operator = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default
-    slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-    out_dims = (0, 0, 0 if _has_residual(arguments[0], arguments[11]) else None)
-    return _stacked(slices, out_dims), out_dims
-
-
-def _vmap_backward(
-    info: Any, in_dims: Sequence[int | None], *arguments: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, int, int]]:
-    operator = torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default
-    slices = _each_slice(operator, info.batch_size, in_dims, arguments)
-    return tuple(torch.stack(parts) for parts in zip(*slices, strict=True)), (0, 0, 0)
+    out_dims = (0, 0, 0 if has_residual(arguments[0], arguments[11]) else None)
+    return each_slice(operator, info, in_dims, *arguments, out_dims=out_dims)
 
 
 # Of one sequence each process would have to have all tokens: heads alone are split.
@@ -532,7 +518,7 @@ def _sharding(
     **_: Any,
 ) -> str:
     refuse_distributed_dropout(dropout_seed)
-    residual = "_ h _" if _has_residual(query, keeps_residual) else "0"
+    residual = "_ h _" if has_residual(query, keeps_residual) else "0"
     return f"{_SHARDED_INPUTS}, {_slopes(alibi_slopes)} -> _ h _, h _, {residual}"
 
 
@@ -566,7 +552,10 @@ register_gradients(
 for _key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
     library.impl("scaled_dot_product_attention_varlen", _decomposed, _key)
 torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_forward", _vmap)
-torch.library.register_vmap("pkg::scaled_dot_product_attention_varlen_backward", _vmap_backward)
+torch.library.register_vmap(
+    "pkg::scaled_dot_product_attention_varlen_backward",
+    partial(each_slice, torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default),
+)
 register_lower_precision_autocast("scaled_dot_product_attention_varlen", keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention_varlen",

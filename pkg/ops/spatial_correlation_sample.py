@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 from ._sharding import register_sharding
+from ._vmap import batch_first
 
 TABLE = (
     "the correlation layer of FlowNet, a cost volume, with the parameters of "
@@ -171,33 +172,33 @@ def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _as_one_batch(
-    size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]
-) -> list[Tensor]:
-    """Two tensors whose vmap dimension and batch are one dimension."""
-    return [
-        (
-            tensor.unsqueeze(0).expand(size, *tensor.shape)
-            if dim is None
-            else tensor.movedim(dim, 0)
-        ).flatten(0, 1)
+    operator: Callable[..., Tensor],
+    info: Any,
+    in_dims: Sequence[int | None],
+    tensors: Sequence[Tensor],
+    options: Sequence[Any],
+) -> Tensor:
+    """Calls an operator with the vmap dimension and the batch of two tensors as one dimension."""
+    first, second = (
+        batch_first(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=False)
-    ]
+    )
+    result = operator(first.flatten(0, 1), second.flatten(0, 1), *options)
+    return result.unflatten(0, first.shape[:2])
 
 
 def _vmap(
     info: Any, in_dims: Sequence[int | None], input1: Tensor, input2: Tensor, *options: Any
 ) -> tuple[Tensor, int]:
-    images = _as_one_batch(info.batch_size, in_dims, (input1, input2))
-    output = torch.ops.pkg.spatial_correlation_sample.default(*images, *options)
-    return output.unflatten(0, (info.batch_size, len(images[0]) // info.batch_size)), 0
+    operator = torch.ops.pkg.spatial_correlation_sample.default
+    return _as_one_batch(operator, info, in_dims, (input1, input2), options), 0
 
 
 def _vmap_backward(
     info: Any, in_dims: Sequence[int | None], grad: Tensor, other: Tensor, *options: Any
 ) -> tuple[Tensor, int]:
-    tensors = _as_one_batch(info.batch_size, in_dims, (grad, other))
-    result = torch.ops.pkg.spatial_correlation_sample_backward.default(*tensors, *options)
-    return result.unflatten(0, (info.batch_size, len(tensors[0]) // info.batch_size)), 0
+    operator = torch.ops.pkg.spatial_correlation_sample_backward.default
+    return _as_one_batch(operator, info, in_dims, (grad, other), options), 0
 
 
 register_gradients(
