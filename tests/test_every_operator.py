@@ -112,6 +112,48 @@ def test_results_are_laid_out_alike_on_every_device(operator: str) -> None:
                 assert others == [of_cpu, of_cpu], f"{sample}, {layout.name}"
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [
+        *("linear", "linear_forward", "int4_linear", "quantize_rowwise"),
+        *("dequantize_tensor_core_tiled_layout", "unpack_tensor_core_tiled_layout"),
+    ],
+)
+def test_wrong_shapes_and_options_are_refused_without_values(operator: str) -> None:
+    """So that no program is exported which can never run. Dtypes are left to the kernels."""
+    refused = 0
+    for wrong in operator_classes()[operator]().errors():
+        if wrong.move and "torch." not in wrong.match:
+            given = wrong.to(torch.device("meta"))
+            with pytest.raises(wrong.error, match=wrong.match):
+                getattr(torch.ops.pkg, operator).default(*given.args, **given.kwargs)
+            refused += 1
+    assert refused
+
+
+def test_attention_and_correlation_refuse_without_values() -> None:
+    tokens, images = torch.empty(1, 5, 4, device="meta"), torch.empty(1, 2, 6, 6, device="meta")
+    for mask, is_causal, match in (
+        (torch.empty(9, 9, device="meta"), False, "does not broadcast to the scores"),
+        (torch.empty(5, 5, device="meta"), True, "exclude each other"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            pkg.ops.scaled_dot_product_attention(tokens, tokens, tokens, mask, 0.0, is_causal)
+    correlate = torch.ops.pkg.spatial_correlation_sample.default
+    for option, match in (([3], "patch_size has 1 elements"), ([3, 0], "patch_size is")):
+        with pytest.raises(RuntimeError, match=match):
+            correlate(images, images, [1, 1], option)
+
+
+def test_a_program_that_cannot_run_is_not_exported() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return pkg.ops.linear(input, weight, bias)
+
+    with pytest.raises(RuntimeError, match="bias has shape"):
+        torch.export.export(Layer(), (torch.ones(2, 3), torch.ones(5, 3), torch.ones(7)))
+
+
 @pytest.mark.tracing
 @pytest.mark.parametrize("operator", sorted(registered_operators()))
 def test_vmap_over_no_slices(operator: str) -> None:

@@ -12,7 +12,7 @@ from ._call import operator
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import register_sharding
-from ._tensor_core_tiled_layout import weight_shape
+from ._tensor_core_tiled_layout import check_scales, weight_shape
 from ._vmap import each_slice
 
 TABLE = (
@@ -66,7 +66,9 @@ def _fake(
 ) -> Tensor:
     name = "dequantize_tensor_core_tiled_layout"
     check_one_device(name, packed_w, scales_and_zeros)
-    return scales_and_zeros.new_empty(weight_shape(name, packed_w, inner_k_tiles))
+    shape = weight_shape(name, packed_w, inner_k_tiles)
+    check_scales(name, packed_w, scales_and_zeros, group_size, shape)
+    return scales_and_zeros.new_empty(shape)
 
 
 def _sharding(group_size: int, inner_k_tiles: int, **_: Any) -> str:

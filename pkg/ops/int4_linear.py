@@ -13,9 +13,9 @@ from ._call import operator
 from ._forward_mode import linear_in
 from ._registration import check_one_device, register_fake, register_gradients
 from ._sharding import register_sharding
-from ._tensor_core_tiled_layout import weight_shape
+from ._tensor_core_tiled_layout import check_scales, weight_shape
 from ._vmap import each_slice
-from .linear import result_shape
+from .linear import check_rows, result_shape
 from .matmul import matmul
 from .unpack_tensor_core_tiled_layout import unpack_tensor_core_tiled_layout
 
@@ -102,7 +102,10 @@ def _fake(
     tensors = [input, packed_w, scales_and_zeros, *([] if bias is None else [bias])]
     check_one_device("int4_linear", *tensors)
     rows, columns = weight_shape("int4_linear", packed_w, inner_k_tiles)
-    return input.new_empty(result_shape("int4_linear", input, rows, columns))
+    check_scales("int4_linear", packed_w, scales_and_zeros, group_size, (rows, columns))
+    shape = result_shape("int4_linear", input, rows, bias)
+    check_rows("int4_linear", input, "packed_w", packed_w, columns)
+    return input.new_empty(shape)
 
 
 def weight_of(

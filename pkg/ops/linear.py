@@ -87,12 +87,57 @@ def _keeps_pre_activation(activation: str | None) -> bool:
 
 
 def result_shape(
-    name: str, input: Tensor, columns: int | torch.SymInt | None, inner: int | torch.SymInt
+    name: str, input: Tensor, columns: int | torch.SymInt | None, bias: Tensor | None
 ) -> list[Any]:
     """For fake kernels: the shape of a result with ``columns`` output features."""
-    torch._check(input.dim() >= 1, lambda: f"{name}: input has no dimensions")
-    torch._check(input.shape[-1] == inner, lambda: f"{name}: input and weight do not match")
+    torch._check(
+        input.dim() >= 1,
+        lambda: f"{name}: input has no dimensions; it needs at least one, of in_features",
+    )
+    if bias is None:
+        pass
+    elif columns is None:
+        torch._check(
+            bias.dim() == 0,
+            lambda: (
+                f"{name}: bias has shape {tuple(bias.shape)} but must have no dimensions, as "
+                "weight has only one"
+            ),
+        )
+    else:
+        torch._check(
+            bias.dim() == 1 and bias.shape[0] == columns,
+            lambda: (
+                f"{name}: bias has shape {tuple(bias.shape)} but must have shape ({columns},), "
+                "one element for each output feature"
+            ),
+        )
     return [*input.shape[:-1], *([] if columns is None else [columns])]
+
+
+def check_rows(
+    name: str, input: Tensor, argument: str, weight: Tensor, inner: int | torch.SymInt
+) -> None:
+    """For fake kernels: rows of input have as many elements as those of the weight."""
+    torch._check(
+        input.shape[-1] == inner,
+        lambda: (
+            f"{name}: input of shape {tuple(input.shape)} and {argument} of shape "
+            f"{tuple(weight.shape)} do not match: a row of input has {input.shape[-1]} elements "
+            f"and one of the weight {inner}"
+        ),
+    )
+
+
+def check_activation(name: str, activation: str | None) -> None:
+    """For fake kernels: there is such an activation."""
+    torch._check(
+        activation in ACTIVATIONS,
+        lambda: (
+            f"{name}: activation is '{activation}'; supported are None, 'relu', 'gelu', "
+            "'gelu_tanh' and 'silu'"
+        ),
+    )
 
 
 @register_fake("linear")
@@ -100,8 +145,18 @@ def _fake(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     check_one_device("linear", input, weight, *([] if bias is None else [bias]))
+    check_activation("linear", activation)
+    torch._check(
+        weight.dim() in (1, 2),
+        lambda: (
+            f"linear: weight has shape {tuple(weight.shape)} but must have shape (out_features, "
+            "in_features) or (in_features,)"
+        ),
+    )
     columns = weight.shape[0] if weight.dim() == 2 else None
-    return input.new_empty(result_shape("linear", input, columns, weight.shape[-1]))
+    shape = result_shape("linear", input, columns, bias)
+    check_rows("linear", input, "weight", weight, weight.shape[-1])
+    return input.new_empty(shape)
 
 
 @register_fake("linear_forward")

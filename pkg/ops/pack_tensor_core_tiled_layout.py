@@ -11,7 +11,7 @@ from torch import Tensor
 from ._call import operator
 from ._registration import register_fake
 from ._sharding import Description, register_sharding
-from ._tensor_core_tiled_layout import INNER_K_TILES
+from ._tensor_core_tiled_layout import check_inner_k_tiles
 
 TABLE = (
     "values from 0 to 15, eight to a word, in the order of the GPU's tensor cores",
@@ -63,7 +63,7 @@ def pack_tensor_core_tiled_layout(w: Tensor, inner_k_tiles: int) -> Tensor:
 @register_fake("pack_tensor_core_tiled_layout")
 def _fake(w: Tensor, inner_k_tiles: int) -> Tensor:
     name = "pack_tensor_core_tiled_layout"
-    torch._check(inner_k_tiles in INNER_K_TILES, lambda: f"{name}: inner_k_tiles {inner_k_tiles}")
+    check_inner_k_tiles(name, inner_k_tiles)
     torch._check(w.dim() == 2, lambda: f"{name}: w must have two dimensions")
     supertile = 16 * inner_k_tiles
     columns = w.shape[1] * 2 if w.dtype == torch.uint8 else w.shape[1]

@@ -13,7 +13,7 @@ from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import register_sharding
 from ._vmap import each_slice
-from .linear import result_shape
+from .linear import check_activation, result_shape
 from .pack_linear_weight import packed_shape
 
 TABLE = ("`linear` with a packed weight", "floating", "no")
@@ -62,13 +62,15 @@ def _fake(
     activation: str | None = None,
 ) -> Tensor:
     check_one_device("packed_linear", input, packed_weight, *([] if bias is None else [bias]))
+    check_activation("packed_linear", activation)
     torch._check(
         packed_weight.dim() == 2, lambda: "packed_linear: packed_weight is not a packed weight"
     )
+    shape = result_shape("packed_linear", input, out_features, bias)
     rows, columns = packed_shape(out_features, input.shape[-1])
     torch._check(packed_weight.shape[0] == rows, lambda: "packed_linear: out_features differ")
     torch._check(packed_weight.shape[1] == columns, lambda: "packed_linear: in_features differ")
-    return input.new_empty(result_shape("packed_linear", input, out_features, input.shape[-1]))
+    return input.new_empty(shape)
 
 
 def _vmap(

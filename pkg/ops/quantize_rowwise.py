@@ -63,9 +63,17 @@ def quantize_rowwise(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
 @register_fake("quantize_rowwise")
 def _fake(input: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     torch._check(input.dim() > 0, lambda: "quantize_rowwise: input has no dimensions")
+    torch._check(bits in (4, 8), lambda: f"quantize_rowwise: bits is {bits}; it must be 4 or 8")
     *leading, inner = input.shape
     if bits == 4:
-        torch._check(inner % 2 == 0, lambda: "quantize_rowwise: a row has an odd size")
+        torch._check(
+            inner % 2 == 0,
+            lambda: (
+                f"quantize_rowwise: input of shape {tuple(input.shape)} has {input.shape[-1]} "
+                "elements in a row; with 4 bits there must be an even number of them, as a byte "
+                "holds two"
+            ),
+        )
         inner //= 2
     values = input.new_empty((*leading, inner), dtype=torch.int8)
     return values, input.new_empty(leading)

@@ -183,6 +183,30 @@ def _record(
 _attention_backward: Callable[..., _Four] = part("scaled_dot_product_attention_backward")
 
 
+def _check_mask(attn_mask: Tensor, scores: tuple[int, ...], is_causal: bool) -> None:
+    """For the fake kernel: the mask broadcasts to the scores, and there is no other one."""
+    torch._check(
+        not is_causal,
+        lambda: (
+            "scaled_dot_product_attention: attn_mask and is_causal=True exclude each other; put "
+            "the causal mask into attn_mask"
+        ),
+    )
+    fits = attn_mask.dim() <= len(scores) and all(
+        size == 1 or size == full
+        for size, full in zip(attn_mask.shape[::-1], scores[::-1], strict=False)
+    )
+    *lead, rows, columns = scores
+    torch._check(
+        fits,
+        lambda: (
+            f"scaled_dot_product_attention: attn_mask of shape {tuple(attn_mask.shape)} does not "
+            f"broadcast to the scores: leading dimensions {tuple(lead)}, {rows} rows, {columns} "
+            "columns"
+        ),
+    )
+
+
 @register_fake("scaled_dot_product_attention_forward")
 def _fake(
     query: Tensor,
@@ -203,10 +227,19 @@ def _fake(
     tensors = (query, key, value, attn_mask, dropout_seed, alibi_slopes)
     check_one_device("scaled_dot_product_attention", *(t for t in tensors if t is not None))
     torch._check(
+        min(query.dim(), key.dim(), value.dim()) >= 2,
+        lambda: (
+            "scaled_dot_product_attention: query, key and value need at least two dimensions "
+            "(..., length, head size)"
+        ),
+    )
+    torch._check(
         query.shape[-1] == key.shape[-1], lambda: "query and key differ in their last dimension"
     )
     torch._check(key.shape[-2] == value.shape[-2], lambda: "key and value differ in length")
     lead = leading_shape(query, key, value, enable_gqa)
+    if attn_mask is not None:
+        _check_mask(attn_mask, (*lead, query.shape[-2], key.shape[-2]), is_causal)
     dtype = torch.promote_types(query.dtype, torch.float32)
     output = new_output(query, lead, value.shape[-1])
     return (

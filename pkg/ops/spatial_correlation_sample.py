@@ -93,7 +93,29 @@ def _pair_of(value: int | Sequence[int]) -> Sequence[int]:
     return value if isinstance(value, Sequence) else (value, value)
 
 
-def _output_shape(images: Tensor, options: Sequence[Sequence[int]]) -> list[int]:
+_OPTIONS = ("kernel_size", "patch_size", "stride", "padding", "dilation", "dilation_patch")
+
+
+def _check_pair(name: str, option: str, values: Sequence[int]) -> None:
+    torch._check(
+        len(values) == 2,
+        lambda: (
+            f"{name}: {option} has {len(values)} elements; it must be a number or a pair, of "
+            "height and width"
+        ),
+    )
+    least, most = 0 if option == "padding" else 1, 2**30 - 1
+    torch._check(
+        all(least <= value <= most for value in values),
+        lambda: (
+            f"{name}: {option} is {tuple(values)}; it must be at least {least} and at most {most}"
+        ),
+    )
+
+
+def _output_shape(name: str, images: Tensor, options: Sequence[Sequence[int]]) -> list[int]:
+    for option, values in zip(_OPTIONS, options, strict=True):
+        _check_pair(name, option, values)
     kernel, patch, stride, padding, dilation, _ = options
     shape = [images.shape[0], *patch]
     for axis in range(2):
@@ -101,7 +123,7 @@ def _output_shape(images: Tensor, options: Sequence[Sequence[int]]) -> list[int]
         padded = images.shape[2 + axis] + 2 * padding[axis]
         torch._check(
             padded >= window,
-            lambda: "spatial_correlation_sample: the kernel covers more than the padded image",
+            lambda: f"{name}: the kernel covers more than the padded image",
         )
         shape.append((padded - window) // stride[axis] + 1)
     return shape
@@ -124,15 +146,17 @@ def _fake(
         lambda: "spatial_correlation_sample: the inputs must have one shape, of four dimensions",
     )
     options = (kernel_size, patch_size, stride, padding, dilation, dilation_patch)
-    return input1.new_empty(_output_shape(input1, options))
+    return input1.new_empty(_output_shape("spatial_correlation_sample", input1, options))
 
 
 @register_fake("spatial_correlation_sample_backward")
 def _fake_backward(grad: Tensor, other: Tensor, of_input2: bool, *options: Sequence[int]) -> Tensor:
-    check_one_device("spatial_correlation_sample_backward", grad, other)
+    name = "spatial_correlation_sample_backward"
+    check_one_device(name, grad, other)
+    torch._check(other.dim() == 4, lambda: f"{name}: other must have four dimensions")
     torch._check(
-        list(grad.shape) == _output_shape(other, options),
-        lambda: "spatial_correlation_sample_backward: grad does not have the output's shape",
+        list(grad.shape) == _output_shape(name, other, options),
+        lambda: f"{name}: grad does not have the output's shape",
     )
     return other.new_empty(other.shape)
 
