@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..ops._forward_mode import may_be_forward_mode
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
+
+
+def may_have_derivatives(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a gradient is recorded or a tangent may be pushed, at some level of torch.func."""
+    return records_gradients(tensors) or may_be_forward_mode()
 
 
 def attention_with_sinks(
@@ -25,7 +33,7 @@ def attention_with_sinks(
 ) -> Tensor:
     """:func:`pkg.ops.scaled_dot_product_attention` of four dimensions, with sinks.
 
-    Where no gradient is recorded the output is scaled: with L the logarithm of a row's sum of
+    Where no derivative is wanted the output is scaled: with L the logarithm of a row's sum of
     exponentials without the sink s, the weights with it are ``exp(L) / (exp(L) + exp(s))`` times
     those without. Where one is, there is one key more, of zeros and a one, before the others, and
     every query has one element more, that makes the sink of it: a copy of all three operands.
@@ -42,7 +50,7 @@ def attention_with_sinks(
         enable_gqa: Whether key and value may have fewer heads.
         window_left: How many keys before its own a query sees, which is the last key for the last
             query, and none behind it; -1: as the other arguments say. Not where
-            ``records_gradients`` says that a gradient is recorded.
+            :func:`may_have_derivatives` of the tensors.
 
     Returns:
         Shape (B, heads, L, Ev).
@@ -61,11 +69,11 @@ def attention_with_sinks(
             f"[{query.shape[1]}], one for each head of the query"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if records_gradients((query, key, value, sinks, attn_mask)):
+    if may_have_derivatives((query, key, value, sinks, attn_mask)):
         if window_left >= 0:
             raise RuntimeError(
-                f"attention with sinks: window_left is {window_left} and a gradient is recorded; "
-                "it must be -1 then, and the window be in attn_mask"
+                f"attention with sinks: window_left is {window_left} where there may be "
+                "derivatives; it must be -1 then, and the window be in attn_mask"
             )
         return _with_a_key(
             query, key, value, sinks, attn_mask, dropout_p, is_causal, scale, enable_gqa

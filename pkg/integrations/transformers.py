@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
-from ._sinks import attention_with_sinks
+from ._sinks import attention_with_sinks, may_have_derivatives
 from ._window_mask import window_of, with_windows
 
 NAME = "pkg"
@@ -134,7 +133,9 @@ def attention(
     queries, keys = query.shape[2], key.shape[2]
     window_left = -1
     window = None if position_bias is not None else window_of(attention_mask, queries, keys)
-    if window is not None and (s_aux is None or not records_gradients((query, key, value, s_aux))):
+    if window is not None and (
+        s_aux is None or not may_have_derivatives((query, key, value, s_aux))
+    ):
         key, value = (each[:, :, window.begin : window.end] for each in (key, value))
         attention_mask, is_causal, keys = None, False, window.end - window.begin
         window_left = window.left if queries > 1 else -1  # a single query sees all that are left

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from pkg import _C
 
@@ -27,7 +28,11 @@ _unpack_dual = torch._VF._unpack_dual
 
 def may_be_forward_mode() -> bool:
     """Whether there may be tangents at some level."""
-    return _C._is_forward_mode() or torch._C._are_functorch_transforms_active()
+    if is_dynamo_compiling():  # which traces no function of the binding
+        is_forward_mode = forward_ad._current_level >= 0
+    else:
+        is_forward_mode = _C._is_forward_mode()
+    return is_forward_mode or torch._C._are_functorch_transforms_active()
 
 
 def have_tangents(values: Iterable[object]) -> bool:

@@ -65,6 +65,42 @@ def test_values_and_gradients(rows: int, columns: int, kind: str, dtype: torch.d
         each.compare(value, name)
 
 
+def pushed(function: Any, tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.func.jvp(function, tensors, tensors)[1]
+
+
+def pushed_through_a_batch(function: Any, tensors: tuple[Tensor, ...]) -> Tensor:
+    batch = tuple(torch.stack((each, 2 * each)) for each in tensors)
+    return pushed(torch.func.vmap(function), batch)
+
+
+def gradient_of_a_batch(function: Any, tensors: tuple[Tensor, ...]) -> Tensor:
+    def loss(query: Tensor) -> Tensor:
+        return torch.func.vmap(function)(query, *(each[None] for each in tensors[1:])).sum()
+
+    return torch.func.grad(loss)(tensors[0][None])
+
+
+def pushed_where_compiled(function: Any, tensors: tuple[Tensor, ...]) -> Tensor:
+    compiled = torch.compile(pushed, backend="eager", fullgraph=True)
+    return compiled(function, tensors)
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        *(pushed, pushed_through_a_batch, gradient_of_a_batch),
+        pytest.param(pushed_where_compiled, marks=pytest.mark.tracing),
+    ],
+)
+def test_derivatives_by_torch_func(differentiate: Any) -> None:
+    sizes = ((2, 4, 5, 8), (2, 4, 9, 8), (2, 4, 9, 12), (4,))
+    tensors = tuple(normal(*size, seed=seed) for seed, size in enumerate(sizes))
+    actual = differentiate(lambda *t: attention_with_sinks(*t, scale=0.3), tensors)
+    expected = differentiate(lambda *t: plain(*t, None, False), tensors)
+    torch.testing.assert_close(actual, expected)
+
+
 def test_dropout_takes_no_sink() -> None:
     zeros, ones = torch.zeros(1, 1, 1000, 4), torch.ones(1, 1, 1000, 1)
     sinks = torch.full((1,), 1000.0).log()  # as much as all keys together

@@ -367,6 +367,29 @@ def test_a_padded_window_is_masked(attended: list[tuple[int, int, bool]]) -> Non
 
 
 @needs_transformers
+def test_a_window_with_sinks_has_tangents() -> None:
+    masking = importlib.import_module("transformers.masking_utils")
+    windows = importlib.import_module("pkg.integrations._window_mask")
+    rule = masking.sliding_window_causal_mask_function
+    new = "q_length" in inspect.signature(masking.sdpa_mask).parameters
+    where = {"q_length": 6} if new else {"cache_position": torch.arange(6)}
+    mask = windows.with_windows(masking.sdpa_mask, rule)(
+        batch_size=1, kv_length=6, local_size=3, mask_function=rule(3), **where
+    )
+    assert windows.window_of(mask, 6, 6) is not None
+    module = types.SimpleNamespace(is_causal=True)
+
+    def attend(query: Tensor) -> Tensor:
+        attention = pkg.integrations.transformers.attention
+        output: Tensor = attention(module, query, tokens, tokens, mask, s_aux=torch.ones(2))[0]
+        return output
+
+    tokens = torch.randn(1, 2, 6, 8)
+    _, expected = torch.autograd.functional.jvp(attend, tokens, tokens)  # by gradients alone
+    torch.testing.assert_close(torch.func.jvp(attend, (tokens,), (tokens,))[1], expected)
+
+
+@needs_transformers
 def test_what_is_more_than_a_window_is_a_mask() -> None:
     masking = importlib.import_module("transformers.masking_utils")
     windows = importlib.import_module("pkg.integrations._window_mask")
