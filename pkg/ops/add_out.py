@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from ._call import operator
+from ._forward_mode import have_tangents
 from ._registration import (
     batch_to_front,
     check_one_device,
     in_words,
     library,
     promoted_for_vmap,
+    records_gradients,
     register_fake,
 )
 from ._sharding import register_sharding
@@ -38,8 +40,9 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     Raises:
         RuntimeError: ``out`` has another shape or a dtype of a lower category,
             overlaps itself or in part an input, the shapes do not broadcast, a
-            dtype is not supported, the devices differ, or a tensor requires a
-            gradient while gradients are recorded: there is none for ``out=``.
+            dtype is not supported, the devices differ, a tensor requires a
+            gradient while gradients are recorded, or has a tangent of forward
+            mode: there is neither for ``out=``.
 
     Example:
         >>> out = torch.empty(2)
@@ -55,14 +58,18 @@ def _fake(a: Tensor, b: Tensor, out: Tensor) -> None:
     check_one_device("add_out", a, b, out)
 
 
-def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
-    if torch.is_grad_enabled():
-        for name, tensor in (("a", a), ("b", b), ("out", out)):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                raise RuntimeError(
-                    f"add_out: {name} requires a gradient, which writing into out cannot record. "
-                    "Use torch.add, or call it under torch.no_grad()"
-                )
+def _refuse_derivatives(a: Tensor, b: Tensor, out: Tensor) -> None:
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if records_gradients((tensor,)):
+            raise RuntimeError(
+                f"add_out: {name} requires a gradient, which writing into out cannot record. "
+                "Use torch.add, or call it under torch.no_grad()"
+            )
+        if have_tangents((tensor,)):
+            raise RuntimeError(
+                f"add_out: {name} has a tangent of forward mode, which writing into out would "
+                "lose. Use torch.add"
+            )
     with torch._C._AutoDispatchBelowAutograd():
         add_out(a, b, out)
 
@@ -92,7 +99,7 @@ def _vmap(
     return None, None
 
 
-library.impl("add_out", _refuse_gradients, "Autograd")
+library.impl("add_out", _refuse_derivatives, "Autograd")
 library.impl("add_out", _count_write, "ADInplaceOrView")
 torch.library.register_vmap("pkg::add_out", _vmap)
 register_sharding("add_out", "a ..., b ..., out ... ->")

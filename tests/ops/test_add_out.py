@@ -11,6 +11,7 @@ from operator_tests import OperatorTests
 from pointwise_samples import binary_errors, binary_samples
 from samples import FLOATING, INTEGRAL, normal, of_dtype, pairs
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import pkg
 from pkg.testing import ErrorSample, Sample
@@ -225,3 +226,16 @@ class TestAddOut(OperatorTests):
         with torch.no_grad():
             pkg.ops.add_out(a, a, out=out)
         assert out.tolist() == [2, 2, 2]
+
+    def test_tangents_are_refused(self, device: torch.device) -> None:
+        ones, out = torch.ones(3, device=device), torch.zeros(3, device=device)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(ones, ones)
+            calls = {"a": (dual, ones, out), "b": (ones, dual, out)}
+            calls["out"] = (ones, ones, forward_ad.make_dual(out, ones))
+            for name, call in calls.items():
+                with torch.no_grad(), pytest.raises(RuntimeError, match=f"{name} has a tangent"):
+                    pkg.ops.add_out(*call)
+        with pytest.raises(RuntimeError, match="a has a tangent of forward mode"):
+            torch.func.jvp(lambda a: pkg.ops.add_out(a, a, out), (ones,), (ones,))
+        assert not out.any()
