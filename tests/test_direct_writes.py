@@ -100,7 +100,7 @@ def test_what_is_refused_is_neither_written_nor_counted() -> None:
         with pytest.raises(RuntimeError, match=match):
             pkg.ops.add_out(*wrong)
         assert same_bits(wrong[2].detach(), values)
-        assert wrong[2]._version <= version + 1  # the dispatcher counts before it asks the kernel
+        assert wrong[2]._version == version
 
 
 def test_in_a_level_of_forward_mode_the_dispatcher_writes() -> None:

@@ -75,13 +75,13 @@ def _refuse_derivatives(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _count_write(a: Tensor, b: Tensor, out: Tensor) -> None:
-    # Autograd must notice where a tensor that it saved is overwritten.
-    torch.autograd.graph.increment_version(out)
     try:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             add_out(a, b, out)
     except RuntimeError as error:
         raise in_words("add_out", error, (a, b, out)) from error.__cause__
+    # Autograd must notice where a tensor that it saved is overwritten.
+    torch.autograd.graph.increment_version(out)
 
 
 def _vmap(

@@ -221,6 +221,18 @@ class TestAddOut(OperatorTests):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.sum().backward()
 
+    def test_a_saved_tensor_that_a_refused_call_left_alone_is_as_saved(
+        self, device: torch.device
+    ) -> None:
+        leaf = torch.ones(3, device=device, requires_grad=True)
+        saved, four = torch.ones(3, device=device), torch.ones(4, device=device)
+        product = leaf * saved
+        with torch.no_grad(), pytest.raises(RuntimeError, match="out has shape"):
+            pkg.ops.add_out(four, four, out=saved)
+        product.sum().backward()
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, saved)
+
     def test_gradients_are_allowed_where_none_are_recorded(self, device: torch.device) -> None:
         a, out = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
         with torch.no_grad():
