@@ -42,7 +42,8 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
             overlaps itself or in part an input, the shapes do not broadcast, a
             dtype is not supported, the devices differ, a tensor requires a
             gradient while gradients are recorded, or has a tangent of forward
-            mode: there is neither for ``out=``.
+            mode: there is neither for ``out=``. Through the dispatcher also where
+            ``out`` is an inference tensor and inference mode is off.
 
     Example:
         >>> out = torch.empty(2)
@@ -58,7 +59,17 @@ def _fake(a: Tensor, b: Tensor, out: Tensor) -> None:
     check_one_device("add_out", a, b, out)
 
 
+def _refuse_inference_tensor(out: Tensor) -> None:
+    """For the kernels below, both of which inference mode leaves out."""
+    if out.is_inference():
+        raise RuntimeError(
+            "add_out: out is an inference tensor and inference mode is off, where writing to it "
+            "is not allowed; call it within torch.inference_mode(), or give a clone of out"
+        )
+
+
 def _refuse_derivatives(a: Tensor, b: Tensor, out: Tensor) -> None:
+    _refuse_inference_tensor(out)
     for name, tensor in (("a", a), ("b", b), ("out", out)):
         if records_gradients((tensor,)):
             raise RuntimeError(
@@ -75,6 +86,7 @@ def _refuse_derivatives(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _count_write(a: Tensor, b: Tensor, out: Tensor) -> None:
+    _refuse_inference_tensor(out)
     try:
         with torch._C._AutoDispatchBelowADInplaceOrView():
             add_out(a, b, out)

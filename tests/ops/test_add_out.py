@@ -233,6 +233,17 @@ class TestAddOut(OperatorTests):
         assert leaf.grad is not None
         assert torch.equal(leaf.grad, saved)
 
+    def test_the_dispatcher_refuses_an_inference_tensor_outside_inference_mode(
+        self, device: torch.device
+    ) -> None:
+        with torch.inference_mode():
+            ones, out = torch.ones(3, device=device), torch.zeros(3, device=device)
+            torch.ops.pkg.add_out(ones, ones, out)
+        for a in (ones, torch.ones(3, device=device)):
+            with torch.no_grad(), pytest.raises(RuntimeError, match="out is an inference tensor"):
+                torch.ops.pkg.add_out(a, a, out)
+        assert out.tolist() == [2, 2, 2]
+
     def test_gradients_are_allowed_where_none_are_recorded(self, device: torch.device) -> None:
         a, out = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
         with torch.no_grad():
