@@ -31,7 +31,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     masks are; queries, keys and values are read where the projection wrote them.
 
     What differs: a query all of whose keys are hidden gets zeros where no weights are asked for
-    (PyTorch gives NaN on some of its ways), and masks of different kinds may be given together.
+    (PyTorch gives NaN on some of its ways), masks of different kinds may be given together, and
+    added keys are seen under ``is_causal`` too (PyTorch hides them where it takes that hint).
     Nested tensors go PyTorch's way. ``torch.nn.TransformerEncoderLayer`` calls neither module in
     inference where its own fast path serves: ``torch.backends.mha.set_fastpath_enabled(False)``.
 
@@ -120,7 +121,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 to add.
             average_attn_weights: Whether the weights are the mean over the heads.
             is_causal: Says that ``attn_mask``, which must be given, is the causal one: then it is
-                not read where there are no other masks and no weights are wanted.
+                not read where there are no other masks, no weights are wanted and no keys added.
 
         Returns:
             The output, laid out as ``query``, and None or the weights: (B, L, S), or without
@@ -162,7 +163,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 views[id(tensor)] = tensor if self.batch_first else tensor.transpose(0, 1)
         heads = self._project(views[id(query)], views[id(key)], views[id(value)])
         q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in heads)
-        causal = is_causal and key_padding_mask is None and not need_weights
+        adds_keys = self.bias_k is not None or self.add_zero_attn  # which causality would hide
+        causal = is_causal and key_padding_mask is None and not (need_weights or adds_keys)
         mask = None if causal else self._mask(q, k, key_padding_mask, attn_mask)
         k, v, mask = self._with_added_keys(k, v, mask)
         dropout_p = self.dropout if self.training else 0.0
