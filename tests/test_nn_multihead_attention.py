@@ -234,6 +234,20 @@ def test_wrong_shapes_are_named() -> None:
         module(None, key, key)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.complex64])
+def test_masks_of_other_dtypes_are_refused(dtype: torch.dtype, need_weights: bool) -> None:
+    module = pkg.nn.MultiheadAttention(EMBED, HEADS)
+    tokens = torch.zeros(ROWS, BATCH, EMBED)
+    masks = {
+        "attn_mask": torch.ones(ROWS, ROWS).to(dtype),
+        "key_padding_mask": torch.ones(BATCH, ROWS).to(dtype),
+    }
+    for name, mask in masks.items():
+        with pytest.raises(RuntimeError, match=f"{name} is {dtype}; it must be boolean"):
+            module(tokens, tokens, tokens, **{name: mask}, need_weights=need_weights)
+
+
 @pytest.mark.tracing
 def test_compilation() -> None:
     module, _ = make({"batch_first": True})

@@ -129,8 +129,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             no batch. S counts added keys too.
 
         Raises:
-            RuntimeError: Shapes do not fit, or ``is_causal`` is given without ``attn_mask``; and
-                what the operators raise.
+            RuntimeError: Shapes do not fit, a mask is neither boolean nor floating, or
+                ``is_causal`` is given without ``attn_mask``; and what the operators raise.
             TypeError: ``query``, ``key`` or ``value`` is no tensor.
         """
         must_be = "a tensor of two or three dimensions"
@@ -153,6 +153,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
             )
         self._check(query, key, value, attn_mask, is_causal)
+        _check_dtypes_of_masks(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         has_batch = query.dim() == 3
         # To (batch, tokens, elements), views alone; one tensor stays one.
         views: dict[int, Tensor] = {}
@@ -303,6 +304,17 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             fill = 1.0 if mask.dtype == torch.bool else 0.0
             mask = torch.nn.functional.pad(mask, (0, added), value=fill)
         return k, v, mask
+
+
+def _check_dtypes_of_masks(**masks: Tensor | None) -> None:
+    """Integers could be meant either way."""
+    for name, mask in masks.items():
+        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+            raise RuntimeError(
+                f"MultiheadAttention: {name} is {mask.dtype}; it must be boolean, True where a key "
+                "is hidden, or floating, numbers to add to the scores; convert it by .bool() or "
+                ".float()"
+            )
 
 
 def _attend_with_weights(
