@@ -228,6 +228,8 @@ def test_wrong_shapes_are_named() -> None:
         module(query, key[:, 1:], key[:, 1:])
     with pytest.raises(RuntimeError, match=r"key_padding_mask is .*must be \[3, 7\]"):
         module(query, key, key, torch.zeros(COLUMNS, BATCH).bool())
+    with pytest.raises(RuntimeError, match=r"shape \[7\] where query has .* must be \[3, 7\]"):
+        module(query, key, key, torch.zeros(COLUMNS).bool())
     with pytest.raises(RuntimeError, match=r"attn_mask is .*must be \[5, 7\] or \[12, 5, 7\]"):
         module(query, key, key, attn_mask=torch.zeros(COLUMNS, ROWS).bool())
     with pytest.raises(TypeError, match="query is None"):

@@ -152,7 +152,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
             )
-        self._check(query, key, value, attn_mask, is_causal)
+        self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
         _check_dtypes_of_masks(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         has_batch = query.dim() == 3
         # To (batch, tokens, elements), views alone; one tensor stays one.
@@ -199,7 +199,13 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return text + "".join(changed)
 
     def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
     ) -> None:
         rank = query.dim()
         if rank not in (2, 3) or key.dim() != rank or value.dim() != rank:
@@ -222,6 +228,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 f"MultiheadAttention: query, key and value are of shapes {list(query.shape)}, "
                 f"{list(key.shape)} and {list(value.shape)}; batches, and tokens of key and value, "
                 "must be equal"
+            )
+        if rank == 3 and padding is not None and padding.dim() != 2:
+            raise RuntimeError(
+                f"MultiheadAttention: key_padding_mask is of shape {list(padding.shape)} where "
+                f"query has a batch; it must be {[key.shape[batch], key.shape[1 - batch]]}, those "
+                "of key"
             )
         if is_causal and attn_mask is None:
             raise RuntimeError(
