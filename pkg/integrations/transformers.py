@@ -127,6 +127,8 @@ def attention(
         Shape (B, L, heads, Ev), contiguous, and None in the place of the attention weights.
 
     Raises:
+        RuntimeError: ``attention_mask`` is neither boolean nor floating; and what the operator
+            raises.
         ValueError: ``options`` ask for what only eager attention can do; the message names it.
     """
     _refuse(options, s_aux is not None and bool(softcap))
@@ -189,6 +191,11 @@ def _refuse(options: dict[str, Any], caps_sinks: bool) -> None:
 
 def _fitting(mask: Tensor, query: Tensor, keys: int) -> Tensor:
     """The mask without surplus columns, in a dtype that the operator takes."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise RuntimeError(
+            f"attn_implementation='pkg': attention_mask is {mask.dtype}; it must be boolean, True "
+            "where a key takes part, or floating, numbers to add to the scores"
+        )
     if mask.shape[-1] > keys:
         mask = mask[..., :keys]
     if mask.dtype == torch.bool or mask.dtype in (query.dtype, torch.float32):

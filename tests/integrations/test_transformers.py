@@ -511,6 +511,18 @@ def test_what_cannot_be_done_is_refused(option: str, value: object) -> None:
     attention(module, query, query, query, None, **{option: None})
 
 
+@pytest.mark.parametrize("option", ["none", "s_aux", "position_bias"])
+def test_a_mask_of_integers_is_refused(option: str) -> None:
+    query, mask = torch.randn(1, 2, 3, 8), torch.ones(1, 1, 3, 3)
+    options = {"s_aux": torch.ones(2), "position_bias": torch.zeros(1, 2, 3, 3)}
+    given = {option: options[option]} if option in options else {}
+    attention = partial(pkg.integrations.transformers.attention, types.SimpleNamespace())
+    for dtype in (torch.int64, torch.uint8):
+        with pytest.raises(RuntimeError, match=f"attention_mask is {dtype}; it must be boolean"):
+            attention(query, query, query, mask.to(dtype), **given)
+    attention(query, query, query, mask.double(), **given)
+
+
 def test_transformers_that_is_absent_or_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
