@@ -35,8 +35,8 @@ def attention_with_sinks(
 
     Where no derivative is wanted the output is scaled: with L the logarithm of a row's sum of
     exponentials without the sink s, the weights with it are ``exp(L) / (exp(L) + exp(s))`` times
-    those without. Where one is, there is one key more, of zeros and a one, before the others, and
-    every query has one element more, that makes the sink of it: a copy of all three operands.
+    those without. Where one is, there is one key more, of zeros and two ones, before the others,
+    and every query has two elements more, that make the sink of it: a copy of all three operands.
 
     Args:
         query: Shape (B, heads, L, E).
@@ -102,11 +102,17 @@ def _with_a_key(
     scale: float,
     enable_gqa: bool,
 ) -> Tensor:
-    element = (sinks / scale).to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
-    query = torch.cat((query, element), -1)
-    key, value = pad(key, (0, 1, 1, 0)), pad(value, (0, 0, 1, 0))
+    # Rounded to half precision the sink, and what that leaves: together as good as float32.
+    exact = sinks.to(torch.promote_types(query.dtype, torch.float32)) / scale
+    high = exact.to(query.dtype)
+    low = (exact.detach() - high.detach()).to(query.dtype)
+    elements = torch.stack((high, low), -1)[:, None].expand(*query.shape[:3], 2)
+    query = torch.cat((query, elements), -1)
+    if attn_mask is not None and attn_mask.shape[-1] == 1:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], key.shape[-2])
+    key, value = pad(key, (0, 2, 1, 0)), pad(value, (0, 0, 1, 0))
     one = torch.zeros_like(key[..., :1, :])
-    one[..., -1] = 1.0
+    one[..., -2:] = 1.0
     key = torch.cat((one, key[..., 1:, :]), -2)
     if attn_mask is not None:
         fill = 1.0 if attn_mask.dtype == torch.bool else 0.0

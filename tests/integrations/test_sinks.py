@@ -113,6 +113,26 @@ def test_dropout_takes_no_sink() -> None:
         assert output.std() > 0.001
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sinks_are_as_exact_in_training(dtype: torch.dtype) -> None:
+    query = normal(1, 1, 16, 80).to(dtype)
+    value = torch.full((1, 1, 40, 8), 30.0, dtype=dtype)
+    sinks = torch.tensor([30.3])
+    key = query[:, :, :1].expand(1, 1, 40, 80)
+    mask = torch.full((16, 40), 27.0)  # the keys together weigh about as much as the sink
+    output = attention_with_sinks(query, key, value, sinks, mask)
+    trained = attention_with_sinks(query, key, value, sinks.requires_grad_(), mask)
+    assert output.min() > 1
+    torch.testing.assert_close(trained, output, rtol=2 * torch.finfo(dtype).eps, atol=0.0)
+
+
+def test_a_mask_with_one_column_broadcasts_in_training_too() -> None:
+    query, mask = normal(2, 2, 5, 8), torch.tensor([True, False])[:, None, None, None]
+    output = attention_with_sinks(query, query, query, torch.ones(2).double(), mask)
+    sinks = torch.ones(2, requires_grad=True).double()
+    torch.testing.assert_close(attention_with_sinks(query, query, query, sinks, mask), output)
+
+
 def test_sinks_of_another_shape_are_refused() -> None:
     query = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match=r"of shape \[3\]; they must be \[4\]"):
