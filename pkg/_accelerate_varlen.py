@@ -21,6 +21,7 @@ _Kernel = Callable[..., Any]
 FORWARD = "_flash_attention_forward"
 FORWARD_INTO = "_flash_attention_forward_no_dropout_inplace"
 BACKWARD = "_flash_attention_backward"
+_NAME = "varlen_attn on the CPU, by pkg"
 
 
 def kernels() -> Iterator[tuple[str, _Kernel]]:
@@ -190,10 +191,9 @@ def _used_keys(
             f"torch.int32 or torch.int64 of shape [{sequences}], a number for each sequence"
         )
     if block_table is not None:
-        _check_pages(key, value, seqused_k, block_table)
         from .integrations._key_value_cache import out_of_pages
 
-        key, value = out_of_pages("varlen_attn", key, value, seqused_k, block_table)
+        key, value = out_of_pages(_NAME, key, value, seqused_k, block_table)
         starts = torch.nn.functional.pad(seqused_k.cumsum(0), (1, 0))
         return key, value, cum_seq_q, starts, max_k
     if cum_seq_k is None:
@@ -209,27 +209,6 @@ def _used_keys(
     starts = torch.cat([both, cum_seq_k[-1:].long()])
     rows = torch.cat([cum_seq_q[:1], cum_seq_q[1:].repeat_interleave(2)])
     return key, value, rows, starts, max(max_k, key.shape[0])
-
-
-def _check_pages(key: Tensor, value: Tensor, seqused_k: Tensor, block_table: Tensor) -> None:
-    if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
-        _refuse(
-            f"key is of shape {list(key.shape)} and value of {list(value.shape)}; with block_table "
-            "they must be (pages, page size, heads, head size), and differ in the last alone"
-        )
-    if block_table.dim() != 2 or len(block_table) != len(seqused_k):
-        _refuse(
-            f"block_table is of shape {list(block_table.shape)}; it must be (sequences, pages of "
-            f"a sequence), of {len(seqused_k)} sequences"
-        )
-    counts = (seqused_k.long() + key.shape[1] - 1) // max(key.shape[1], 1)
-    is_used = torch.arange(block_table.shape[1], device="cpu") < counts[:, None]
-    pages = block_table[is_used]
-    if bool((seqused_k < 0).any()) or bool(((pages < 0) | (pages >= len(key))).any()):
-        _refuse(
-            "seqused_k has a negative number, or block_table a page that key does not have: it "
-            f"has {len(key)}"
-        )
 
 
 def _refuse_options(dropout_p: float, return_debug_mask: bool, alibi_slopes: Tensor | None) -> None:
@@ -252,7 +231,7 @@ def _refuse_gradients(query: Tensor, key: Tensor, value: Tensor, seqused_k: Tens
 
 
 def _refuse(words: str) -> NoReturn:
-    raise RuntimeError(f"varlen_attn on the CPU, by pkg: {words}")
+    raise RuntimeError(f"{_NAME}: {words}")
 
 
 def _side(window: int | None) -> int:

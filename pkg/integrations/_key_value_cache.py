@@ -187,14 +187,25 @@ def attend_to_copy(
 def out_of_pages(
     name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of all sequences, one behind the other, copied out of their pages."""
+    """Keys and values of all sequences, one behind the other, copied out of their pages.
+
+    Args:
+        name: What was called, for errors.
+        k: Shape (pages, page size, Hk, E).
+        v: Shape (pages, page size, Hk, Ev).
+        lengths: Shape (B,), int32 or int64: how many keys each sequence has.
+        table: Shape (B, pages of a sequence), int32 or int64; entries that the length does not need
+            are not read.
+
+    Returns:
+        Shapes (total, Hk, E) and (total, Hk, Ev).
+
+    Raises:
+        RuntimeError: Shapes do not fit, or a length or a page is out of range. Looking at them
+            waits for the device, as the size of the result does.
+    """
     lengths, page_size = lengths.long(), k.shape[1]
-    longest = int(lengths.max()) if len(lengths) else 0
-    if longest > page_size * table.shape[1]:
-        raise RuntimeError(
-            f"{name}: a sequence has {longest} keys; {table.shape[1]} pages of {page_size} hold no "
-            "more than their product"
-        )
+    _check_pages(name, k, v, lengths, table)
     sequences = torch.repeat_interleave(
         torch.arange(len(lengths), device=k.device), lengths.to(k.device)
     )
@@ -203,6 +214,34 @@ def out_of_pages(
     pages = table.long()[sequences, places // max(page_size, 1)]
     index = pages * page_size + places % max(page_size, 1)
     return k.flatten(0, 1)[index], v.flatten(0, 1)[index]
+
+
+def _check_pages(name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> None:
+    if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
+        raise RuntimeError(
+            f"{name}: keys are of shape {list(k.shape)} and values of {list(v.shape)}; with "
+            "block_table they must be (pages, page size, heads, head size), and differ in the last "
+            "alone"
+        )
+    if table.dim() != 2 or len(table) != len(lengths):
+        raise RuntimeError(
+            f"{name}: block_table is of shape {list(table.shape)}; it must be (sequences, pages of "
+            f"a sequence), of {len(lengths)} sequences"
+        )
+    shortest, longest = (int(each) for each in lengths.aminmax()) if len(lengths) else (0, 0)
+    if shortest < 0 or longest > k.shape[1] * table.shape[1]:
+        raise RuntimeError(
+            f"{name}: sequences have {shortest} to {longest} keys; none can have fewer than 0, and "
+            f"{table.shape[1]} pages of {k.shape[1]} hold no more than their product"
+        )
+    lengths = lengths.to(table.device)
+    is_used = torch.arange(table.shape[1], device=table.device) * k.shape[1] < lengths[:, None]
+    pages = table[is_used]
+    if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= len(k)):
+        raise RuntimeError(
+            f"{name}: block_table has pages {int(pages.min())} to {int(pages.max())} in use; they "
+            f"must lie between 0 and {len(k) - 1}, since there are {len(k)} pages"
+        )
 
 
 def with_infinity(log_sum_exp: Tensor) -> Tensor:

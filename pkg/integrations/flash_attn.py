@@ -254,8 +254,8 @@ def flash_attn_varlen_func(
         (B, H, max_seqlen_q, max_seqlen_k), zero beyond a sequence, or empty without dropout.
 
     Raises:
-        RuntimeError: As for :func:`flash_attn_func`; on the CPU also if offsets decrease or lie
-            outside the tokens.
+        RuntimeError: As for :func:`flash_attn_func`, or a page that a sequence needs does not
+            exist; on the CPU also if offsets decrease or lie outside the tokens.
 
     Example:
         >>> v = torch.tensor([1.0, 3.0, 8.0]).view(3, 1, 1)

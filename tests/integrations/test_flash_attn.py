@@ -609,10 +609,36 @@ def test_what_cannot_be_done_is_refused() -> None:
         ours.flash_attn_varlen_kvpacked_func(q[0], k, offsets((3,)), offsets((3,)), 3, 3)
     with pytest.raises(RuntimeError, match="alibi_slopes requires a gradient"):
         ours.flash_attn_func(q.requires_grad_(), q, q, alibi_slopes=q.new_ones(4).requires_grad_())
-    table = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="a sequence has 5 keys; 1 pages of 4"):
-        ours.flash_attn_varlen_func(
-            *(torch.zeros(5, 1, 8), torch.zeros(2, 4, 1, 8), torch.zeros(2, 4, 1, 8)),
-            *(offsets((5,)), offsets((5,)), 5, 5),
-            block_table=table,
-        )
+
+
+PAGED: dict[str, Any] = {
+    "q": torch.zeros(5, 1, 8),
+    "k": torch.zeros(2, 4, 1, 8),
+    "v": torch.zeros(2, 4, 1, 8),
+    "cu_seqlens_q": offsets((5,)),
+    "cu_seqlens_k": offsets((5,)),
+    "max_seqlen_q": 5,
+    "max_seqlen_k": 5,
+    "block_table": torch.zeros(1, 2, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_table": torch.tensor([[0]])}, "5 to 5 keys; .* 1 pages of 4 hold no more"),
+        ({"block_table": torch.tensor([[0, -1]])}, "block_table has pages -1 to 0 in use"),
+        ({"block_table": torch.tensor([[2, 0]])}, "pages 0 to 2 in use; .* there are 2 pages"),
+        ({"block_table": torch.tensor([0, 0])}, "block_table is of shape .2."),
+        ({"v": torch.zeros(2, 5, 1, 8)}, "keys are of shape .* and differ in the last alone"),
+        ({"cu_seqlens_k": torch.tensor([5, 2])}, "none can have fewer than 0"),
+    ],
+)
+def test_pages_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"flash_attn_varlen_func: .*{words}"):
+        ours.flash_attn_varlen_func(**(PAGED | changes))
+
+
+def test_pages_behind_the_keys_are_not_read() -> None:
+    table = torch.tensor([[1, 0, -1, 7]])
+    assert ours.flash_attn_varlen_func(**(PAGED | {"block_table": table})).shape == (5, 1, 8)
