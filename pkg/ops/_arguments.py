@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -42,6 +44,31 @@ def check_instance(
     if not isinstance(value, types):
         given = "None" if value is None else f"of type {type(value).__qualname__}"
         raise TypeError(f"{name}: {argument} is {given}; it must be {must_be}")
+
+
+def check_range(values: Tensor, least: int, most: int, found: str) -> None:
+    """Refuses integers out of a range; a program that is traced does so when it runs.
+
+    Args:
+        values: Integers, of any shape. Of another device than the CPU they are waited for.
+        least: The least that is allowed.
+        most: The most.
+        found: What was found, in words that "that are 1 to 8" can follow.
+
+    Raises:
+        RuntimeError: An integer lies outside.
+    """
+    while torch._C._functorch.is_batchedtensor(values):  # under vmap, which has no numbers
+        values = torch._C._functorch.get_unwrapped(values)
+    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
+        held = (values >= least) & (values <= most)
+        torch._assert_async(held.all(), f"{found} that are out of range")
+    elif values.numel():
+        first, last = (int(bound) for bound in values.aminmax())
+        if first < least or last > most:
+            raise RuntimeError(
+                f"{found} that are {first} to {last}; they must lie between {least} and {most}"
+            )
 
 
 def is_kept_otherwise(tensor: Tensor) -> bool:

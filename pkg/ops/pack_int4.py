@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from ._arguments import check_tensor
+from ._arguments import check_range, check_tensor
 
 _LEAST, _MOST = -8, 7
 
@@ -43,26 +42,17 @@ def pack_int4(values: Tensor) -> Tensor:
             "as a byte holds two values"
         )
     if values.device.type != "meta":
-        _check_range(values)
+        check_range(_comparable(values), _LEAST, _MOST, "pack_int4: values has elements")
     values = values.to(torch.int8)
     return (values[..., ::2] & 15) | (values[..., 1::2] << 4)
 
 
-def _check_range(values: Tensor) -> None:
-    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
-        # No values are there yet.
-        held = values <= _MOST
-        if values.dtype.is_signed:
-            held &= values >= _LEAST
-        torch._assert_async(
-            held.all(), "pack_int4: values has elements that int4, -8 to 7, does not hold"
-        )
-    elif values.numel():
-        least, most = (int(bound) for bound in values.aminmax())
-        if least < _LEAST or most > _MOST:
-            raise RuntimeError(
-                f"pack_int4: values has elements from {least} to {most}; int4 holds -8 to 7"
-            )
+def _comparable(values: Tensor) -> Tensor:
+    """The values in a dtype that PyTorch compares with -8; those of uint64 up to int64's most."""
+    if values.dtype.is_signed:
+        return values
+    wide = values.long()
+    return wide.masked_fill(wide < 0, torch.iinfo(torch.int64).max)
 
 
 def unpack_int4(packed: Tensor) -> Tensor:

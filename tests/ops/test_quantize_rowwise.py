@@ -195,13 +195,32 @@ def test_pack_int4_and_its_inverse(device: torch.device) -> None:
         assert torch.equal(pkg.ops.unpack_int4(packed), every.to(torch.int8))
         assert torch.equal(pkg.ops.unpack_int4(packed.view(torch.uint8)), every.to(torch.int8))
     assert pkg.ops.pack_int4(torch.ones(3, 0).int()).shape == (3, 0)
+    natural = torch.cartesian_prod(torch.arange(8), torch.arange(8)).to(device)
+    for dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+        assert torch.equal(pkg.ops.pack_int4(natural.to(dtype)), pkg.ops.pack_int4(natural))
+
+
+def test_pack_int4_under_vmap(device: torch.device) -> None:
+    values = torch.cartesian_prod(torch.arange(-8, 8), torch.arange(-8, 8)).to(device)
+    expected = pkg.ops.pack_int4(values)
+    for each in (values, values.view(2, 128, 2)):
+        packed = torch.vmap(pkg.ops.pack_int4)(each)
+        assert torch.equal(packed.flatten(), expected.flatten())
+    with pytest.raises(RuntimeError, match="elements that are -7 to 8"):
+        torch.vmap(torch.vmap(pkg.ops.pack_int4))(1 + values.view(2, 128, 2))
 
 
 def test_pack_int4_refuses_in_words() -> None:
     for wrong, words in (
         (torch.ones(4), "values is torch.float32"),
-        (torch.tensor([1, 8]), "elements from 1 to 8; int4 holds"),
-        (torch.tensor([-9, 0]), "elements from -9 to 0; int4 holds"),
+        (torch.tensor([1, 8]), "elements that are 1 to 8; they must lie between -8 and 7"),
+        (torch.tensor([-9, 0]), "elements that are -9 to 0; they must"),
+        (torch.tensor([1, 65535], dtype=torch.uint16), "elements that are 1 to 65535"),
+        (torch.tensor([1, 2**32 - 1], dtype=torch.uint32), "elements that are 1 to 4294967295"),
+        (
+            torch.tensor([1, 2**64 - 1], dtype=torch.uint64),
+            "elements that are 1 to 9223372036854775",
+        ),
         (torch.tensor([1, 2, 3]), "last dimension must be even"),
         (torch.tensor(1), "last dimension must be even"),
     ):
@@ -225,7 +244,7 @@ class PackInt4(torch.nn.Module):
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint64, torch.int64], ids=str)
 @pytest.mark.parametrize("way", ["aot_eager", "inductor", "export", "strict export"])
 def test_pack_int4_in_a_graph(dtype: torch.dtype, way: str) -> None:
     """The program has the function's results, and refuses what it refuses."""
@@ -245,7 +264,7 @@ def test_pack_int4_in_a_graph(dtype: torch.dtype, way: str) -> None:
     for part in (values, values[3:20], values[:2]):
         assert torch.equal(module(part), pkg.ops.pack_int4(part))
     for wrong in (8, -9) if dtype.is_signed else (8, 250):
-        with pytest.raises(RuntimeError, match="elements that int4, -8 to 7, does not hold"):
+        with pytest.raises(RuntimeError, match="values has elements that are out of range"):
             module(torch.tensor([[1, 2], [wrong, 3]]).to(dtype))
 
 
