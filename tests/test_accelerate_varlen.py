@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 REFUSED_PAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "pages without lengths": ("without seqused_k", {"seqused_k": None}),
-    "a page that is not there": ("block_table has pages 1 to 2 in use", {"block_table": PAGES + 1}),
+    "a page that is not there": ("pages in use that are 1 to 2", {"block_table": PAGES + 1}),
     "too few pages": ("hold no more", {"seqused_k": USED + 3}),
     "a negative length": ("none can have fewer than 0", {"seqused_k": USED - 3}),
     "another table": ("block_table is of shape", {"block_table": PAGES[:1]}),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_instance, check_range
 from ..ops.decode_attention import decode_attention
 
 # From so many queries of a sequence on, packing its cache and multiplying blocks is faster.
 _MANY_QUERIES = 16
+_INDICES = (torch.int32, torch.int64)
 
 
 class KeyValueCache:
@@ -28,21 +31,23 @@ class KeyValueCache:
         self.name, self.keys, self.values, self.batch = name, keys, values, batch
         self.page_size = keys.shape[1]
         self.is_paged = block_table is not None
-        if keys.shape[:3] != values.shape[:3]:
+        if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
             raise RuntimeError(
-                f"{name}: k_cache is of shape {list(keys.shape)} and v_cache of "
-                f"{list(values.shape)}; but for the last dimension they must be equal"
+                f"{name}: k_cache is {keys.dtype} of shape {list(keys.shape)} and v_cache "
+                f"{values.dtype} of {list(values.shape)}; but for the last dimension they must be "
+                "equal"
             )
         # None where sequence b has page b: the first rows of the cache.
         self.table = block_table
         if rows is not None:
-            check_batch(name, "cache_batch_idx", rows, batch)
             self.table = rows[:, None]
         elif block_table is not None:
-            if block_table.dim() != 2 or len(block_table) != batch:
+            is_fit = block_table.dim() == 2 and len(block_table) == batch
+            if not is_fit or block_table.dtype not in _INDICES:
                 raise RuntimeError(
-                    f"{name}: block_table is of shape {list(block_table.shape)}; it must be "
-                    f"(batch, pages of a sequence) with a batch of {batch}, that of q"
+                    f"{name}: block_table is {block_table.dtype} of shape "
+                    f"{list(block_table.shape)}; it must be int32 or int64 and (batch, pages of a "
+                    f"sequence) with a batch of {batch}, that of q"
                 )
         elif len(keys) < batch:
             raise RuntimeError(
@@ -50,6 +55,17 @@ class KeyValueCache:
                 "cache_batch_idx it must have at least as many"
             )
         self.room = self.page_size * (1 if self.table is None else self.table.shape[1])
+
+    def check_query(self, q: Tensor) -> None:
+        """Refuses queries that cannot attend to this cache, before anything is written to it."""
+        heads, size = self.keys.shape[2:]
+        is_alike = (q.dtype, q.device, q.shape[3]) == (self.keys.dtype, self.keys.device, size)
+        if not is_alike or q.shape[2] % max(heads, 1):
+            raise RuntimeError(
+                f"{self.name}: q is {q.dtype} of shape {list(q.shape)} on {q.device}; it must be "
+                f"{self.keys.dtype} on {self.keys.device}, with a multiple of {heads} heads of "
+                f"size {size}, as k_cache has them"
+            )
 
     def lengths(self, given: int | Tensor | None, appends: bool) -> Tensor:
         """How many places of each sequence are filled, int64 of shape (B,)."""
@@ -60,13 +76,18 @@ class KeyValueCache:
                     f"{self.name}: k is given without cache_seqlens, which says where to write it"
                 )
             given = self.room
+        must_be = "a whole number, or a tensor of one for each sequence"
+        check_instance(self.name, "cache_seqlens", given, (int, torch.SymInt, Tensor), must_be)
         if not isinstance(given, Tensor):
             return torch.full((self.batch,), given, dtype=torch.int64, device=device)
         check_batch(self.name, "cache_seqlens", given, self.batch)
         return given.long()
 
-    def places_of_new(self, lengths: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Where the new keys go, of shape (B, L_new)."""
+    def places_of_new(self, lengths: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the new keys go: the place in the sequence, its page and the place on that.
+
+        Each is of shape (B, L_new). On the CPU all exist.
+        """
         for argument, tensor, cache in (("k", k, self.keys), ("v", v, self.values)):
             expected = (self.batch, k.shape[1], *cache.shape[2:])
             if tensor.shape != expected or tensor.dtype != cache.dtype:
@@ -75,35 +96,43 @@ class KeyValueCache:
                     f"must be {cache.dtype} of shape {list(expected)}, as q, k and the cache say"
                 )
         places = lengths[:, None] + torch.arange(k.shape[1], device=lengths.device)
-        if places.numel() and places.device.type == "cpu":
-            first, last = int(places.min()), int(places.max())
-            if first < 0 or last >= self.room:
-                raise RuntimeError(
-                    f"{self.name}: cache_seqlens and k want places {first} to {last}; the cache "
-                    f"has {self.room} for a sequence"
-                )
-        return places
-
-    def index(self, sequences: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """The page of each place of each sequence, and the place on it."""
-        if self.table is None:
-            return sequences, places
-        pages = self.table.long()[sequences, places // self.page_size]
-        return pages, places % self.page_size
-
-    def write(self, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Writes new keys and values, in place."""
+        is_on_cpu = places.device.type == "cpu"
+        if is_on_cpu:
+            found = f"{self.name}: cache_seqlens and k want places of a sequence"
+            check_range(places, 0, self.room - 1, found)
         sequences = torch.arange(self.batch, device=places.device)[:, None].expand_as(places)
-        index = self.index(sequences, places)
-        self.keys.index_put_(index, k)
-        self.values.index_put_(index, v)
+        if self.table is None or not self.room:
+            return places, sequences, places
+        entries = (places // self.page_size).clamp(0, self.table.shape[1] - 1)
+        pages = self.table.long()[sequences, entries]
+        if is_on_cpu:
+            argument = "block_table" if self.is_paged else "cache_batch_idx"
+            found = (
+                f"{self.name}: {argument} puts new keys on {'pages' if self.is_paged else 'rows'}"
+            )
+            check_range(pages, 0, len(self.keys) - 1, found)
+        return places, pages, places % self.page_size
+
+    def write(self, where: tuple[Tensor, Tensor, Tensor], k: Tensor, v: Tensor) -> None:
+        """Writes new keys and values, in place, where :meth:`places_of_new` says.
+
+        Those on pages that do not exist are left out.
+        """
+        places, pages, on_page = where
+        index = (pages, on_page)
+        if places.device.type == "cpu":
+            self.keys.index_put_(index, k)
+            self.values.index_put_(index, v)
+            return
+        exists = (places >= 0) & (places < self.room) & (pages >= 0) & (pages < len(self.keys))
+        write_where(exists, self.keys, index, k)
+        write_where(exists, self.values, index, v)
 
     def leave_out(self, leftpad: Tensor, lengths: Tensor) -> Tensor:
         """From here on the first places are not the sequence's; how long it is without them.
 
         A page is one key then.
         """
-        check_batch(self.name, "cache_leftpad", leftpad, self.batch)
         rows = torch.arange(self.batch, device=lengths.device)[:, None]
         if self.table is not None:
             rows = self.table.long()
@@ -114,6 +143,27 @@ class KeyValueCache:
         self.values = self.values.reshape(-1, 1, *self.values.shape[2:])
         self.page_size = 1
         return (lengths - leftpad.long()).clamp(min=0)
+
+
+def write_where(exists: Tensor, cache: Tensor, index: Sequence[Tensor], new: Tensor) -> None:
+    """Writes new elements to a cache where they exist, without waiting for the device.
+
+    What is left out repeats the first write that is not, or what is there if all are left out.
+
+    Args:
+        exists: Shape (B, L_new), bool.
+        cache: Shape (pages, page size, Hk, E).
+        index: Pages and places on them, each of shape (B, L_new).
+        new: Shape (B, L_new, Hk, E).
+    """
+    if not new.numel() or not cache.numel():
+        return
+    exists = exists.flatten()
+    pages, places = (each.flatten().where(exists, 0) for each in index)
+    new = torch.where(exists[:, None, None], new.flatten(0, 1), cache[pages, places])
+    source = torch.arange(len(exists), device=exists.device)
+    source = source.where(exists, exists.int().argmax())
+    cache.index_put_((pages[source], places[source]), new[source])
 
 
 def decode(
@@ -137,7 +187,7 @@ def decode(
     query = q.transpose(1, 2)
     if not is_causal:
         # Queries that all see the same are as many heads.
-        query = query.reshape(len(q), -1, 1, q.shape[-1])
+        query = query.reshape(len(q), q.shape[2] * queries, 1, q.shape[-1])
     keys, values = cache.keys.transpose(1, 2), cache.values.transpose(1, 2)
     output = decode_attention(
         query,
@@ -151,7 +201,7 @@ def decode(
         alibi_slopes=slopes,
     )
     if not is_causal:
-        output = output.reshape(len(q), q.shape[2], queries, -1)
+        output = output.reshape(len(q), q.shape[2], queries, values.shape[-1])
     return output.transpose(1, 2)
 
 
@@ -236,12 +286,7 @@ def _check_pages(name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor
         )
     lengths = lengths.to(table.device)
     is_used = torch.arange(table.shape[1], device=table.device) * k.shape[1] < lengths[:, None]
-    pages = table[is_used]
-    if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= len(k)):
-        raise RuntimeError(
-            f"{name}: block_table has pages {int(pages.min())} to {int(pages.max())} in use; they "
-            f"must lie between 0 and {len(k) - 1}, since there are {len(k)} pages"
-        )
+    check_range(table[is_used], 0, len(k) - 1, f"{name}: block_table has pages in use")
 
 
 def with_infinity(log_sum_exp: Tensor) -> Tensor:
@@ -250,7 +295,7 @@ def with_infinity(log_sum_exp: Tensor) -> Tensor:
 
 
 def check_batch(name: str, argument: str, tensor: Tensor, batch: int) -> None:
-    if tensor.shape != (batch,) or tensor.dtype not in (torch.int32, torch.int64):
+    if tensor.shape != (batch,) or tensor.dtype not in _INDICES:
         raise RuntimeError(
             f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
             f"or int64 of shape [{batch}], for the batch of q"

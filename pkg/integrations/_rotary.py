@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_range
 from ..ops.rotary_embedding import rotary_embedding
 
 
@@ -45,12 +46,8 @@ class Rotary:
                 f"{self.name}cos has {half} columns, which turn {2 * half} elements; a head has "
                 f"{tensor.shape[-1]}"
             )
-        if places.numel() and places.device.type == "cpu":
-            for place in (int(places.min()), int(places.max())):
-                if not 0 <= place < positions:
-                    raise RuntimeError(
-                        f"{self.name}cos has {positions} rows; place {place} is asked for"
-                    )
+        if places.device.type == "cpu":
+            check_range(places, 0, positions - 1, f"{self.name}cos is asked for rows")
         cos, sin = (
             _table(each[places].unsqueeze(-2), tensor.dtype) for each in (self.cos, self.sin)
         )

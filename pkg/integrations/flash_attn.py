@@ -24,6 +24,7 @@ from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attenti
 from ._key_value_cache import (
     KeyValueCache,
     attend_to_copy,
+    check_batch,
     decode,
     out_of_pages,
     with_infinity,
@@ -459,7 +460,10 @@ def flash_attn_with_kvcache(
     Raises:
         RuntimeError: Shapes do not fit, dtypes or devices differ, arguments that exclude or need
             one another are given, a gradient would have to be recorded, or, on the CPU, the cache
-            or the rotary tables have no room for the new keys.
+            or the rotary tables have no room for the new keys, or a page or row that is needed does
+            not exist. On CUDA, where looking would wait for the device, new keys without a place
+            are not written.
+        TypeError: ``cache_seqlens`` is neither a whole number nor a tensor.
 
     Example:
         >>> q, cache = torch.zeros(1, 1, 1, 2), torch.zeros(1, 4, 1, 2)
@@ -477,11 +481,15 @@ def flash_attn_with_kvcache(
             "within torch.no_grad(), or flash_attn_func where a gradient is needed"
         )
     for other, given in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-        if block_table is not None and given is not None:
+        if given is None:
+            continue
+        check_batch(name, other, given, len(q))
+        if block_table is not None:
             raise RuntimeError(
                 f"{name}: {other} and block_table are both given; a paged cache has no {other}"
             )
     cache = KeyValueCache(name, k_cache, v_cache, len(q), block_table, cache_batch_idx)
+    cache.check_query(q)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
@@ -521,12 +529,12 @@ def _append(
 
     All queries of a sequence are turned as the first new key; where ``moves``, each as its own.
     """
-    places = cache.places_of_new(lengths, k, v)
+    where = cache.places_of_new(lengths, k, v)
     if turn is not None:
-        k = turn(k, places)
+        k = turn(k, where[0])
         steps = torch.arange(q.shape[1], device=q.device) * int(moves)
         q = turn(q, lengths[:, None] + steps)
-    cache.write(places, k, v)
+    cache.write(where, k, v)
     return q
 
 

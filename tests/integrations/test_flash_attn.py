@@ -21,6 +21,7 @@ from samples import normal
 from torch import Tensor
 
 from pkg.integrations import flash_attn as ours
+from pkg.integrations._key_value_cache import write_where
 from pkg.testing import Sample
 from pkg.testing.tolerance import expect
 
@@ -483,8 +484,11 @@ def test_rotary_embedding_refuses_what_does_not_fit() -> None:
         ((x[0], table, table), "x is of shape .* it must be \\(batch, tokens, heads, size"),
         ((x, table, table[:2]), "both must be \\(positions, half of what is turned"),
         ((x, table.repeat(1, 2), table.repeat(1, 2)), "cos has 4 columns, which turn 8"),
-        ((x, table, table, False, False, 1), "cos has 3 rows; place 3 is asked for"),
-        ((x, table, table, False, False, -1), "cos has 3 rows; place -1 is asked for"),
+        (
+            (x, table, table, False, False, 1),
+            "cos is asked for rows that are 1 to 3; .* between 0 and 2",
+        ),
+        ((x, table, table, False, False, -1), "cos is asked for rows that are -1 to 1"),
         ((x, table, table, False, False, 0, torch.tensor([0, 3])), "it must be \\(tokens, heads"),
     ):
         with pytest.raises(RuntimeError, match=words):
@@ -545,16 +549,21 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
     [
         ({"q": torch.zeros(2, 2, 4)}, "q is of shape .* must be .batch, tokens, heads, size"),
         ({"q": torch.zeros(2, 1, 2, 4, requires_grad=True)}, "inference alone"),
-        ({"v_cache": torch.zeros(2, 5, 1, 4)}, "k_cache is of shape .* must be equal"),
+        (
+            {"v_cache": torch.zeros(2, 5, 1, 4)},
+            "k_cache is torch.float32 of shape .* must be equal",
+        ),
         ({"block_table": TABLE, "cache_batch_idx": TABLE[:, 0]}, "cache_batch_idx and block_table"),
         ({"block_table": TABLE, "cache_leftpad": TABLE[:, 0]}, "cache_leftpad and block_table"),
-        ({"block_table": TABLE[:1]}, "block_table is of shape .1, 1."),
+        ({"block_table": TABLE[:1]}, "block_table is torch.int32 of shape .1, 1."),
         ({"cache_batch_idx": TABLE[:1, 0]}, "cache_batch_idx is torch.int32 of shape .1."),
+        ({"v_cache": torch.zeros(2, 6, 1, 4).half()}, "and v_cache torch.float16 of"),
+        ({"block_table": TABLE.float()}, "block_table is torch.float32"),
         ({"cache_seqlens": torch.zeros(2)}, "cache_seqlens is torch.float32"),
         ({"q": torch.zeros(3, 1, 2, 4)}, "k_cache has 2 rows and q a batch of 3"),
         ({"k": NEW["k"], "cache_seqlens": 1}, "of k and v only one"),
         (NEW, "k is given without cache_seqlens"),
-        (NEW | {"cache_seqlens": 5}, "want places 5 to 6; the cache has 6"),
+        (NEW | {"cache_seqlens": 5}, "places of a sequence that are 5 to 6; .* 0 and 5"),
         (NEW | {"v": torch.zeros(2, 1, 1, 4), "cache_seqlens": 1}, "v is .* it must be"),
         (ROTARY, "rotary_cos or rotary_sin is given without k"),
         (NEW | {"rotary_cos": ROTARY["rotary_cos"], "cache_seqlens": 1}, "only one is given"),
@@ -566,7 +575,7 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
             NEW
             | {"rotary_cos": torch.zeros(2, 2), "rotary_sin": torch.zeros(2, 2)}
             | {"cache_seqlens": 1},
-            "rotary_cos has 2 rows; place 2",
+            "rotary_cos is asked for rows that are 1 to 2",
         ),
         (
             NEW
@@ -579,6 +588,93 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
 def test_what_cannot_be_done_is_refused_by_the_cache(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=f"flash_attn_with_kvcache: .*{words}"):
         cache_call(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"q": torch.zeros(2, 1, 2, 4).double()}, "q is torch.float64 .* must be torch.float32"),
+        ({"q": torch.zeros(2, 1, 2, 5)}, "heads of size 4"),
+        ({"q": torch.zeros(2, 1, 3, 4)}, "a multiple of 2 heads"),
+        (
+            {"block_table": torch.tensor([[-1], [0]])},
+            "new keys on pages that are -1 to 0; .* and 1",
+        ),
+        ({"block_table": torch.tensor([[1], [2]])}, "new keys on pages that are 1 to 2; .* and 1"),
+        ({"cache_batch_idx": torch.tensor([-1, 0])}, "new keys on rows that are -1 to 0; .* and 1"),
+        ({"cache_leftpad": torch.tensor([1])}, "cache_leftpad is torch.int64 of shape .1."),
+        ({"cache_seqlens": torch.tensor([2, 5])}, "places of a sequence that are 2 to 6"),
+    ],
+)
+def test_what_is_refused_leaves_the_cache_as_it_was(changes: dict[str, Any], words: str) -> None:
+    keys, values = torch.zeros(2, 6, 2, 4), torch.zeros(2, 6, 2, 4)
+    new = {name: torch.ones(2, 2, 2, 4) for name in ("k", "v")}
+    caches = {"k_cache": keys, "v_cache": values, "cache_seqlens": 1}
+    with pytest.raises(RuntimeError, match=f"flash_attn_with_kvcache: .*{words}"):
+        cache_call(**(caches | new | changes))
+    assert not keys.any()
+    assert not values.any()
+
+
+@pytest.mark.parametrize(
+    "exists", [(True, False, True), (False, True, True), (False,) * 3], ids=str
+)
+def test_keys_without_a_place_are_left_out(exists: tuple[bool, ...]) -> None:
+    """What CUDA devices, where nobody looks at the values, do instead of a refusal."""
+    cache, new = normal(3, 2, 2, 4), normal(1, 3, 2, 4, seed=1)
+    pages, places = torch.tensor([[2, 0, 1]]), torch.tensor([[1, 0, 0]])
+    expected = cache.clone()
+    for t, is_there in enumerate(exists):
+        if is_there:
+            expected[pages[0, t], places[0, t]] = new[0, t]
+    there = torch.tensor([exists])
+    # Pages of others and of none.
+    index = (pages.where(there, torch.tensor([[-1, 9, 5]])), places.where(there, -3))
+    write_where(there, cache, index, new)
+    assert torch.equal(cache, expected)
+
+
+def test_a_number_of_keys_is_whole() -> None:
+    with pytest.raises(TypeError, match="cache_seqlens is of type float; it must be a whole"):
+        cache_call(cache_seqlens=1.7)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sums", [False, True])
+def test_no_queries_of_a_cache(causal: bool, sums: bool) -> None:
+    output = cache_call(q=torch.zeros(2, 0, 2, 4), causal=causal, return_softmax_lse=sums)
+    assert (output[0] if sums else output).shape == (2, 0, 2, 4)
+
+
+@pytest.mark.tracing
+def test_places_are_looked_at_by_a_compiled_program() -> None:
+    """Which nothing of the arguments' values is known of while it is compiled."""
+    x, table = torch.ones(2, 3, 1, 4), torch.rand(8, 2)
+    turn = torch.compile(ours.apply_rotary_emb, fullgraph=True, backend="aot_eager")
+    for offset in (2, torch.tensor([0, 5])):
+        turned = turn(x, table, table, seqlen_offsets=offset)
+        expected = ours.apply_rotary_emb(x, table, table, seqlen_offsets=offset)
+        torch.testing.assert_close(turned, expected)
+    with pytest.raises(RuntimeError, match="cos is asked for rows that are out of range"):
+        turn(x, table, table, seqlen_offsets=torch.tensor([0, 6]))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def append(keys: Tensor, lengths: Tensor, pages: Tensor) -> Tensor:
+        new = torch.ones(2, 2, 1, 4)
+        return ours.flash_attn_with_kvcache(
+            *(new, keys, torch.ones(3, 4, 1, 4), new, new, table, table),
+            cache_seqlens=lengths,
+            block_table=pages,
+        )
+
+    keys = torch.zeros(3, 4, 1, 4)
+    output = append(keys, torch.tensor([0, 5]), torch.tensor([[2, 0], [0, 1]]))
+    torch.testing.assert_close(output, torch.ones(2, 2, 1, 4))
+    assert keys[:, :, 0].any(-1).sum(-1).tolist() == [0, 2, 2]
+    with pytest.raises(RuntimeError, match="places of a sequence that are out of range"):
+        append(keys, torch.tensor([0, 7]), torch.tensor([[2, 0], [0, 1]]))
+    with pytest.raises(RuntimeError, match="new keys on pages that are out of range"):
+        append(keys, torch.tensor([0, 5]), torch.tensor([[-1, 0], [0, 1]]))
 
 
 def test_a_negative_softcap_is_none() -> None:
@@ -627,8 +723,8 @@ PAGED: dict[str, Any] = {
     ("changes", "words"),
     [
         ({"block_table": torch.tensor([[0]])}, "5 to 5 keys; .* 1 pages of 4 hold no more"),
-        ({"block_table": torch.tensor([[0, -1]])}, "block_table has pages -1 to 0 in use"),
-        ({"block_table": torch.tensor([[2, 0]])}, "pages 0 to 2 in use; .* there are 2 pages"),
+        ({"block_table": torch.tensor([[0, -1]])}, "pages in use that are -1 to 0"),
+        ({"block_table": torch.tensor([[2, 0]])}, "pages in use that are 0 to 2; .* 0 and 1"),
         ({"block_table": torch.tensor([0, 0])}, "block_table is of shape .2."),
         ({"v": torch.zeros(2, 5, 1, 8)}, "keys are of shape .* and differ in the last alone"),
         ({"cu_seqlens_k": torch.tensor([5, 2])}, "none can have fewer than 0"),
