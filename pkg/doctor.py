@@ -106,7 +106,8 @@ def doctor(picture: str | os.PathLike[str] | None = None) -> Diagnosis:
         _pictures.check_ending(Path(picture))
     limits = _load("_limits").Limits()
     findings = []
-    with tune.everything_ours():
+    # The caller's may be off, and backward passes are measured too.
+    with torch.inference_mode(False), torch.enable_grad(), tune.everything_ours():
         for case in _cases():
             findings.append(_find(case, limits))
     found = Diagnosis(_machine(), list(_with_cliffs(findings)))

@@ -59,6 +59,14 @@ def test_a_diagnosis() -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_diagnosis_where_gradients_are_off(mode: Any) -> None:
+    with mode():
+        assert len(pkg.doctor().findings) == 21
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.usefixtures("small")
 def test_ours_is_measured_with_our_kernels() -> None:
     """Of each case both sides run: the counters see ours once a round and more."""
     with tune.everything_ours():
