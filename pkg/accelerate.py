@@ -102,7 +102,12 @@ class Acceleration:
         self._blocks: list[_Block] = []
 
     def __enter__(self) -> Acceleration:
-        """On, or off, until the end of the block."""
+        """On, or off, until the end of the block.
+
+        Raises:
+            RuntimeError: it is entered in a region that ``torch.compile`` compiles.
+        """
+        _refuse_to_be_compiled()
         block = _Block(self._switch)
         try:
             with _lock:
@@ -141,8 +146,8 @@ class Acceleration:
         Of a generator function each step does; what its caller does in between does not.
 
         Raises:
-            TypeError: it is a class, or an ``async def``; or a generator function, and there is to
-                be a report. So of an object whose ``__call__`` is one, or a module's ``forward``.
+            TypeError: it is a class, a module, or an ``async def``; or a generator function, and
+                there is to be a report. So of an object whose ``__call__`` is one.
         """
         with _lock:
             self._take_back()
@@ -206,6 +211,12 @@ def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool)
             f"pkg.accelerate: {function.__qualname__} is a class, which it does not wrap: decorate "
             "those of its methods that compute"
         )
+    if isinstance(function, torch.nn.Module):
+        raise TypeError(
+            f"pkg.accelerate: {type(function).__qualname__} is a module, and a function around it "
+            "would be none: call pkg.accelerate() before it runs, write `with pkg.accelerate():` "
+            "around what runs it, or decorate its forward"
+        )
     waits = _of_kind(inspect.iscoroutinefunction, function)
     waits = waits or _of_kind(inspect.isasyncgenfunction, function)
     if waits:
@@ -228,7 +239,7 @@ def _of_kind(
 ) -> Callable[..., Any] | None:
     """What is of a kind in a call: the function, an object's ``__call__``, a module's ``forward``.
 
-    None where nothing is.
+    None where nothing is. Modules are in partial functions.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -336,19 +347,17 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         before is restored at its end. Of a function, the wrapped function.
 
     Raises:
-        TypeError: ``on`` is neither a bool nor a function; or it is a class, or an ``async def``;
-            or a generator function, with ``report``.
-        RuntimeError: it is called in a region that ``torch.compile`` compiles.
+        TypeError: ``on`` is neither a bool nor a function; or it is a class, a module, or an
+            ``async def``; or a generator function, with ``report``.
+        RuntimeError: it, or a function that it wrapped, is called in a region that
+            ``torch.compile`` compiles. Without ``fullgraph`` the graph ends before that function,
+            which is compiled by itself and runs accelerated.
 
     Example:
         >>> with pkg.accelerate(report=True):  # doctest: +SKIP
         ...     train(model)
     """
-    if torch.compiler.is_dynamo_compiling():
-        raise RuntimeError(
-            "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
-            "it: compiled models are accelerated as they run"
-        )
+    _refuse_to_be_compiled()
     if not isinstance(on, bool) and not callable(on):
         raise TypeError(
             f"pkg.accelerate: on is of type {type(on).__name__}; it must be a bool, or a function "
@@ -375,6 +384,15 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     if replaced is not None:
         print(replaced)
     return made
+
+
+def _refuse_to_be_compiled() -> None:
+    """Raises a RuntimeError in a graph, which would have what is switched while it is traced."""
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
+            "it, or wrap what torch.compile returns: compiled models are accelerated as they run"
+        )
 
 
 def settle() -> None:

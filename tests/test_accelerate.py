@@ -441,6 +441,33 @@ def test_a_switch_in_a_compiled_region_is_refused_in_words() -> None:
         torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2, 2))
 
 
+@pytest.mark.long
+def test_a_decorated_function_in_a_compiled_region() -> None:
+    """Refused in words within a graph; between two it runs accelerated."""
+
+    @pkg.accelerate
+    def inner(x: Tensor) -> Tensor:
+        return x @ x
+
+    def step(x: Tensor) -> Tensor:
+        return inner(x + 1) + 1
+
+    x = torch.ones(8, 8)
+    for function in (inner, step):
+        with pytest.raises(Exception, match=r"region that torch\.compile compiles"):
+            torch.compile(function, backend="eager", fullgraph=True)(x)
+        counts()
+        compiled = torch.compile(function, backend="eager")
+        assert torch.equal(compiled(x), function(x))
+        counts()
+        compiled(x)
+        assert counts()["mm", "float32"] == (1, 0)
+    around = pkg.accelerate(torch.compile(lambda x: x @ x, backend="eager", fullgraph=True))
+    around(x)
+    assert counts()["mm", "float32"] == (1, 0)
+    assert not is_on()
+
+
 def is_on() -> bool:
     counts()
     torch.mm(torch.ones(8, 8), torch.ones(8, 8))
@@ -664,32 +691,42 @@ class WaitingModule(nn.Module):
         yield 1
 
 
-@pytest.mark.parametrize("wrapped", [Counting(), CountingModule()])
+@pytest.mark.parametrize("wrapped", [Counting(), CountingModule().forward])
 def test_each_step_of_an_object_runs_accelerated(wrapped: Callable[[], Iterator[bool]]) -> None:
     for steps in (pkg.accelerate(wrapped)(), pkg.accelerate(functools.partial(wrapped))()):
         assert list(steps) == [True, True]
     assert not is_on()
-    name = rf"{type(wrapped).__name__}\.(__call__|forward) is a generator function"
-    with pytest.raises(TypeError, match=name):
+    with pytest.raises(TypeError, match=r"\.(__call__|forward) is a generator function"):
         pkg.accelerate(wrapped, report=True)
 
 
-@pytest.mark.parametrize("wrapped", [Waiting(), WaitingModule()])
+@pytest.mark.parametrize("wrapped", [Waiting(), WaitingModule().forward])
 def test_an_object_that_waits_is_refused_in_words(wrapped: Callable[[], object]) -> None:
-    name = rf"{type(wrapped).__name__}\.(__call__|forward) is an async function"
     for refused in (wrapped, functools.partial(wrapped)):
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=r"\.(__call__|forward) is an async function"):
             pkg.accelerate(refused)
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(TypeError, match=r"\.(__call__|forward) is an async function"):
             pkg.accelerate()(refused)
     assert not is_on()
 
 
-def test_a_module_can_be_wrapped() -> None:
+def test_partial_functions_of_modules_are_known() -> None:
+    assert list(pkg.accelerate(functools.partial(CountingModule()))()) == [True, True]
+    with pytest.raises(TypeError, match=r"WaitingModule\.forward is an async function"):
+        pkg.accelerate(functools.partial(WaitingModule()))
+
+
+def test_a_module_is_refused_in_words() -> None:
+    """Which a function around it would make one without ``eval`` and parameters."""
     layer = nn.Linear(8, 8)
-    with pkg.accelerate(report=True) as block:
-        pkg.accelerate(layer)(torch.ones(8, 8))
-        assert [each.taken for each in block.report().counts] == [1]
+    for wrap in (pkg.accelerate, lambda module: pkg.accelerate()(module)):
+        with pytest.raises(TypeError, match=r"Linear is a module.*with pkg\.accelerate.*forward"):
+            wrap(layer)
+        assert not is_on()
+    layer.forward = pkg.accelerate(layer.forward)
+    counts()
+    layer(torch.ones(8, 8))
+    assert counts()["addmm", "float32"] == (1, 0)
 
 
 def test_a_wrong_argument() -> None:
