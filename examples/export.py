@@ -76,6 +76,7 @@ def run_in_a_new_process(file: Path, example: Path, *, imports_pkg: bool) -> boo
         capture_output=True,
         text=True,
         check=False,
+        cwd=file.parent,  # not in a checkout, whose pkg may not be built
     )
     if done.returncode == 0:
         print(f"{file.name}: {done.stdout.strip()}")
@@ -98,19 +99,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=OUTPUT, metavar="FOLDER", help=f"default {OUTPUT}"
     )
     options = parser.parse_args(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = Block().eval()
     input = torch.randn(2, 10, 64)
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", min=2)
-    files = [options.output / "program.pt2"]
-    example = options.output / "example.pt"
+    files = [output / "program.pt2"]
+    example = output / "example.pt"
     with torch.no_grad():
         torch.save((input, model(input)), example)
         program = torch.export.export(model, (input,), dynamic_shapes=({0: batch, 1: length},))
         torch.export.save(program, files[0])
         if not options.without_package:
-            files.append(options.output / "package.pt2")
+            files.append(output / "package.pt2")
             torch._inductor.aoti_compile_and_package(program, package_path=str(files[1]))
     agree = [run_in_a_new_process(file, example, imports_pkg=True) for file in files]
     run_in_a_new_process(files[-1], example, imports_pkg=False)

@@ -11,13 +11,16 @@ import pytest
 PROGRAM = Path(__file__).resolve().parent.parent / "examples" / "export.py"
 
 
-def run(output: Path, *arguments: str) -> str:
+def run(folder: Path, *arguments: str) -> str:
+    """What it prints in a folder that has a pkg which was not built, as a checkout has."""
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "__init__.py").write_text("raise ImportError('it was not built')")
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--output", str(output), *arguments],
+        [sys.executable, str(PROGRAM), "--output", "output", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        cwd=output,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
