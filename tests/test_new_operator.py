@@ -53,6 +53,7 @@ REFUSED = {
     "no parameter": ("my_op", "my_op(Tensor) -> Tensor", "'Tensor' is no parameter"),
     "a parameter too few": ("my_op", "my_op(Tensor x, ) -> Tensor", "'' is no parameter"),
     "a type": ("my_op", "my_op(Tensor x, str mode) -> Tensor", "mode is of type str"),
+    "a list": ("my_op", "my_op(Tensor x, int[] sizes) -> Tensor", "correlation_sample.cpp lists"),
     "an optional": ("my_op", "my_op(Tensor x, Tensor? y) -> Tensor", "y is of type Tensor?"),
     "written to": ("my_op", "my_op(Tensor(a!) x) -> Tensor", "x is of type Tensor(a!)"),
     "by keyword": ("my_op", "my_op(Tensor x, *, float c) -> Tensor", "keyword-only"),

@@ -146,7 +146,7 @@ def parsed(name: str, schema: str, taken: Iterable[str]) -> Operator:
     if result != "Tensor":
         raise RefusedError(
             f"'{name}' returns {result}; an elementwise operator returns one Tensor. "
-            "docs/adding_an_operator.md shows one of another kind"
+            "docs/adding_a_kernel.md shows one of another kind"
         )
     parameters = [parameter(text.strip()) for text in inside.split(",")] if inside.strip() else []
     check_parameters(name, parameters)
@@ -185,7 +185,9 @@ def parameter(text: str) -> Parameter:
     if kind not in CPP_TYPES:
         raise RefusedError(
             f"the parameter {name} is of type {kind}; it must be one of {', '.join(CPP_TYPES)}. "
-            "docs/adding_an_operator.md shows an operator with others"
+            "docs/adding_a_kernel.md has the files of an operator with others; csrc/cpu/linear.cpp "
+            "takes a str (csrc/host/text.h) and what may be None, "
+            "csrc/cpu/spatial_correlation_sample.cpp lists"
         )
     if default is not None:
         default = checked_default(kind, name, default)
