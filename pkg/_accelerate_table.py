@@ -143,15 +143,15 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         print(
-            f"pkg.accelerate: the table {file} cannot be read ({error.strerror}) and is left "
-            "alone; make it readable, or set XDG_CACHE_HOME to a folder of yours",
+            f"pkg.accelerate: the table {file} cannot be read ({error.strerror}); "
+            f"{_instead(file)}. Make it readable, or set XDG_CACHE_HOME to a folder of yours",
             file=sys.stderr,
         )
         return None
     except (ValueError, KeyError, TypeError) as error:
         print(
-            f"pkg.accelerate: the table {file} is damaged ({error!r}) and left alone; make it "
-            "anew: python -m pkg tune",
+            f"pkg.accelerate: the table {file} is damaged ({error!r}); {_instead(file)}. "
+            "python -m pkg tune makes it anew",
             file=sys.stderr,
         )
         return None
@@ -199,3 +199,11 @@ def _processor_kind() -> str:
             wanted[key.strip()] = value.strip()
     text = "-".join(wanted.values()) if all(wanted.values()) else processor_name()
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+def _instead(file: Path) -> str:
+    """What is used in the place of a file that cannot be."""
+    shipped = SHIPPED / name()
+    if file != shipped and shipped.exists():
+        return "the package's own table is used instead"
+    return "one is measured instead"
+
+

@@ -1314,7 +1314,9 @@ def test_a_damaged_table_is_said_and_made_anew(
         file.write_text(damaged)
         monkeypatch.setattr(_accelerate_table, "_in_use", None)
         _accelerate_table.use()
-        assert f"the table {file} is damaged" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"the table {file} is damaged" in said
+        assert "one is measured instead" in said
         assert json.loads(file.read_text()) == filled(2.0)
 
 
@@ -1365,6 +1367,14 @@ def test_the_package_s_table_serves_without_a_home(
 ) -> None:
     monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    shipped = tmp_path / _accelerate_table.name()
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
+    shipped.write_text(json.dumps(filled(3.0)))
+    file.write_text("{")
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    _accelerate_table.use()
+    assert "the package's own table is used instead" in capsys.readouterr().err
+    assert _accelerate_table._in_use == filled(3.0)
     (tmp_path / _accelerate_table.name()).write_text(json.dumps(filled(3.0)))
     pkg.accelerate(False)
     assert _accelerate_table._in_use is None
