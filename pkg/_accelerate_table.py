@@ -48,16 +48,15 @@ def use() -> None:
     """Gives the CPU library its table, the first time; measures one where there is none.
 
     A table that was measured with one thread alone (of a worker process, say) serves until PyTorch
-    has several.
+    has several, and for calls with one thread from then on too, if the package has one for several.
     """
     wants_several = torch.get_num_threads() > 1
     if _serves(_in_use, wants_several):
         return
-    for file in (cache_file(), SHIPPED / name()):
-        found = None if file is None else _read(file)
-        if found is not None and _serves(found, wants_several):
-            put(found)
-            return
+    found = _find(wants_several)
+    if found:
+        put(*found.values())
+        return
     from . import tune
 
     print(
@@ -70,6 +69,42 @@ def use() -> None:
     save(_in_use)
 
 
+def _find(wants_several: bool) -> dict[Path, dict[str, Any]]:
+    """The file and the table that are to be used, none where none serves.
+
+    Two where the first, the user's own, has one thread and the second serves for several.
+    """
+    found = {}
+    for file in (cache_file(), SHIPPED / name()):
+        table = None if file is None else _read(file)
+        if file is not None and table is not None:
+            found[file] = table
+            if _serves(table, wants_several):
+                return found
+    return {}
+
+
+def description() -> str:
+    """The files of the tables that :func:`use` takes now, when and with how many threads measured.
+
+    It measures nothing, and gives the CPU library nothing.
+    """
+    found = _find(torch.get_num_threads() > 1)
+    if not found:
+        return f"none; pkg.accelerate() measures one the first time and keeps it in {cache_file()}"
+    return "\n".join(
+        f"{file} ({table.get('date', 'no date')}, {_threads(table)})"
+        for file, table in found.items()
+    )
+
+
+def _threads(table: dict[str, Any]) -> str:
+    """With how many threads a table was measured, in words."""
+    counts = list(dict.fromkeys(table.get("threads", [])))
+    number = " and ".join(map(str, counts)) or "unknown"
+    return f"{number} {'thread' if counts == [1] else 'threads'}"
+
+
 def _serves(table: dict[str, Any] | None, wants_several: bool) -> bool:
     """Whether there is a table, and it was measured with several threads if these are wanted."""
     return table is not None and not (wants_several and _is_of_one_thread(table))
@@ -79,21 +114,30 @@ def _is_of_one_thread(table: dict[str, Any]) -> bool:
     return bool(table.get("threads", [])[-1:] == [1])
 
 
-def put(table: dict[str, Any]) -> None:
-    """Gives the CPU library a table; with several threads, if it has none of these, no ratios."""
+def put(table: dict[str, Any], several: dict[str, Any] | None = None) -> None:
+    """Gives the CPU library a table.
+
+    Args:
+        table: Of one thread and several; where it has none of these, there are no ratios for them.
+        several: Another that has them, to be used for several threads in its place.
+    """
     global _in_use
     place = _accelerate_routes.table()
     ratios = table["ratios"]
-    if _is_of_one_thread(table):
+    if several is not None:
+        both = zip(ratios, several["ratios"], strict=True)
+        ratios = [[one, more] for (one, _), (_, more) in both]
+    elif _is_of_one_thread(table):
         ratios = [[one, [0.0] * len(one)] for one, _ in ratios]
     for index, ratio in enumerate(_flatten(ratios)):
         place[index] = ratio
     place = _accelerate_routes.enough()
-    for threads, ratio in enumerate(least_ratios(table)):
+    for threads, source in enumerate((table, several or table)):
+        ratio = least_ratios(source)[threads]
         # What was measured around a call may be as far below 1, where its scatter is known.
         place[2 * threads] = ratio
-        place[2 * threads + 1] = 2 - ratio if "least" in table else ratio
-    _in_use = table
+        place[2 * threads + 1] = 2 - ratio if "least" in source else ratio
+    _in_use = several or table
 
 
 def least_ratios(table: dict[str, Any]) -> list[float]:
@@ -158,6 +202,14 @@ def _read(file: Path) -> dict[str, Any] | None:
     return table if whole else None
 
 
+def _instead(file: Path) -> str:
+    """What is used in the place of a file that cannot be."""
+    shipped = SHIPPED / name()
+    if file != shipped and shipped.exists():
+        return "the package's own table is used instead"
+    return "one is measured instead"
+
+
 def _with_places_for_large(table: dict[str, Any]) -> dict[str, Any]:
     """A table that lacks the large sizes of products, with places for them; or itself, untouched.
 
@@ -199,11 +251,3 @@ def _processor_kind() -> str:
             wanted[key.strip()] = value.strip()
     text = "-".join(wanted.values()) if all(wanted.values()) else processor_name()
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
-def _instead(file: Path) -> str:
-    """What is used in the place of a file that cannot be."""
-    shipped = SHIPPED / name()
-    if file != shipped and shipped.exists():
-        return "the package's own table is used instead"
-    return "one is measured instead"
-
-

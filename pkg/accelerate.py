@@ -315,8 +315,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     attention runs here while either says so.
 
     Where the package has no table for this processor it is measured, once, which takes a minute,
-    and kept (``python -m pkg tune``; :mod:`pkg.tune`). What was measured with one thread says
-    nothing of several: the first call of this with several measures again, and until then
+    and kept (``python -m pkg tune``; :mod:`pkg.tune`); ``python -m pkg env`` names the table in
+    use. What was measured with one thread says nothing of several: for these the first call of this
+    with several takes the package's table, or measures again where it has none, and until then
     operators with several are left to PyTorch.
 
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused

@@ -1219,6 +1219,55 @@ def test_a_measurement_that_is_interrupted_leaves_the_threads(
 
 
 def test_the_first_use_is_apart_from_the_user_s_device_and_random_numbers(tmp_path: Path) -> None:
+def test_the_user_s_table_of_one_thread_stays_in_use_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several threads the package's serves; each half has what is enough for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    one, several = measured(2.0, [1, 1], [1.03, 1.03]), measured(3.0, [1, 2], [1.05, 1.06])
+    own, shipped = _accelerate_table.save(one), tmp_path / _accelerate_table.name()
+    shipped.write_text(json.dumps(several))
+
+    def described(*tables: str) -> bool:
+        return _accelerate_table.description().splitlines() == [*tables]
+
+    half = len(tune.products())
+    with threads(1):
+        _accelerate_table.use()
+        assert list(_accelerate_routes.table()[: 2 * half]) == [2.0] * half + [0.0] * half
+        assert described(f"{own} (2026-11-28, 1 thread)")
+    with threads(2):
+        _accelerate_table.use()
+        assert described(
+            f"{own} (2026-11-28, 1 thread)", f"{shipped} (2026-11-28, 1 and 2 threads)"
+        )
+    assert list(_accelerate_routes.table()[: 2 * half]) == [2.0] * half + [3.0] * half
+    assert list(_accelerate_routes.enough()) == pytest.approx([1.03, 0.97, 1.06, 0.94])
+    monkeypatch.setattr(_accelerate_table, "_find", lambda _: pytest.fail("looked for again"))
+    with threads(1):
+        _accelerate_table.use()
+
+
+def measured(ratio: float, counts: list[int], least: list[float]) -> dict[str, Any]:
+    """A table as it is measured, that says the same of everything."""
+    kinds = (tune.products(), tune.attentions())
+    return {
+        "format": _accelerate_table.FORMAT,
+        "threads": counts,
+        "date": "2026-11-28",
+        "least": least,
+        "ratios": [[[ratio] * len(cases)] * 2 for cases in kinds],
+    }
+
+
+def test_no_table_is_described_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
+    assert _accelerate_table.description().startswith("none; pkg.accelerate() measures one")
+
+
     done = run(
         """
         import pathlib, torch, pkg
