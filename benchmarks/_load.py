@@ -97,5 +97,7 @@ def describe(others: Sequence[float | None]) -> str:
     mean, most = sum(known) / len(known), max(known)
     line = f"other processes used {mean:.0%} of the {os.cpu_count()} processors while this ran"
     if most > DISTURBING:
-        line += f", {most:.0%} beside one case: figures are disturbed, best run it again when quiet"
+        if len(known) > 1:
+            line += f", {most:.0%} beside one case"
+        line += ": figures are disturbed, best run it again when quiet"
     return line

@@ -59,6 +59,7 @@ print(json.dumps({
     "float32 products on the CPU": pkg._float32_matmul.description(),
     "float64 products on the CPU": pkg._float64_matmul.description(),
     "float32 products on CUDA": pkg._float32_matmul.description_of_cuda(),
+    "table of pkg.accelerate()": pkg._accelerate_table.description(),
     "CUDA kernels loaded": "yes" if pkg._loader.cuda_library else "no",
     "build": pkg._C.build_info(),
 }))

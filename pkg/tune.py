@@ -1,7 +1,7 @@
 """Measures on this processor which of PyTorch's operators run faster in this package.
 
-``python -m pkg tune`` does it, in a minute or two, and keeps the table where
-:func:`pkg.accelerate` finds it.
+``python -m pkg tune`` does it, in a minute or two, and keeps the table in a file that it names, where
+:func:`pkg.accelerate` finds it before the package's own; deleting the file undoes that.
 """
 
 from __future__ import annotations
@@ -363,8 +363,17 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Measures, keeps and shows the table; the exit status is 1 where it could not be kept."""
+    from .__main__ import load_benchmarks
+
+    load = load_benchmarks("_load")
+    before = load.Counters.now()
     table = measure()
+    after = load.Counters.now()
+    others = (after - before).others if before and after else None
     file = _accelerate_table.save(table)
     _accelerate_table.put(table)
-    print(*summary(table), *([f"kept in {file}"] if file else []), sep="\n")
-    return 0 if file else 1
+    print(*summary(table), load.describe([others]), sep="\n")
+    if file is None:
+        return 1
+    print(f"kept in {file}, which pkg.accelerate() uses from now on; delete it to undo that")
+    return 0

@@ -1448,7 +1448,9 @@ def test_a_measurement_without_a_home_says_where_it_could_be_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tune.main() == 0
     file = tmp_path / "pkg-kernels" / "accelerate" / _accelerate_table.name()
-    assert f"kept in {file}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"kept in {file}, which pkg.accelerate() uses from now on; delete it to undo" in said
+    assert "other processes used" in said
     assert json.loads(file.read_text()) == tune_table()
 
 

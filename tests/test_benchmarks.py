@@ -597,7 +597,8 @@ def test_other_processes_are_counted_and_our_own_are_not(tmp_path: Path) -> None
     assert before.own == 45
     assert load.Counters.now(tmp_path / "none") is None
     assert "used 40% of the" in load.describe([0.4])
-    assert "disturbed" in load.describe([0.4])
+    assert "ran: figures are disturbed" in load.describe([0.4])
+    assert "40% beside one case: figures are disturbed" in load.describe([0.4, 0.0])
     assert "disturbed" not in load.describe([0.01, None])
     assert "not known" in load.describe([None])
 

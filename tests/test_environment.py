@@ -21,6 +21,7 @@ def test_it_tells_what_a_report_of_a_fault_needs(capsys: pytest.CaptureFixture[s
     for words in (sys.executable, pkg.__version__, "PyTorch", "c++", "nvcc", "_cpu_baseline"):
         assert words in report
     assert f"CPU capability loaded: {pkg._loader.cpu_capability}" in report
+    assert "table of pkg.accelerate(): " in report
 
 
 def test_capabilities_are_a_line_each_the_best_first(capsys: pytest.CaptureFixture[str]) -> None:
