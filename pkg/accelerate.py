@@ -52,7 +52,7 @@ _counts: dict[tuple[str, str], Counts] = {}
 
 
 class Report:
-    """What ran in this package's kernels, for how long, and what that saved.
+    """What ran in this package's kernels, for how long, and about what that saved.
 
     Attributes:
         counts: One :class:`~pkg._accelerate_counts.Counts` for each operator and dtype
@@ -64,25 +64,41 @@ class Report:
         self.counts = sorted(counts, key=lambda each: (-each.seconds, -each.left))
 
     def __str__(self) -> str:
-        """A table, one operator and dtype a row."""
+        """A table, one operator and dtype a row, and their sum."""
         if not self.counts:
             return "pkg.accelerate: none of the operators that it knows was called"
+        rows = [
+            ("operator", "dtype", "here", "left", "time", "saved, about"),
+            *(_row(each.operator, each.dtype, [each]) for each in self.counts),
+            _row("total", "", self.counts),
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "pkg.accelerate: calls that ran here (of optimizers, steps that ran fused), those left "
-            "to PyTorch, time here, and what PyTorch would have taken more (by the table of this "
-            "processor, which has products and attention)",
-            f"{'operator':18} {'dtype':9} {'here':>9} {'left':>9} {'time':>10} {'saved':>10}",
+            "to PyTorch, time here, and about how much more PyTorch would have taken: that time by "
+            "the ratios in the table of this processor, which has products and attention"
         ]
-        lines += [
-            f"{each.operator:18} {each.dtype:9} {each.taken:9} {each.left:9} "
-            f"{each.seconds * 1e3:7.1f} ms {_milliseconds(each.saved):>10}"
-            for each in self.counts
-        ]
+        for operator, dtype, *numbers in rows:
+            aligned = (text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True))
+            lines.append("  ".join((operator.ljust(widths[0]), dtype.ljust(widths[1]), *aligned)))
         return "\n".join(lines)
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+def _row(operator: str, dtype: str, counts: list[Counts]) -> tuple[str, ...]:
+    """A row of a report, of the sum of what was counted."""
+    saved = [each.saved for each in counts if each.saved is not None]
+    return (
+        operator,
+        dtype,
+        str(sum(each.taken for each in counts)),
+        str(sum(each.left for each in counts)),
+        _milliseconds(sum(each.seconds for each in counts)),
+        _milliseconds(sum(saved)) if saved else "-",
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
 
 
 class _Block:
@@ -338,7 +354,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         on: False to leave all to PyTorch again. A function: it is wrapped, so that it runs
             accelerated, which makes ``@pkg.accelerate`` a decorator; of a generator function, each
             of its steps.
-        report: Print at the end of the block, or of the process, what ran where.
+        report: Print at the end of the block, or of the process, what ran where, for how long, and
+            what that saved, which is an estimate: the time here, by the table's ratios.
         keep_memory: False to leave the C library's ways with freed memory as they are; they are
             also left where the user has set them (``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_MAX_``,
             ``GLIBC_TUNABLES`` and so on), and where it is not glibc.

@@ -1,7 +1,7 @@
 """Measures on this processor which of PyTorch's operators run faster in this package.
 
-``python -m pkg tune`` does it, in a minute or two, and keeps the table in a file that it names, where
-:func:`pkg.accelerate` finds it before the package's own; deleting the file undoes that.
+``python -m pkg tune`` does it, in a minute or two, and keeps the table in a file that it names,
+where :func:`pkg.accelerate` finds it before the package's own; deleting the file undoes that.
 """
 
 from __future__ import annotations

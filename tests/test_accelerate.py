@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 import pkg
 from pkg import _accelerate_routes, _accelerate_table, tune
+from pkg._accelerate_counts import Counts
+from pkg.accelerate import Report
 from pkg.testing import Sample, expect
 
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -751,6 +753,20 @@ def test_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "float16" not in printed
 
 
+def test_a_report_is_aligned_and_ends_with_the_sum() -> None:
+    """Operators have names of any length, and some have no estimate."""
+    flash = Counts("_scaled_dot_product_flash_attention_for_cpu", "float32", [40, 1, 2000000, 0])
+    step = Counts("optim.adam", "float32", [3, 0, 1000000, 0])
+    mm = Counts("mm", "bfloat16", [1000, 2, 30500000, 12000000])
+    step.saved = None
+    _, header, *rows, total = str(Report([flash, step, mm])).splitlines()
+    assert header.endswith("saved, about")
+    assert len({*map(len, (header, *rows, total))}) == 1
+    assert [row.split()[-1] for row in rows] == ["ms", "ms", "-"]
+    assert total.split() == ["total", "1043", "3", "33.5", "ms", "12.0", "ms"]
+    assert str(Report([step])).endswith("-")
+
+
 def multiply(dtype: torch.dtype) -> None:
     torch.mm(torch.ones(64, 64, dtype=dtype), torch.ones(64, 64, dtype=dtype))
 
@@ -1203,22 +1219,6 @@ def test_a_table_of_one_thread_is_not_taken_for_several(
         assert largest() == [2.0, 3.0]
 
 
-def test_a_measurement_that_is_interrupted_leaves_the_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def ratio(case: object) -> float:
-        if torch.get_num_threads() == 1:
-            raise KeyboardInterrupt
-        return 1.0
-
-    monkeypatch.setattr(tune, "_ratio", ratio)
-    with threads(2):
-        with pytest.raises(KeyboardInterrupt):
-            tune.measure(quiet=True)
-        assert torch.get_num_threads() == 2
-
-
-def test_the_first_use_is_apart_from_the_user_s_device_and_random_numbers(tmp_path: Path) -> None:
 def test_the_user_s_table_of_one_thread_stays_in_use_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1268,6 +1268,22 @@ def test_no_table_is_described_in_words(tmp_path: Path, monkeypatch: pytest.Monk
     assert _accelerate_table.description().startswith("none; pkg.accelerate() measures one")
 
 
+def test_a_measurement_that_is_interrupted_leaves_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ratio(case: object) -> float:
+        if torch.get_num_threads() == 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(tune, "_ratio", ratio)
+    with threads(2):
+        with pytest.raises(KeyboardInterrupt):
+            tune.measure(quiet=True)
+        assert torch.get_num_threads() == 2
+
+
+def test_the_first_use_is_apart_from_the_user_s_device_and_random_numbers(tmp_path: Path) -> None:
     done = run(
         """
         import pathlib, torch, pkg
@@ -1367,6 +1383,14 @@ def test_a_damaged_table_is_said_and_made_anew(
         assert f"the table {file} is damaged" in said
         assert "one is measured instead" in said
         assert json.loads(file.read_text()) == filled(2.0)
+    shipped = tmp_path / _accelerate_table.name()
+    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
+    shipped.write_text(json.dumps(filled(3.0)))
+    file.write_text("{")
+    monkeypatch.setattr(_accelerate_table, "_in_use", None)
+    _accelerate_table.use()
+    assert "the package's own table is used instead" in capsys.readouterr().err
+    assert _accelerate_table._in_use == filled(3.0)
 
 
 def test_a_cache_that_cannot_be_read_is_not_damaged(
@@ -1416,14 +1440,6 @@ def test_the_package_s_table_serves_without_a_home(
 ) -> None:
     monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
-    shipped = tmp_path / _accelerate_table.name()
-    monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path)
-    shipped.write_text(json.dumps(filled(3.0)))
-    file.write_text("{")
-    monkeypatch.setattr(_accelerate_table, "_in_use", None)
-    _accelerate_table.use()
-    assert "the package's own table is used instead" in capsys.readouterr().err
-    assert _accelerate_table._in_use == filled(3.0)
     (tmp_path / _accelerate_table.name()).write_text(json.dumps(filled(3.0)))
     pkg.accelerate(False)
     assert _accelerate_table._in_use is None
