@@ -12,6 +12,10 @@ Example:
     tensor([3.5000, 3.5000])
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import _loader, jit
 
 try:
@@ -38,6 +42,17 @@ except BaseException as error:
     raise
 from .version import __version__
 
+if TYPE_CHECKING:
+    from . import testing
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """``pkg.testing``, imported where it is used first: few programs test operators."""
+        if name != "testing":
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        return importlib.import_module(".testing", __name__)
+
+
 __all__ = [
     "__version__",
     "accelerate",
@@ -54,4 +69,5 @@ __all__ = [
     "restore_modules",
     "set_float32_matmul",
     "set_float64_matmul",
+    "testing",
 ]

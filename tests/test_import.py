@@ -74,6 +74,18 @@ def damaged_checkout(damaged_copy: Path) -> Path:
     return damaged_copy
 
 
+def test_what_tests_operators_is_imported_where_it_is_used() -> None:
+    done = run_python("""
+        import sys
+        import pkg
+
+        assert "pkg.testing" not in sys.modules
+        assert pkg.testing.check_op is sys.modules["pkg.testing"].check_op
+        pkg.absent
+    """)
+    assert done.stderr.endswith("AttributeError: module 'pkg' has no attribute 'absent'\n")
+
+
 def test_every_library_of_the_build_is_there() -> None:
     present = {file.name for file in INSTALLED.glob(f"_cpu_*{SUFFIX}")}
     assert present == {f"_cpu_{level}{SUFFIX}" for level in BUILT}
