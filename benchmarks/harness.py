@@ -21,7 +21,6 @@ import importlib.metadata
 import json
 import math
 import os
-import pkgutil
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -52,6 +51,7 @@ from ._case import (
 )
 from ._limits import ARITHMETIC, MEMORY, Beside, Limits
 from ._load import Counters
+from ._operators import operators
 from ._peers import Zentorch, by_zentorch, compiled, numpy_function, zentorch_here
 from ._report import document, picture, summary, table
 from ._threads import blas_libraries, pinned, place
@@ -222,13 +222,6 @@ class Session:
                 reason = str(error).removeprefix("zentorch: ").partition("\n")[0]
                 left_out["zentorch"] = f"refused: {reason}"
         return clocks
-
-
-def operators() -> list[str]:
-    """The names of the benchmarks in this folder."""
-    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
-    names = (module.name for module in modules)
-    return sorted(name for name in names if name != "harness" and not name.startswith("_"))
 
 
 def cases(

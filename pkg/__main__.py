@@ -193,17 +193,17 @@ def parser() -> argparse.ArgumentParser:
 def bench(options: argparse.Namespace) -> int:
     """Run benchmarks; 0 when every result was right, 1 when not, 2 when they cannot be run."""
     try:
+        known = load_benchmarks("_operators").operators()
+        unknown = sorted(set(options.operators) - set(known))
+        if unknown:
+            print(
+                f"pkg bench: no benchmark of {', '.join(unknown)}; there are {', '.join(known)}",
+                file=sys.stderr,
+            )
+            return 2
         harness = load_benchmarks()
     except ImportError as error:
         print(f"pkg bench: {error}", file=sys.stderr)
-        return 2
-    known = harness.operators()
-    unknown = sorted(set(options.operators) - set(known))
-    if unknown:
-        print(
-            f"pkg bench: no benchmark of {', '.join(unknown)}; there are {', '.join(known)}",
-            file=sys.stderr,
-        )
         return 2
     run = harness.Options(
         device=options.device,

@@ -1035,6 +1035,8 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(["bench", "mul"]) == 2
     assert "the benchmarks need rich" in capsys.readouterr().err
+    assert main(["bench", "abacus"]) == 2
+    assert "no benchmark of abacus" in capsys.readouterr().err  # first what is wrong for all
 
 
 def test_an_install_without_benchmarks_says_where_they_are(
