@@ -138,7 +138,7 @@ def picture_file(text: str) -> Path:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="python -m pkg", description="The package pkg-kernels.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     env = commands.add_parser("env", help="describe this installation")
     env.add_argument(
         "--capabilities",
@@ -263,6 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # not to fail in the end, of one character
     options = parser().parse_args(arguments)
+    if options.command is None:
+        parser().print_help(sys.stderr)
+        return 2
     if options.command == "new":
         return new(options)
     if options.command == "bench":

@@ -53,6 +53,13 @@ def test_a_picture_of_an_ending_that_cannot_be_drawn(
     assert ", svg, " in line
 
 
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert all(f"\n    {name} " in said.err for name in ("env", "bench", "new", "tune", "doctor"))
+
+
 def test_files_that_can_be_written(tmp_path: Path) -> None:
     for name in ("a.png", "b.SVG", "c"):
         assert command.picture_file(str(tmp_path / name)) == tmp_path / name
