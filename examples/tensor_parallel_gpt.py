@@ -197,7 +197,8 @@ def run_in_group(options: argparse.Namespace) -> int:
         if rank == 0:
             print(f"tensor_parallel_gpt.py: {error}", file=sys.stderr)
         return 2
-    print(f"process {os.getpid()} is {rank + 1} of {processes}", flush=True)
+    # Its end too in one write: the other processes write to the same place.
+    print(f"process {os.getpid()} is {rank + 1} of {processes}\n", end="", flush=True)
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if rank == 0:
         options.output.mkdir(parents=True, exist_ok=True)
