@@ -87,12 +87,21 @@ def legend(results: Sequence[Result], peers: bool = True) -> list[str]:
         lines.append("share above 100%: the limit was measured too low beside that case")
     if any(result.wrong for result in results):
         lines.append(f"WRONG: not timed, since not right; right is {RULE}")
-    skipped = [left_out(result) for result in results if result.skipped] if peers else []
-    different = list(dict.fromkeys(skipped))
+    skipped: dict[str, list[str]] = {}
+    for result in results if peers else ():
+        if result.skipped:
+            skipped.setdefault(left_out(result), []).append(result.case)
+    different = [f"{_cases(names)}: {words}" for words, names in skipped.items()]
     lines += different[:MOST_REASONS]
     if len(different) > MOST_REASONS:
         lines.append(f"and {len(different) - MOST_REASONS} more; --json has all")
     return [*lines, describe([result.others for result in results])]
+
+
+def _cases(names: Sequence[str]) -> str:
+    """The first of some cases, and how many others there are."""
+    more = len(names) - 1
+    return names[0] + (f" and {more} more case{'s' if more > 1 else ''}" if more else "")
 
 
 def rate_beside(result: Result, results: Sequence[Result]) -> float | None:

@@ -877,7 +877,12 @@ def test_the_legend_names_the_limits_and_what_was_left_out(harness: ModuleType) 
     text = console.file.getvalue()
     ways = "the fastest of multiply-add of float32, multiply-add of bfloat16 in 6 products of parts"
     assert f"limit float32: {ways}, 100 GFLOP/s measured beside" in " ".join(text.split())
-    assert "PyTorch skipped: 3.0 s a call" in text
+    assert "case 2: PyTorch skipped: 3.0 s a call" in text
+    both = [results[2], dataclasses.replace(results[2], case="case 3")]
+    assert (
+        "case 2 and 1 more case: PyTorch skipped: 3.0 s a call"
+        in harness.table("matmul", both).caption
+    )
     assert "other processes used 12%" in text
     assert "share" not in text.partition("limit float32:")[2]
     # More than there is: it is shown as it is, and said what it means.
