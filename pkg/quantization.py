@@ -221,6 +221,8 @@ def _what_is_left(
     }
     elements, total = sum(map(before.__getitem__, left.values())), sum(before.values())
     if nothing and not elements:
+        if any(isinstance(module, Int4Linear) for module in model.modules()):
+            return "nothing was quantised: the model's linear layers are Int4Linear already"
         return "nothing was quantised: the model has no torch.nn.Linear"
     if not elements or elements < _LARGE_SHARE * total:
         return None

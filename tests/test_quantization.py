@@ -506,6 +506,9 @@ def test_what_stays_floating_is_said() -> None:
         UserWarning, match=r"^nothing was quantised: the model has no torch\.nn\.Lin"
     ):
         pkg.quantize_(nn.Sequential(nn.Embedding(9, 64)), 32)
+    model = pkg.quantize_(nn.Sequential(nn.Linear(64, 64), nn.GELU()), 32)
+    with pytest.warns(UserWarning, match="^nothing was .* layers are Int4Linear already$"):
+        pkg.quantize_(model, 32)
     with pytest.warns(UserWarning, match="^nothing was quantised: filter takes no module"):
         pkg.quantize_(nn.Linear(64, 64), 32, filter=lambda module, name: False)
 
