@@ -117,6 +117,10 @@ class Acceleration:
         self._switch = switch
         self._blocks: list[_Block] = []
 
+    def __repr__(self) -> str:
+        """What was asked for, and whether PyTorch's operators are led here now."""
+        return f"<pkg.accelerate({self._switch.is_on}): now {'on' if _newest().is_on else 'off'}>"
+
     def __enter__(self) -> Acceleration:
         """On, or off, until the end of the block.
 

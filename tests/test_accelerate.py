@@ -731,6 +731,13 @@ def test_a_module_is_refused_in_words() -> None:
     assert counts()["addmm", "float32"] == (1, 0)
 
 
+def test_what_it_returns_says_whether_it_is_on() -> None:
+    made = pkg.accelerate()
+    assert repr(made) == "<pkg.accelerate(True): now on>"
+    assert repr(pkg.accelerate(False)) == "<pkg.accelerate(False): now off>"
+    assert repr(made) == "<pkg.accelerate(True): now off>"
+
+
 def test_a_wrong_argument() -> None:
     with pytest.raises(TypeError, match="on is of type str; it must be a bool"):
         pkg.accelerate("yes")
