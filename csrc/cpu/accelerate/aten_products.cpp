@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <stdexcept>
 
 #include "cpu/accelerate/addmm.h"
@@ -49,8 +50,12 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
           AddmmOutput& output) {
   const TensorView a_view(a.get());
   const TensorView b_view(b.get());
-  return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None},
-               output) == Answer::Taken;
+  try {
+    return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None},
+                 output) == Answer::Taken;
+  } catch (const std::exception&) {
+    return false;  // PyTorch's kernel says what is wrong, as of memory
+  }
 }
 
 bool is_contiguous(const TensorView& tensor) {
