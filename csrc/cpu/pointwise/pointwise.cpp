@@ -12,11 +12,11 @@ void gather_run(const Source& source, int64_t offset, int64_t stride,
     const From* from = reinterpret_cast<const From*>(source.data) + offset;
     if (stride == 1) {
       for (int64_t i = 0; i < count; ++i) {
-        to[i] = convert<T>(from[i]);
+        to[i] = convert<T>(element_at(from, i));
       }
     } else {
       for (int64_t i = 0; i < count; ++i) {
-        to[i] = convert<T>(from[i * stride]);
+        to[i] = convert<T>(element_at(from, i * stride));
       }
     }
   });

@@ -38,6 +38,17 @@ To convert(From value) {
   }
 }
 
+// A bool is read as a byte: a tensor may hold others than 0 and 1, which a C++
+// bool may not.
+template <class T>
+T element_at(const T* from, int64_t index) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return reinterpret_cast<const uint8_t*>(from)[index] != 0;
+  } else {
+    return from[index];
+  }
+}
+
 struct Source {
   const char* data;
   ScalarType type;
@@ -93,7 +104,7 @@ void apply_to_run(int64_t count, T* output, const Operation& operation,
     }
   } else {
     for (int64_t i = 0; i < count; ++i) {
-      output[i] = static_cast<T>(operation(inputs[i]...));
+      output[i] = static_cast<T>(operation(element_at(inputs, i)...));
     }
   }
 }
