@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "cpu/gemm/linear_product.h"
+#include "cpu/gemm/matrix_product.h"
 #include "cpu/lltm/gates.h"
 #include "cpu/lltm/passes.h"
 #include "cpu/lltm/product.h"
@@ -150,14 +151,15 @@ class Forward {
     const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
     copy_rows(old_h_.from(row, 0), count, plan_.hidden, rows);
     copy_rows(input_.from(row, 0), count, plan_.features, rows + plan_.hidden);
-    tiles::multiply(Product<T, Sum>{weights_.transposed(),
-                                    {rows, 1, inner},
-                                    plan_.gates(),
-                                    count,
-                                    inner,
-                                    sums,
-                                    width},
-                    threads_, KeepSums{});
+    // A last block of few rows may be one that tiles do not multiply.
+    detail::multiply_many_rows(Product<T, Sum>{weights_.transposed(),
+                                               {rows, 1, inner},
+                                               plan_.gates(),
+                                               count,
+                                               inner,
+                                               sums,
+                                               width},
+                               threads_, KeepSums{});
     parallel_for(blocks_, threads_ > 1 ? 1 : blocks_,
                  [&](int64_t begin, int64_t end) {
                    Sum* turned = Workspace::of_this_thread<Slot::PartialSums>()

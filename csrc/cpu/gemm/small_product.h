@@ -53,7 +53,7 @@ void multiply_small_turned(const Product<T, T>& product);
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // this product, and nothing was done.
 template <class Input, class Output>
-bool multiply_small(const Product<Input, Output>& product) {
+[[nodiscard]] bool multiply_small(const Product<Input, Output>& product) {
   if constexpr (detail::kHasSmallProducts && std::is_same_v<Input, Output> &&
                 (std::is_same_v<Input, float> ||
                  std::is_same_v<Input, double>)) {

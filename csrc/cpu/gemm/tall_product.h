@@ -51,7 +51,8 @@ void store_turned(const float* sums, int64_t stride, int64_t rows,
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // this product, and nothing was done.
 template <class Input, class Output>
-bool multiply_tall(const Product<Input, Output>& product, int64_t threads) {
+[[nodiscard]] bool multiply_tall(const Product<Input, Output>& product,
+                                 int64_t threads) {
   using Arithmetic = typename ProductArithmeticOf<Input>::type;
   if constexpr (detail::kTurnsTallProducts<Arithmetic>) {
     if (product.left.row_stride != 1 ||

@@ -48,8 +48,8 @@ inline bool is_large_enough(int64_t rows, int64_t columns, int64_t inner,
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // these operands, and nothing was done.
 template <class Epilogue>
-bool multiply(const Product<double, double>& product, int64_t threads,
-              const Epilogue& epilogue) {
+[[nodiscard]] bool multiply(const Product<double, double>& product,
+                            int64_t threads, const Epilogue& epilogue) {
   using Arithmetic = typename ProductArithmeticOf<double>::type;
   threads = cpu::detail::useful_threads(product.rows, product.columns,
                                         product.inner, threads);
@@ -86,8 +86,8 @@ bool multiply(const Product<double, double>& product, int64_t threads,
 #else
 
 template <class Epilogue>
-bool multiply(const Product<double, double>& /*product*/, int64_t /*threads*/,
-              const Epilogue& /*epilogue*/) {
+[[nodiscard]] bool multiply(const Product<double, double>& /*product*/,
+                            int64_t /*threads*/, const Epilogue& /*epilogue*/) {
   return false;
 }
 

@@ -219,8 +219,8 @@ bool multiplies(int64_t rows, int64_t columns, int64_t inner) {
 // Multiplies as cpu/gemm/matrix_product.h does; false: it is not the way for
 // these operands, and nothing was done.
 template <class Input, class Output, class Epilogue>
-bool multiply(const Product<Input, Output>& product, int64_t threads,
-              const Epilogue& epilogue) {
+[[nodiscard]] bool multiply(const Product<Input, Output>& product,
+                            int64_t threads, const Epilogue& epilogue) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
                                       product.inner,
                                       detail::least_rows(product)) ||
@@ -263,8 +263,8 @@ bool multiplies(int64_t /*rows*/, int64_t /*columns*/, int64_t /*inner*/) {
 }
 
 template <class Input, class Output, class Epilogue>
-bool multiply(const Product<Input, Output>& /*product*/, int64_t /*threads*/,
-              const Epilogue& /*epilogue*/) {
+[[nodiscard]] bool multiply(const Product<Input, Output>& /*product*/,
+                            int64_t /*threads*/, const Epilogue& /*epilogue*/) {
   return false;
 }
 

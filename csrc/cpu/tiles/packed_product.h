@@ -106,9 +106,10 @@ inline constexpr int64_t kLeastPackedRows<Half> = 24;
 // `panel_elements` apart; product.right is not used. Otherwise as multiply and
 // multiply_parts in cpu/tiles/matrix_product.h.
 template <class Input, class Output, class Epilogue, class Otherwise>
-bool multiply_packed(const Product<Input, Output>& product, const Input* packed,
-                     int64_t panel_elements, int64_t threads,
-                     const Epilogue& epilogue, const Otherwise& otherwise) {
+[[nodiscard]] bool multiply_packed(const Product<Input, Output>& product,
+                                   const Input* packed, int64_t panel_elements,
+                                   int64_t threads, const Epilogue& epilogue,
+                                   const Otherwise& otherwise) {
   if (!detail::is_large_enough<Input>(product.rows, product.columns,
                                       product.inner,
                                       detail::kLeastPackedRows<Input>)) {
@@ -149,10 +150,12 @@ bool multiply_packed(const Product<Input, Output>& product, const Input* packed,
 #else
 
 template <class Input, class Output, class Epilogue, class Otherwise>
-bool multiply_packed(const Product<Input, Output>& /*product*/,
-                     const Input* /*packed*/, int64_t /*panel_elements*/,
-                     int64_t /*threads*/, const Epilogue& /*epilogue*/,
-                     const Otherwise& /*otherwise*/) {
+[[nodiscard]] bool multiply_packed(const Product<Input, Output>& /*product*/,
+                                   const Input* /*packed*/,
+                                   int64_t /*panel_elements*/,
+                                   int64_t /*threads*/,
+                                   const Epilogue& /*epilogue*/,
+                                   const Otherwise& /*otherwise*/) {
   return false;
 }
 
