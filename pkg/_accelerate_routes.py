@@ -15,7 +15,7 @@ import functools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -126,25 +126,36 @@ def measured_sizes() -> list[tuple[int, ...]]:
     return found
 
 
-def enough() -> ctypes.Array[ctypes.c_float]:
-    """From which ratios on a call is taken over, to be written while the kernels are off.
+def enough() -> list[float]:
+    """From which ratios on a call is taken over.
 
     With one thread the ratio that is expected of the call, and the least of those measured around
     it; then both with several threads.
     """
-    function = _loader.cpu_library.pkg_accelerate_enough
-    function.restype = ctypes.c_void_p
-    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * 4
-    return kind.from_address(function())
+    return _floats(_loader.cpu_library.pkg_accelerate_enough, 4)
 
 
-def table() -> ctypes.Array[ctypes.c_float]:
-    """The ratios that decide, to be written while the kernels are off."""
+def table() -> list[float]:
+    """The ratios that decide."""
     library = _loader.cpu_library
     library.pkg_accelerate_ratio_count.restype = ctypes.c_int64
-    library.pkg_accelerate_ratios.restype = ctypes.c_void_p
-    kind: type[ctypes.Array[ctypes.c_float]] = ctypes.c_float * library.pkg_accelerate_ratio_count()
-    return kind.from_address(library.pkg_accelerate_ratios())
+    return _floats(library.pkg_accelerate_ratios, library.pkg_accelerate_ratio_count())
+
+
+def _floats(function: Any, count: int) -> list[float]:
+    function.restype = ctypes.POINTER(ctypes.c_float)
+    return list(function()[:count])
+
+
+def put(ratios: Sequence[float], least: Sequence[float]) -> None:
+    """Has calls decided by other ratios from now on, those of other threads too.
+
+    Args:
+        ratios: As many as ``table()`` has.
+        least: As ``enough()`` has them.
+    """
+    as_floats = [(ctypes.c_float * len(each))(*each) for each in (ratios, least)]
+    _loader.cpu_library.pkg_accelerate_put(*as_floats)
 
 
 def take_counts() -> list[Counts]:

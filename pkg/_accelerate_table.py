@@ -122,21 +122,18 @@ def put(table: dict[str, Any], several: dict[str, Any] | None = None) -> None:
         several: Another that has them, to be used for several threads in its place.
     """
     global _in_use
-    place = _accelerate_routes.table()
     ratios = table["ratios"]
     if several is not None:
         both = zip(ratios, several["ratios"], strict=True)
         ratios = [[one, more] for (one, _), (_, more) in both]
     elif _is_of_one_thread(table):
         ratios = [[one, [0.0] * len(one)] for one, _ in ratios]
-    for index, ratio in enumerate(_flatten(ratios)):
-        place[index] = ratio
-    place = _accelerate_routes.enough()
+    enough = []
     for threads, source in enumerate((table, several or table)):
         ratio = least_ratios(source)[threads]
         # What was measured around a call may be as far below 1, where its scatter is known.
-        place[2 * threads] = ratio
-        place[2 * threads + 1] = 2 - ratio if "least" in source else ratio
+        enough += [ratio, 2 - ratio if "least" in source else ratio]
+    _accelerate_routes.put(list(_flatten(ratios)), enough)
     _in_use = several or table
 
 

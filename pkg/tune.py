@@ -251,15 +251,12 @@ def everything_ours() -> Iterator[None]:
 
     collect()
     _accelerate_routes.register()
-    place = _accelerate_routes.table()
-    before = list(place)
-    for index in range(len(place)):
-        place[index] = math.inf
+    before, enough = _accelerate_routes.table(), _accelerate_routes.enough()
+    _accelerate_routes.put([math.inf] * len(before), enough)
     try:
         yield
     finally:
-        for index, ratio in enumerate(before):
-            place[index] = ratio
+        _accelerate_routes.put(before, enough)
         _accelerate_routes.take_counts()
         settle()
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "cpu/runtime/parallel.h"
@@ -91,7 +92,7 @@ int type_index(ScalarType type) {
 
 Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
   const auto& measured =
-      state().ratios.products[several_threads()][static_cast<int>(family)][type]
+      table().ratios.products[several_threads()][static_cast<int>(family)][type]
                              [static_cast<int>(layout)];
   // Of the large sizes all or none are.
   const bool has_large =
@@ -113,7 +114,7 @@ Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
 
 Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
   const auto& measured =
-      state().ratios.attention[several_threads()][static_cast<int>(pass)][type]
+      table().ratios.attention[several_threads()][static_cast<int>(pass)][type]
                               [static_cast<int>(hidden)];
   const Around rows(queries, kQueryClasses);
   const Around columns(keys, kKeyClasses);
@@ -125,7 +126,7 @@ Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
 }
 
 float if_enough(const Ratio& ratio) {
-  const Enough& enough = state().enough[several_threads()];
+  const Enough& enough = table().enough[several_threads()];
   return ratio.expected >= enough.expected && ratio.least >= enough.least
              ? ratio.expected
              : 0;
@@ -189,13 +190,24 @@ extern "C" PKG_EXPORT int64_t pkg_accelerate_sizes(int which,
   return static_cast<int64_t>(classes[which].size());
 }
 
-// Two numbers for one thread, then two for several.
-extern "C" PKG_EXPORT float* pkg_accelerate_enough() {
-  return &state().enough[0].expected;
+// Has calls from now on, and those that are about to look, decided by a copy of
+// these ratios. `enough` is two numbers for one thread, then two for several.
+extern "C" PKG_EXPORT void pkg_accelerate_put(const float* ratios,
+                                              const float* enough) {
+  auto* const made = new pkg::cpu::accelerate::Table;
+  std::memcpy(&made->ratios, ratios, sizeof(made->ratios));
+  std::memcpy(made->enough, enough, sizeof(made->enough));
+  made->replaced = state().table.load(std::memory_order_acquire);
+  state().table.store(made, std::memory_order_release);
 }
 
-extern "C" PKG_EXPORT float* pkg_accelerate_ratios() {
-  return &state().ratios.products[0][0][0][0][0][0][0];
+// As pkg_accelerate_put took them.
+extern "C" PKG_EXPORT const float* pkg_accelerate_ratios() {
+  return &pkg::cpu::accelerate::table().ratios.products[0][0][0][0][0][0][0];
+}
+
+extern "C" PKG_EXPORT const float* pkg_accelerate_enough() {
+  return &pkg::cpu::accelerate::table().enough[0].expected;
 }
 
 extern "C" PKG_EXPORT int64_t pkg_accelerate_ratio_count() {

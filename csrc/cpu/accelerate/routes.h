@@ -4,7 +4,7 @@
 // The table has, for each kind of product and of attention, the time that
 // PyTorch's kernel took divided by ours, measured at the sizes below
 // (pkg/tune.py); a call is taken over where what lies between those around its
-// own sizes is enough, and the least of them too (if_enough). Python writes the
+// own sizes is enough, and the least of them too (if_enough). Python gives the
 // table before it turns the switch, and reads the counters: see
 // pkg/_accelerate_routes.py.
 #pragma once
@@ -48,6 +48,7 @@ enum class Hidden : int32_t { Nothing, Causal, Mask };
 inline constexpr std::array<int64_t, 4> kQueryClasses = {1, 64, 256, 1024};
 inline constexpr std::array<int64_t, 3> kKeyClasses = {64, 256, 1024};
 
+// It holds nothing but floats.
 struct Ratios {
   // One thread or several, family, dtype, layout, rows, columns, inner.
   float products[2][2][kTypes][3][kRowClasses.size()][kColumnClasses.size()]
@@ -56,6 +57,22 @@ struct Ratios {
   float attention[2][2][kTypes - 1][3][kQueryClasses.size()]
                  [kKeyClasses.size()];
 };
+
+// From which ratios on a call is taken over: what is nearer to 1 is noise of
+// the table's measurement.
+struct Enough {
+  float expected;
+  float least;
+};
+
+// Not changed once it is published, and kept as long as the process, since a
+// call may still read one that was replaced: they are few.
+struct Table {
+  Ratios ratios;
+  Enough enough[2];  // with one thread, with several
+  const Table* replaced;
+};
+inline constexpr Table kNoTable{};
 
 // PyTorch's time divided by ours, of a call: what is expected of it from those
 // measured around it, and the least of these.
@@ -67,13 +84,6 @@ struct Ratio {
   Ratio(float expected_ratio, float least_ratio)
       : expected(expected_ratio), least(least_ratio) {}
   explicit Ratio(float measured) : Ratio(measured, measured) {}
-};
-
-// From which ratios on a call is taken over: what is nearer to 1 is noise of
-// the table's measurement.
-struct Enough {
-  float expected;
-  float least;
 };
 
 // Of one operator and dtype.
@@ -93,13 +103,15 @@ struct State {
   std::atomic<int32_t> is_on;  // for products
   std::atomic<AttentionMode> attention;
   std::atomic<int32_t> takes_time;
-  // Written while no call is taken over. It holds nothing but floats.
-  Ratios ratios;
-  Enough enough[2];  // with one thread, with several
+  std::atomic<const Table*> table{&kNoTable};
   Counters counters[kAtenOperators][kTypes];
 };
 
 State& state();
+
+inline const Table& table() {
+  return *state().table.load(std::memory_order_acquire);
+}
 
 inline bool is_on() {
   return state().is_on.load(std::memory_order_relaxed) != 0;
