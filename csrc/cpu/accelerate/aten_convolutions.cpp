@@ -10,6 +10,7 @@
 #include <array>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cpu/accelerate/aten.h"
@@ -154,8 +155,8 @@ Tensor rounded(const Tensor& tensor, ScalarType type) {
                            std::nullopt, false, false, format);
 }
 
-Tensor rounded(const MadeTensor& made, ScalarType type) {
-  return rounded(to<Tensor>(made.hand_over()), type);
+Tensor rounded(MadeTensor&& made, ScalarType type) {
+  return rounded(to<Tensor>(std::move(made).hand_over()), type);
 }
 
 MadeTensor call_pytorch(AtenTensorHandle images, AtenTensorHandle weight,
@@ -201,10 +202,11 @@ void convolution(StableIValue* stack, uint64_t /*arguments*/,
   if (bias.is_given()) {
     wide_bias = to_float32(bias);
   }
-  const MadeTensor result = call_pytorch(
-      wide_images.get(), wide_weight.get(),
-      OptionalTensor(wide_bias ? wide_bias->get() : nullptr), geometry);
-  stack[0] = from(rounded(result, type));
+  stack[0] = from(rounded(
+      call_pytorch(wide_images.get(), wide_weight.get(),
+                   OptionalTensor(wide_bias ? wide_bias->get() : nullptr),
+                   geometry),
+      type));
 }
 
 using Mask = std::array<bool, 3>;

@@ -1,5 +1,7 @@
 #include "cpu/accelerate/pytorch_kernels.h"
 
+#include <utility>
+
 #include "host/symbol_lookup.h"
 
 namespace pkg::cpu::accelerate {
@@ -40,11 +42,19 @@ PytorchKernels find() {
 
 }  // namespace
 
-StableIValue MadeTensor::hand_over() const {
+StableIValue MadeTensor::hand_over() && {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_uninitialized_tensor(&handle));
-  *reinterpret_cast<void**>(handle) = implementation_;
+  *reinterpret_cast<void**>(handle) = std::exchange(implementation_, nullptr);
   return torch::stable::detail::from(handle);
+}
+
+void MadeTensor::release() noexcept {
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_new_uninitialized_tensor(&handle) == TORCH_SUCCESS) {
+    *reinterpret_cast<void**>(handle) = implementation_;
+    aoti_torch_delete_tensor_object(handle);
+  }
 }
 
 const PytorchKernels& PytorchKernels::instance() {

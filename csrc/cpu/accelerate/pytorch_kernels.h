@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cpu/accelerate/handles.h"
@@ -34,12 +35,18 @@ class MadeTensor {
  public:
   MadeTensor(const MadeTensor&) = delete;
   MadeTensor& operator=(const MadeTensor&) = delete;
-  ~MadeTensor() {}  // NOLINT(modernize-use-equals-default): see above
+  ~MadeTensor() {
+    if (implementation_ != nullptr) {
+      release();
+    }
+  }
 
   // To PyTorch. Once; an undefined tensor too, which is no null pointer.
-  StableIValue hand_over() const;
+  StableIValue hand_over() &&;
 
  private:
+  void release() noexcept;
+
   void* implementation_;
 };
 
@@ -111,9 +118,10 @@ struct PytorchKernels {
 
 // Results of a kernel in the dispatcher's stack.
 template <class... Results>
-void hand_over(const std::tuple<Results...>& results, StableIValue* stack) {
-  std::apply([&](const auto&... each) { ((*stack++ = each.hand_over()), ...); },
-             results);
+void hand_over(std::tuple<Results...>&& results, StableIValue* stack) {
+  std::apply(
+      [&](auto&... each) { ((*stack++ = std::move(each).hand_over()), ...); },
+      results);
 }
 
 }  // namespace pkg::cpu::accelerate
