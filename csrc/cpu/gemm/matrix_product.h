@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/gemm/empty_product.h"
 #include "cpu/gemm/few_rows.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/gemv.h"
@@ -43,19 +44,10 @@ void matrix_product(const MatrixView<Input>& left,
                     int64_t columns, int64_t inner, Output* output,
                     int64_t output_stride, int64_t threads,
                     const Epilogue& epilogue = {}) {
-  using Arithmetic = typename ProductArithmeticOf<Input>::type;
+  const Product<Input, Output> product{left,  right,  rows,         columns,
+                                       inner, output, output_stride};
   if (inner == 0) {
-    const typename Arithmetic::Accumulator zeros[simd::kVectorBytes] = {};
-    for (int64_t row = 0; row < rows; ++row) {
-      const detail::EpilogueFrom<Epilogue> place{epilogue, row, 0};
-      for (int64_t column = 0; column < columns; column += simd::kVectorBytes) {
-        detail::store_finished(
-            zeros, column,
-            std::min<int64_t>(simd::kVectorBytes, columns - column),
-            output + row * output_stride, place);
-      }
-    }
-    return;
+    return multiply_nothing(product, epilogue);
   }
   constexpr bool kPlain = std::is_same_v<Epilogue, KeepSums>;
   const auto times_vector = [&](const Input* vector, int64_t stride,
@@ -81,8 +73,6 @@ void matrix_product(const MatrixView<Input>& left,
                           rows);
     }
   }
-  const Product<Input, Output> product{left,  right,  rows,         columns,
-                                       inner, output, output_stride};
   if constexpr (kPlain) {
     if (multiply_small(product) || multiply_tall(product, threads)) {
       return;

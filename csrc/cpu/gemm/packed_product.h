@@ -13,8 +13,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu/gemm/empty_product.h"
 #include "cpu/gemm/gemm.h"
-#include "cpu/gemm/matrix_product.h"
 #include "cpu/gemm/packed_rows.h"
 #include "cpu/tiles/packed_product.h"
 
@@ -190,10 +190,6 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
   if (rows == 0 || columns == 0) {
     return;
   }
-  if (inner == 0) {
-    return matrix_product(left, MatrixView<Input>{packed, 0, 0}, rows, columns,
-                          inner, output, output_stride, threads, epilogue);
-  }
   const auto* panels = reinterpret_cast<const RightKGroup*>(packed);
   const int64_t panel_stride = kColumns * depth_of<Arithmetic>(inner);
   const Product<Input, Output> product{
@@ -201,6 +197,9 @@ void multiply_packed(const MatrixView<Input>& left, const Input* packed,
       rows,         columns,
       inner,        output,
       output_stride};
+  if (inner == 0) {
+    return multiply_nothing(product, epilogue);
+  }
   const auto multiply_part = [&](const Product<Input, Output>& part,
                                  int64_t row, int64_t column) {
     if constexpr (detail::kMostRowsOfPanels > 0) {
