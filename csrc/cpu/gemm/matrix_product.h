@@ -84,4 +84,16 @@ void matrix_product(const MatrixView<Input>& left,
   detail::multiply_many_rows(product, threads, epilogue);
 }
 
+// The plain products that several sources have; in
+// cpu/gemm/matrix_product.cpp.
+#define PKG_MATRIX_PRODUCT(Input, Output)                                   \
+  template void matrix_product<Input, Output, KeepSums>(                    \
+      const MatrixView<Input>&, const MatrixView<Input>&, int64_t, int64_t, \
+      int64_t, Output*, int64_t, int64_t, const KeepSums&)
+extern PKG_MATRIX_PRODUCT(double, double);
+extern PKG_MATRIX_PRODUCT(float, float);
+extern PKG_MATRIX_PRODUCT(Half, Half);
+extern PKG_MATRIX_PRODUCT(BFloat16, BFloat16);
+extern PKG_MATRIX_PRODUCT(int8_t, int32_t);
+
 }  // namespace pkg::cpu
