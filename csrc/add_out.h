@@ -55,9 +55,12 @@ inline void check_overlap_of_input(const char* name, const TensorView& input,
 
 }  // namespace detail
 
-inline void check_add_out(const TensorView& a, const TensorView& b,
-                          const WritableView& out) {
-  check_binary("add_out", a, b);
+// The shape of the result.
+inline Shape check_add_out(const TensorView& a, const TensorView& b,
+                           const WritableView& out) {
+  check_pointwise_dtype("add_out", "a", a);
+  check_pointwise_dtype("add_out", "b", b);
+  check_same_device("add_out", "a", a, "b", b);
   check_pointwise_dtype("add_out", "out", out);
   check_same_device("add_out", "a", a, "out", out);
   const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
@@ -78,6 +81,7 @@ inline void check_add_out(const TensorView& a, const TensorView& b,
   static_cast<void>(out.mutable_data_ptr());
   detail::check_overlap_of_input("a", a, out);
   detail::check_overlap_of_input("b", b, out);
+  return shape;
 }
 
 }  // namespace pkg

@@ -10,9 +10,8 @@ namespace {
 
 void add_out(const TensorView& a, const TensorView& b,
              const WritableView& out) {
-  check_add_out(a, b, out);
+  const Shape shape = check_add_out(a, b, out);
   const ScalarType type = result_type(a, b);
-  const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
   const auto loop = plan_pointwise_into<3>(shape, {&out, &a, &b});
   with_element_type(type, [&](auto example) {
     using T = decltype(example);

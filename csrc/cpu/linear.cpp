@@ -66,8 +66,9 @@ std::tuple<Tensor, Tensor> linear_forward(
 template <Activation kActivation>
 Tensor run_backward(const TensorView& grad, const TensorView& saved) {
   const ScalarType type = dtype_of(saved);
-  const PointwisePlan<3> plan =
-      plan_binary("linear_activation_backward", saved, grad, type);
+  const Shape shape = broadcast_shapes(
+      "linear_activation_backward", saved.sizes, grad.sizes, "saved", "grad");
+  const auto plan = plan_pointwise<3>(shape, type, {nullptr, &saved, &grad});
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
     run_pointwise<T>(plan.loop, destination_of(plan.output),

@@ -6,10 +6,9 @@ namespace pkg::cuda {
 namespace {
 
 void add_out(const Tensor& a, const Tensor& b, const Tensor& out) {
-  check_add_out(a, b, out);
+  const Shape shape = check_add_out(a, b, out);
   const DeviceGuard guard(device_of(a).index);
   const ScalarType type = result_type(a, b);
-  const Shape shape = broadcast_shapes("add_out", sizes_of(a), sizes_of(b));
   const TensorView operands[] = {out, a, b};
   const auto loop =
       plan_pointwise_into<3>(shape, {&operands[0], &operands[1], &operands[2]});

@@ -61,7 +61,10 @@ Tensor linear_activation_backward(const TensorView& grad,
       check_linear_activation_backward(grad, saved, name);
   const DeviceGuard guard(device_of(saved).index);
   const ScalarType type = dtype_of(saved);
-  const auto [output, loop] = plan_binary(kOp, saved, grad, type);
+  const Shape shape =
+      broadcast_shapes(kOp, saved.sizes, grad.sizes, "saved", "grad");
+  const auto [output, loop] =
+      plan_pointwise<3>(shape, type, {nullptr, &saved, &grad});
   const PointwiseCall<2> call = {loop, type, output, {&saved, &grad}};
   with_activation(activation, [&](auto chosen) {
     using Chosen = decltype(chosen);

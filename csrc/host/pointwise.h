@@ -456,21 +456,4 @@ PointwiseLoop<kOperands> plan_pointwise_into(
   return loop;
 }
 
-inline void check_binary(const char* op, const TensorView& a,
-                         const TensorView& b) {
-  check_pointwise_dtype(op, "a", a);
-  check_pointwise_dtype(op, "b", b);
-  check_same_device(op, "a", a, "b", b);
-  broadcast_shapes(op, sizes_of(a), sizes_of(b));
-}
-
-// Checks and plans `op` on two inputs that broadcast and promote to `dtype`.
-inline PointwisePlan<3> plan_binary(const char* op, const TensorView& a,
-                                    const TensorView& b, ScalarType dtype,
-                                    Steps steps = Steps::kOne) {
-  check_same_device(op, "a", a, "b", b);
-  const Shape shape = broadcast_shapes(op, sizes_of(a), sizes_of(b));
-  return plan_pointwise<3>(shape, dtype, {nullptr, &a, &b}, steps);
-}
-
 }  // namespace pkg
