@@ -276,7 +276,7 @@ class TensorView {
   bool is_defined = true;
   bool is_strided = false;
 
- private:
+ protected:
   AtenTensorHandle tensor_ = nullptr;
   const void* data_ = nullptr;
 };
@@ -285,26 +285,22 @@ class TensorView {
 class WritableView : public TensorView {
  public:
   // NOLINTNEXTLINE(google-explicit-constructor): as above.
-  WritableView(const Tensor& tensor)
-      : TensorView(tensor), tensor_(tensor.get()) {}
+  WritableView(const Tensor& tensor) : TensorView(tensor) {}
 
   // Dense memory on the CPU.
   WritableView(void* data, std::span<const int64_t> sizes,
                std::span<const int64_t> strides, ScalarType dtype)
-      : TensorView(data, sizes, strides, dtype), data_(data) {}
+      : TensorView(data, sizes, strides, dtype) {}
 
   // A tensor that shares its memory until it is written to gets its own.
   void* mutable_data_ptr() const {
-    void* data = data_;
-    if (tensor_ != nullptr) {
-      TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor_, &data));
+    if (tensor_ == nullptr) {
+      return const_cast<void*>(data_);  // as the constructor was given it
     }
+    void* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor_, &data));
     return data;
   }
-
- private:
-  AtenTensorHandle tensor_ = nullptr;
-  void* data_ = nullptr;
 };
 
 inline std::span<const int64_t> sizes_of(const TensorView& view) {
