@@ -2,7 +2,7 @@
 // of parallel products, and products in parallel.
 #include "matmul.h"
 
-#include <utility>
+#include <span>
 
 #include "cpu/gemm/batch.h"
 #include "cpu/gemm/matrix_product.h"
@@ -10,16 +10,6 @@
 
 namespace pkg::cpu {
 namespace {
-
-int64_t batch_offset(const MatmulPlan& plan, int64_t index,
-                     const std::array<int64_t, kMaxDims>& strides) {
-  int64_t offset = 0;
-  for (size_t d = plan.batch_dims; d-- > 0;) {
-    offset += index % plan.batch_sizes[d] * strides[d];
-    index /= plan.batch_sizes[d];
-  }
-  return offset;
-}
 
 template <class Input, class Output>
 void multiply_one(const MatmulPlan& plan, const Input* a, const Input* b,
@@ -36,11 +26,13 @@ void multiply_batch(const MatmulPlan& plan, const TensorView& a,
   const auto* a_data = static_cast<const Input*>(a.const_data_ptr());
   const auto* b_data = static_cast<const Input*>(b.const_data_ptr());
   auto* output_data = static_cast<Output*>(output.mutable_data_ptr());
+  const std::span sizes(plan.batch_sizes.data(), plan.batch_dims);
   for_each_product(
       plan.batch(), plan.rows * plan.columns * plan.inner,
       [&](int64_t i, int64_t threads) {
-        multiply_one(plan, a_data + batch_offset(plan, i, plan.a_batch_strides),
-                     b_data + batch_offset(plan, i, plan.b_batch_strides),
+        multiply_one(plan,
+                     a_data + strided_offset(sizes, plan.a_batch_strides, i),
+                     b_data + strided_offset(sizes, plan.b_batch_strides, i),
                      output_data + i * plan.rows * plan.columns, threads);
       });
 }

@@ -279,18 +279,6 @@ struct PointwisePlan {
 
 namespace detail {
 
-using Strides = std::array<int64_t, kMaxDims>;
-
-inline Strides contiguous_strides(std::span<const int64_t> sizes) {
-  Strides strides;
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= std::max<int64_t>(sizes[d], 1);
-  }
-  return strides;
-}
-
 // Of a tensor with elements and four dimensions.
 inline Strides channels_last_strides(std::span<const int64_t> sizes) {
   Strides strides;
@@ -300,16 +288,6 @@ inline Strides channels_last_strides(std::span<const int64_t> sizes) {
     stride *= sizes[d];
   }
   return strides;
-}
-
-// The stride of a dimension of size 1 may be anything.
-inline bool has_strides(const TensorView& tensor, const Strides& expected) {
-  for (size_t d = 0; d < tensor.sizes.size(); ++d) {
-    if (tensor.sizes[d] != 1 && tensor.strides[d] != expected[d]) {
-      return false;
-    }
-  }
-  return true;
 }
 
 // Whether a tensor with elements has no gap in its memory and no element twice.
@@ -354,8 +332,9 @@ bool find_strides_of_alike(
     return false;
   }
   const auto all_have = [&](const Strides& expected) {
-    return all(
-        [&](const TensorView& input) { return has_strides(input, expected); });
+    return all([&](const TensorView& input) {
+      return has_strides(input.sizes, input.strides, expected);
+    });
   };
   strides = contiguous_strides(shape.span());
   if (product(shape.span()) == 0 || all_have(strides)) {
@@ -420,7 +399,7 @@ PointwisePlan<kOperands> plan_pointwise(
     const std::array<const TensorView*, kOperands>& operands,
     Steps steps = Steps::kOne) {
   PointwiseLoop<kOperands> loop;
-  detail::Strides strides;
+  Strides strides;
   if (detail::find_strides_of_alike<kOperands>(shape, operands, strides)) {
     loop.dims = shape.dims == 0 ? 0 : 1;
     loop.sizes[0] = product(shape.span());

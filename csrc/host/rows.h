@@ -9,12 +9,7 @@ namespace pkg {
 // dimensions.
 inline int64_t row_offset(const TensorView& tensor, size_t leading_dims,
                           int64_t row) {
-  int64_t offset = 0;
-  for (size_t d = leading_dims; d-- > 0;) {
-    offset += row % tensor.sizes[d] * tensor.strides[d];
-    row /= tensor.sizes[d];
-  }
-  return offset;
+  return strided_offset(tensor.sizes.first(leading_dims), tensor.strides, row);
 }
 
 }  // namespace pkg

@@ -11,6 +11,7 @@
 
 #include "host/check.h"
 #include "host/last_error.h"
+#include "host/strides.h"
 
 namespace pkg {
 
@@ -18,9 +19,6 @@ using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// PyTorch's own limit for the operators that TensorIterator serves.
-inline constexpr int64_t kMaxDims = 64;
 
 // The shim's numbering of dtypes may differ from that of the headers, and each
 // of its constants is a call: translate through a table that is filled once.
@@ -315,6 +313,11 @@ inline ScalarType dtype_of(const TensorView& view) { return view.dtype; }
 
 inline DeviceId device_of(const TensorView& view) { return view.device; }
 
+// Of a tensor of at most kMaxDims dimensions.
+inline bool is_contiguous(const TensorView& view) {
+  return has_strides(view.sizes, view.strides, contiguous_strides(view.sizes));
+}
+
 inline std::string shape_text(const TensorView& tensor) {
   return shape_text(tensor.sizes);
 }
@@ -389,12 +392,7 @@ inline Tensor empty_contiguous(std::span<const int64_t> sizes, ScalarType dtype,
                                DeviceId device) {
   PKG_CHECK(sizes.size() <= kMaxDims, "a tensor of ", sizes.size(),
             " dimensions is asked for; at most ", kMaxDims, " are supported");
-  std::array<int64_t, kMaxDims> strides;
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= sizes[i] > 0 ? sizes[i] : 1;
-  }
+  const Strides strides = contiguous_strides(sizes);
   return empty_strided(sizes, {strides.data(), sizes.size()}, dtype, device);
 }
 

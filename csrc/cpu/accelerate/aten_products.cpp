@@ -58,17 +58,6 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
   }
 }
 
-bool is_contiguous(const TensorView& tensor) {
-  int64_t stride = 1;
-  for (size_t d = tensor.sizes.size(); d-- > 0;) {
-    if (tensor.sizes[d] != 1 && tensor.strides[d] != stride) {
-      return false;
-    }
-    stride *= tensor.sizes[d];
-  }
-  return true;
-}
-
 bool take_into(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
                const OwnedHandle& out) {
   const TensorView view(out.get());

@@ -20,12 +20,9 @@ void for_each_matrix(const LinearPlan& plan, const T* input, T* output,
   const int64_t matrix = plan.rows * plan.columns;
   for_each_product(
       plan.batch(), matrix * plan.inner, [&](int64_t index, int64_t threads) {
-        int64_t offset = 0;
-        int64_t rest = index;
-        for (size_t d = plan.batch_dims; d-- > 0;) {
-          offset += rest % plan.batch_sizes[d] * plan.batch_strides[d];
-          rest /= plan.batch_sizes[d];
-        }
+        const int64_t offset =
+            strided_offset({plan.batch_sizes.data(), plan.batch_dims},
+                           plan.batch_strides, index);
         product(input + offset, output + index * matrix,
                 pre_activation ? pre_activation + index * matrix : nullptr,
                 threads);

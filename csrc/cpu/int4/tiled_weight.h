@@ -18,13 +18,8 @@ const T* contiguous_elements(const TensorView& tensor) {
   const auto sizes = sizes_of(tensor);
   const auto strides = strides_of(tensor);
   const T* from = static_cast<const T*>(tensor.const_data_ptr());
-  int64_t count = 1;
-  bool contiguous = true;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    contiguous = contiguous && (sizes[d] == 1 || strides[d] == count);
-    count *= sizes[d];
-  }
-  if (contiguous || count == 0) {
+  const int64_t count = product(sizes);
+  if (count == 0 || is_contiguous(tensor)) {
     return from;
   }
   T* copy = Workspace::of_this_thread<kSlot>().template request<T>(count);
