@@ -6,6 +6,7 @@
 
 #include "cpu/gemm/batch.h"
 #include "cpu/gemm/matrix_product.h"
+#include "cpu/runtime/element_types.h"
 #include "host/namespace.h"
 
 namespace pkg::cpu {
@@ -37,46 +38,23 @@ void multiply_batch(const MatmulPlan& plan, const TensorView& a,
       });
 }
 
-// int8 inputs give int32, half precision itself or float, the rest themselves.
-template <class Input>
-void multiply_inputs(const MatmulPlan& plan, const TensorView& a,
-                     const TensorView& b, const Tensor& output) {
-  if constexpr (std::is_same_v<Input, int8_t>) {
-    multiply_batch<int8_t, int32_t>(plan, a, b, output);
-  } else {
-    if constexpr (!std::is_same_v<Input, simd::Compute<Input>>) {
-      if (plan.output_type == ScalarType::Float) {
-        return multiply_batch<Input, float>(plan, a, b, output);
-      }
-    }
-    multiply_batch<Input, Input>(plan, a, b, output);
-  }
-}
-
 Tensor matmul(const TensorView& a, const TensorView& b,
               std::optional<ScalarType> out_dtype) {
   MatmulPlan plan = plan_matmul(a, b, out_dtype);
   Tensor output = allocate_matmul_output(plan, a);
   fold_batch_into_rows(plan);
-  switch (plan.input_type) {
-    case ScalarType::Double:
-      multiply_inputs<double>(plan, a, b, output);
-      break;
-    case ScalarType::Float:
-      multiply_inputs<float>(plan, a, b, output);
-      break;
-    case ScalarType::Half:
-      multiply_inputs<Half>(plan, a, b, output);
-      break;
-    case ScalarType::BFloat16:
-      multiply_inputs<BFloat16>(plan, a, b, output);
-      break;
-    case ScalarType::Char:
-      multiply_inputs<int8_t>(plan, a, b, output);
-      break;
-    default:
-      fail("matmul: unsupported dtype ", dtype_name(plan.input_type));
+  if (plan.input_type == ScalarType::Char) {
+    multiply_batch<int8_t, int32_t>(plan, a, b, output);
+    return output;
   }
+  with_floating_type(plan.input_type, [&](auto example) {
+    using Input = decltype(example);
+    if (plan.output_type == plan.input_type) {
+      multiply_batch<Input, Input>(plan, a, b, output);
+    } else if constexpr (sizeof(Input) < sizeof(float)) {
+      multiply_batch<Input, float>(plan, a, b, output);
+    }
+  });
   return output;
 }
 
