@@ -78,7 +78,6 @@ enum class Slot {
   CorrelationRows = 2,
   FirstRow = 0,
   SecondRow = 1,
-  ThirdRow = 2,
 };
 
 // In words, which need no memory of their own.
