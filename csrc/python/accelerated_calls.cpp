@@ -255,6 +255,7 @@ PyObject* call_product(const ProductKernel& kernel, PyObject* const* values,
   }
   BorrowedHandles handles(arguments);
   if (!run(tensors, [&] { return run_product(handles, call, output); })) {
+    output.made.reset();  // PyTorch's kernel makes its own
     return call_original(kernel, values, count, names);
   }
   if (output.view != nullptr) {

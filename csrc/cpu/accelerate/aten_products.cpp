@@ -54,7 +54,8 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
     return addmm({op, nullptr, &a_view, &b_view, 0, 1, Activation::None},
                  output) == Answer::Taken;
   } catch (const std::exception&) {
-    return false;  // PyTorch's kernel says what is wrong, as of memory
+    output.made.reset();  // PyTorch's kernel makes its own
+    return false;         // and says what is wrong, as of memory
   }
 }
 
