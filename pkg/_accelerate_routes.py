@@ -137,14 +137,7 @@ def enough() -> list[float]:
 
 def table() -> list[float]:
     """The ratios that decide."""
-    library = _loader.cpu_library
-    library.pkg_accelerate_ratio_count.restype = ctypes.c_int64
-    return _floats(library.pkg_accelerate_ratios, library.pkg_accelerate_ratio_count())
-
-
-def _floats(function: Any, count: int) -> list[float]:
-    function.restype = ctypes.POINTER(ctypes.c_float)
-    return list(function()[:count])
+    return _floats(_loader.cpu_library.pkg_accelerate_ratios, _ratio_count())
 
 
 def put(ratios: Sequence[float], least: Sequence[float]) -> None:
@@ -154,8 +147,19 @@ def put(ratios: Sequence[float], least: Sequence[float]) -> None:
         ratios: As many as ``table()`` has.
         least: As ``enough()`` has them.
     """
-    as_floats = [(ctypes.c_float * len(each))(*each) for each in (ratios, least)]
-    _loader.cpu_library.pkg_accelerate_put(*as_floats)
+    places = ctypes.c_float * _ratio_count(), ctypes.c_float * 4
+    _loader.cpu_library.pkg_accelerate_put(places[0](*ratios), places[1](*least))
+
+
+def _ratio_count() -> int:
+    function = _loader.cpu_library.pkg_accelerate_ratio_count
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+def _floats(function: Any, count: int) -> list[float]:
+    function.restype = ctypes.POINTER(ctypes.c_float)
+    return list(function()[:count])
 
 
 def take_counts() -> list[Counts]:
