@@ -200,3 +200,35 @@ def test_little_memory_is_said_in_words() -> None:
     )
     # First there is none for the result, then none for scratch.
     assert "refused" in told.stdout
+
+
+NO_SCRATCH = """
+import resource
+import torch
+import pkg
+from pkg import _accelerate_routes, _accelerate_table
+
+torch.set_num_threads(1)
+_accelerate_table.put({"ratios": [9.0] * len(_accelerate_routes.table())})
+a, b = torch.randn(64, 4096), torch.randn(4096, 4096).T
+torch.mm(a, b)  # PyTorch has what it needs for its own from now on
+pkg.accelerate()
+torch.mm(a[:1], b[:, :1])
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for more in range(0, 12 << 20, 512 << 10):
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, -1))
+    try:
+        torch.mm(a, b)
+        print("made")
+    except RuntimeError as error:
+        assert "scratch" not in str(error), error
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_pytorch_multiplies_where_there_is_no_memory_for_scratch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_SCRATCH], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "made" in done.stdout
