@@ -60,11 +60,14 @@ def test_out_of_another_dtype_and_an_operand_itself(without_dispatcher: None) ->
     assert same_bits(a, expected)
 
 
-def test_an_inference_tensor_has_no_count(without_dispatcher: None) -> None:
+def test_an_inference_tensor_is_written_to_in_inference_mode_alone() -> None:
+    a = normal(4).float()
     with torch.inference_mode():
         out = torch.zeros(4)
-    a = normal(4).float()
-    pkg.ops.add_out(a, a, out)
+        pkg.ops.add_out(a, a, out)
+    for call in (pkg.ops.add_out, pkg._C.add_out):
+        with pytest.raises(RuntimeError, match="out is an inference tensor"):
+            call(a, out, out=out)
     assert same_bits(out.clone(), a + a)
 
 

@@ -193,10 +193,13 @@ class ThreadState {
     return implementation != nullptr ? tensors_.read(implementation)
                                      : std::nullopt;
   }
-  // The same of one that is to be written to, of which count_write() tells.
+  // The same of one that is to be written to, of which count_write() tells. One
+  // that was made in inference mode is left to the dispatcher, which knows
+  // whether it may be written to.
   std::optional<WritableView> memory_to_write_of(PyObject* tensor) const {
     void* implementation = plain_implementation_of(tensor);
-    return implementation != nullptr && counts_writes()
+    return implementation != nullptr && counts_writes() &&
+                   is_inference_.is_denied(tensor)
                ? tensors_.read_to_write(implementation)
                : std::nullopt;
   }
@@ -299,6 +302,7 @@ class ThreadState {
   Question thread_profiler_{
       attribute("torch._C._autograd", "_profiler_enabled")};
   TensorQuestion requires_grad_{"requires_grad"};
+  TensorQuestion is_inference_{"is_inference"};
   TensorQuestion is_negated_{"is_neg"};
   py::object forward_mode_ = attribute("torch.autograd.forward_ad", "__dict__");
   py::object profiler_ = attribute("torch.autograd.profiler", "__dict__");

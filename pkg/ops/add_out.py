@@ -42,8 +42,8 @@ def add_out(a: Tensor, b: Tensor, out: Tensor) -> None:
             overlaps itself or in part an input, the shapes do not broadcast, a
             dtype is not supported, the devices differ, a tensor requires a
             gradient while gradients are recorded, or has a tangent of forward
-            mode: there is neither for ``out=``. Through the dispatcher also where
-            ``out`` is an inference tensor and inference mode is off.
+            mode: there is neither for ``out=``; ``out`` is an inference tensor
+            and inference mode is off.
 
     Example:
         >>> out = torch.empty(2)
