@@ -21,10 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 _BUILT_BY = ("setup.py", "pyproject.toml", "pkg/version.py", "pkg/_build_flags.py")
 
 
-def compile_changes() -> None:
+def compile_changes(level: str) -> None:
     """Compiles what has changed since it was last compiled.
 
     One process of several does it, and the others wait for it.
+
+    Args:
+        level: The instruction set to compile for.
 
     Raises:
         ImportError: A tool that the build needs is not installed, or it failed.
@@ -34,7 +37,6 @@ def compile_changes() -> None:
             raise ImportError(f"PKG_JIT=1 compiles the sources and needs {tool}: install it")
     import filelock
 
-    level = jit.best_capability()
     cuda = jit.can_build_cuda()
     libraries = ["_C", f"_cpu_{level}", *(["_cuda"] if cuda else [])]
     folder = ROOT / "build"

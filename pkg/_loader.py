@@ -56,11 +56,12 @@ def load() -> ModuleType:
     _check_name()
     _check_torch()
     if os.environ.get("PKG_JIT", "0") not in {"", "0"}:
+        level = _capability_to_compile()
         if _checkout() is None:
-            return _compile_installed_sources()
+            return _compile_installed_sources(level)
         from . import _compile_on_import
 
-        _compile_on_import.compile_changes()
+        _compile_on_import.compile_changes(level)
     module = _import_binding()
     cpu_capability = _choose_cpu_capability(module)
     cpu_library = _load_library(f"_cpu_{cpu_capability}")
@@ -72,12 +73,22 @@ def load() -> ModuleType:
     return module
 
 
-def _compile_installed_sources() -> ModuleType:
+def _capability_to_compile() -> str:
+    """The instruction set that ``PKG_JIT=1`` compiles for."""
+    from . import jit
+
+    try:
+        return jit.best_capability()
+    except (RuntimeError, ValueError) as error:
+        raise ImportError(str(error)) from error
+
+
+def _compile_installed_sources(level: str) -> ModuleType:
     """``PKG_JIT=1`` of an installed package: one library of the sources that it carries."""
     global cpu_capability, cpu_library, cuda_library
     from . import jit
 
-    cpu_capability = jit.best_capability()
+    cpu_capability = level
     with_cuda = jit.can_build_cuda()
     module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=with_cuda)
     sys.modules["pkg._C"] = module

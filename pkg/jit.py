@@ -60,29 +60,55 @@ def source_folder() -> Path:
 
 
 def best_capability() -> str:
-    """The instruction set to compile for: ``PKG_CPU_CAPABILITY``, or the best that runs here."""
+    """The instruction set to compile for: ``PKG_CPU_CAPABILITY``, or the best that runs here.
+
+    Raises:
+        RuntimeError: ``PKG_CPU_CAPABILITY`` names one that does not run here.
+        ValueError: It names none.
+    """
     asked = os.environ.get("PKG_CPU_CAPABILITY", "").strip().lower()
-    levels = _build_flags.cpu_levels()
-    if asked:
-        if asked not in levels:
-            raise ValueError(
-                f"PKG_CPU_CAPABILITY is '{asked}'; it must be one of {', '.join(levels)}"
-            )
-        return asked
+    return _runnable("PKG_CPU_CAPABILITY", asked) if asked else _capabilities()[-1]
+
+
+def _runnable(argument: str, level: str) -> str:
+    """An instruction set that was asked for, where there is such and it runs here."""
+    levels, here = _build_flags.cpu_levels(), _capabilities()
+    if level not in levels:
+        raise ValueError(f"{argument} is '{level}'; it must be one of {', '.join(levels)}")
+    if level not in here:
+        raise RuntimeError(
+            f"{argument} is '{level}' and this processor or its operating system runs only "
+            f"{', '.join(here)}. Leave it out for the best of these"
+        )
+    return level
+
+
+def _capabilities() -> list[str]:
+    """The instruction sets that run here, the best last."""
+    binding = sys.modules.get("pkg._C")
+    if binding is not None:
+        found: list[str] = binding.cpu_capabilities()
+        return found
+    return _capabilities_by_pytorch()
+
+
+def _capabilities_by_pytorch() -> list[str]:
+    """The same, where nothing is compiled that could ask the processor."""
+    levels = list(_build_flags.cpu_levels())
     if _build_flags.ARM64:
-        return _arm_capability() if len(levels) > 1 else "baseline"
+        best = _arm_capability() if len(levels) > 1 else "baseline"
+        return levels[: levels.index(best) + 1]
     import torch
 
-    level = {"AVX512": "avx512", "AVX2": "avx2"}.get(
-        torch.backends.cpu.get_cpu_capability(), "baseline"
-    )
-    if level == "avx2" and _has_avx_vnni():
-        level = "avx2_vnni"
-    if level == "avx512" and _has("vnni"):
-        level = "avx512_vnni"
-        if _has("avx512_bf16"):
-            level = "amx" if _can_use_tiles() else "avx512_bf16"
-    return level if level in levels else "baseline"
+    capability = torch.backends.cpu.get_cpu_capability()
+    runs = {"baseline": True}
+    runs["avx2"] = capability in {"AVX2", "AVX512"}
+    runs["avx2_vnni"] = runs["avx2"] and _has_avx_vnni()
+    runs["avx512"] = capability == "AVX512"
+    runs["avx512_vnni"] = runs["avx512"] and _has("vnni")
+    runs["avx512_bf16"] = runs["avx512_vnni"] and _has("avx512_bf16")
+    runs["amx"] = runs["avx512_bf16"] and _can_use_tiles()
+    return [level for level in levels if runs[level]]
 
 
 def _arm_capability() -> str:
@@ -185,7 +211,7 @@ def load(
     Raises:
         RuntimeError: The namespace is taken, another build holds the lock of the
             build directory or left it behind, CUDA is asked for and cannot be
-            built, ``amx`` is and does not run here, or the compiler refuses a
+            built, ``capability`` does not run here, or the compiler refuses a
             source.
         FileNotFoundError: ``sources`` has no ``python/pybind.cpp``.
         ValueError: ``namespace`` is no identifier, or ``capability`` is unknown.
@@ -195,7 +221,7 @@ def load(
     folder = Path(sources) if sources is not None else source_folder()
     if not (folder / "python" / "pybind.cpp").exists():
         raise FileNotFoundError(f"pkg.jit: {folder} has no python/pybind.cpp; it is no csrc folder")
-    level = _checked_level(capability)
+    level = _runnable("pkg.jit: capability", capability) if capability else best_capability()
     cuda = _checked_cuda(with_cuda)
     cflags = [
         *_build_flags.cxx_flags(),
@@ -246,22 +272,6 @@ def _build(*, name: str, **options: Any) -> ModuleType:
         cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(name, None)
         raise
     return module
-
-
-def _checked_level(capability: str | None) -> str:
-    """The instruction set to compile for, of those that there are."""
-    level = capability or best_capability()
-    if level not in _build_flags.cpu_levels():
-        raise ValueError(
-            f"pkg.jit: capability is '{level}'; it must be one of "
-            f"{', '.join(_build_flags.cpu_levels())}"
-        )
-    if level == "amx" and not _can_use_tiles():
-        raise RuntimeError(
-            "pkg.jit: capability is 'amx' and this processor, or the system it runs under, gives "
-            "no tile registers: leave the capability out for the best that runs here"
-        )
-    return level
 
 
 def _checked_cuda(with_cuda: bool | None) -> bool:

@@ -55,6 +55,7 @@ def test_the_processor_is_asked_for_the_same_cpu_levels(architecture: str) -> No
 @pytest.mark.skipif(not _build_flags.X86_64, reason="asks about x86-64")
 def test_pytorch_is_asked_for_the_same_cpu_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
+    monkeypatch.delitem(sys.modules, "pkg._C")
     asked = ("vnni", "avx512_bf16", "amx_tile")
     found = set()
     kinds = itertools.product(("DEFAULT", "AVX2", "AVX512"), *[(False, True)] * 4)

@@ -150,6 +150,25 @@ def test_unknown_capability_is_named() -> None:
     assert "baseline, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16, amx" in message
 
 
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_a_capability_to_compile_for(
+    damaged_copy: Path, is_checkout: bool, request: pytest.FixtureRequest
+) -> None:
+    """``PKG_JIT=1`` refuses what an import without it does, before anything is compiled."""
+    if is_checkout:
+        request.getfixturevalue("damaged_checkout")
+    message = import_error(damaged_copy, PKG_CPU_CAPABILITY="sse9", PKG_JIT="1")
+    assert "PKG_CPU_CAPABILITY is 'sse9'; it must be one of baseline, " in message
+    jit = damaged_copy / "pkg" / "jit.py"
+    jit.write_text(
+        jit.read_text().replace("cpu_levels(), _capabilities()", "cpu_levels(), ['baseline']")
+    )
+    level = pkg._loader.CPU_CAPABILITIES[1]
+    message = import_error(damaged_copy, PKG_CPU_CAPABILITY=level, PKG_JIT="1")
+    assert f"PKG_CPU_CAPABILITY is '{level}'" in message
+    assert "runs only baseline" in message
+
+
 def test_capability_beyond_the_processor(damaged_copy: Path) -> None:
     # Every level runs on some machines that test this: pretend that few do.
     loader = damaged_copy / "pkg" / "_loader.py"

@@ -160,12 +160,31 @@ def test_cuda_on_a_cpu_build_is_refused() -> None:
         pkg.jit.load(namespace="pkg_jit_cuda", with_cuda=True)
 
 
+@pytest.mark.skipif("avx512" not in pkg.jit._build_flags.cpu_levels(), reason="of x86-64")
+def test_what_does_not_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose first call would end the process; asked of ``pkg._C``, or of PyTorch where that is."""
+    monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(pkg._C, "cpu_capabilities", lambda: ["baseline", "avx2"])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(pkg.jit, "_has_avx_vnni", lambda: False)
+    for _ in range(2):
+        assert pkg.jit.best_capability() == "avx2"
+        with pytest.raises(RuntimeError, match=r"capability is 'avx512'.*runs only baseline, avx2"):
+            pkg.jit.load(namespace="pkg_jit_avx512", capability="avx512")
+        with monkeypatch.context() as patch:
+            patch.setenv("PKG_CPU_CAPABILITY", "AVX512_BF16")
+            with pytest.raises(RuntimeError, match="PKG_CPU_CAPABILITY is 'avx512_bf16'"):
+                pkg.jit.load(namespace="pkg_jit_avx512")
+        monkeypatch.delitem(sys.modules, "pkg._C", raising=False)
+
+
 @pytest.mark.skipif("amx" not in pkg.jit._build_flags.cpu_levels(), reason="no such library here")
 def test_tile_registers_have_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PKG_CPU_CAPABILITY", raising=False)
+    monkeypatch.delitem(sys.modules, "pkg._C")
     monkeypatch.setattr(pkg.jit, "_can_use_tiles", lambda: False)
     assert pkg.jit.best_capability() != "amx"
-    with pytest.raises(RuntimeError, match="tile registers"):
+    with pytest.raises(RuntimeError, match="capability is 'amx' and this processor or its"):
         pkg.jit.load(namespace="pkg_jit_amx", capability="amx")
 
 
