@@ -30,6 +30,8 @@ def packed_linear(
 ) -> Tensor:
     """Computes :func:`pkg.ops.linear` with a packed weight, for inference.
 
+    Autocast does not change it: the dtype is the one that the weight was packed in.
+
     Args:
         input: Shape (..., in_features), any strides.
         packed_weight: What :func:`pkg.ops.pack_linear_weight` returned in this process, or a
