@@ -22,12 +22,13 @@ class KeyValueCache:
     def __init__(
         self,
         name: str,
+        q: Tensor,
         keys: Tensor,
         values: Tensor,
-        batch: int,
         block_table: Tensor | None,
         rows: Tensor | None,
     ) -> None:
+        batch = len(q)
         self.name, self.keys, self.values, self.batch = name, keys, values, batch
         self.page_size = keys.shape[1]
         self.is_paged = block_table is not None
@@ -55,8 +56,9 @@ class KeyValueCache:
                 "cache_batch_idx it must have at least as many"
             )
         self.room = self.page_size * (1 if self.table is None else self.table.shape[1])
+        self._check_query(q)
 
-    def check_query(self, q: Tensor) -> None:
+    def _check_query(self, q: Tensor) -> None:
         """Refuses queries that cannot attend to this cache, before anything is written to it."""
         heads, size = self.keys.shape[2:]
         is_alike = (q.dtype, q.device, q.shape[3]) == (self.keys.dtype, self.keys.device, size)

@@ -488,8 +488,7 @@ def flash_attn_with_kvcache(
             raise RuntimeError(
                 f"{name}: {other} and block_table are both given; a paged cache has no {other}"
             )
-    cache = KeyValueCache(name, k_cache, v_cache, len(q), block_table, cache_batch_idx)
-    cache.check_query(q)
+    cache = KeyValueCache(name, q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
