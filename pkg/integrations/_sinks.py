@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..ops._attention import drawn_seed
 from ..ops._forward_mode import may_be_forward_mode
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
@@ -78,10 +79,7 @@ def attention_with_sinks(
         return _with_a_key(
             query, key, value, sinks, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
-    seed = None
-    if dropout_p > 0.0:
-        limit = torch.iinfo(torch.int64).max
-        seed = torch.randint(limit, (1,), dtype=torch.int64, device=query.device)
+    seed = drawn_seed(query, dropout_p)
     output, log_sum_exp, _ = torch.ops.pkg.scaled_dot_product_attention_forward.default(
         *(query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, False),
         *(None, window_left, 0 if window_left >= 0 else -1, 0.0),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops._attention import drawn_seed
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
 from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attention_varlen
@@ -115,7 +116,7 @@ def flash_attn_func(
             alibi_slopes=alibi_slopes,
         )
         return output.transpose(1, 2)
-    seed = _seed(dropout_p, q.device)
+    seed = drawn_seed(q, dropout_p)
     output, log_sum_exp, _ = torch.ops.pkg.scaled_dot_product_attention_forward.default(
         *(query, key, value, None, seed, dropout_p, False, softmax_scale, grouped, False),
         *(alibi_slopes, left, right, softcap),
@@ -283,7 +284,7 @@ def flash_attn_varlen_func(
             softcap=softcap,
             alibi_slopes=alibi_slopes,
         )
-    seed = _seed(dropout_p, q.device)
+    seed = drawn_seed(q, dropout_p)
     output, log_sum_exp, _ = torch.ops.pkg.scaled_dot_product_attention_varlen_forward.default(
         *(*sides, seed, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, False, False),
         *(alibi_slopes, left, right, softcap),
@@ -548,13 +549,6 @@ def _sequence(cu_seqlens: Tensor, index: int, longest: int) -> slice:
     """Where a sequence lies, without what of it is too long to be computed."""
     begin, end = int(cu_seqlens[index]), int(cu_seqlens[index + 1])
     return slice(begin, min(end, begin + longest))
-
-
-def _seed(dropout_p: float, device: torch.device) -> Tensor | None:
-    """What dropout is drawn from, itself drawn from PyTorch's generator."""
-    if dropout_p == 0.0:
-        return None
-    return torch.randint(torch.iinfo(torch.int64).max, (1,), device=device)
 
 
 def _weights(
