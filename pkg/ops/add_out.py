@@ -60,8 +60,9 @@ def _fake(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _refuse_inference_tensor(out: Tensor) -> None:
-    """For the kernels below, both of which inference mode leaves out."""
-    if out.is_inference():
+    """As PyTorch does, outside of inference mode."""
+    is_inference = isinstance(out, Tensor) and out.is_inference()
+    if is_inference and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             "add_out: out is an inference tensor and inference mode is off, where writing to it "
             "is not allowed; call it within torch.inference_mode(), or give a clone of out"
