@@ -137,7 +137,7 @@ def enough() -> list[float]:
 
 def table() -> list[float]:
     """The ratios that decide."""
-    return _floats(_loader.cpu_library.pkg_accelerate_ratios, _ratio_count())
+    return _floats(_loader.cpu_library.pkg_accelerate_ratios, ratio_count())
 
 
 def put(ratios: Sequence[float], least: Sequence[float]) -> None:
@@ -147,11 +147,12 @@ def put(ratios: Sequence[float], least: Sequence[float]) -> None:
         ratios: As many as ``table()`` has.
         least: As ``enough()`` has them.
     """
-    places = ctypes.c_float * _ratio_count(), ctypes.c_float * 4
+    places = ctypes.c_float * ratio_count(), ctypes.c_float * 4
     _loader.cpu_library.pkg_accelerate_put(places[0](*ratios), places[1](*least))
 
 
-def _ratio_count() -> int:
+def ratio_count() -> int:
+    """How many ratios a table has."""
     function = _loader.cpu_library.pkg_accelerate_ratio_count
     function.restype = ctypes.c_int64
     return int(function())

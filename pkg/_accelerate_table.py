@@ -175,9 +175,8 @@ def _read(file: Path) -> dict[str, Any] | None:
         table: dict[str, Any] = json.loads(file.read_text("utf-8"))
         if table["format"] == _WITHOUT_LARGE:
             table = _with_places_for_large(table)
-        whole = table["format"] == FORMAT and len(list(_flatten(table["ratios"]))) == len(
-            _accelerate_routes.table()
-        )
+        count = len(list(_flatten(table["ratios"])))
+        whole = table["format"] == FORMAT and count == _accelerate_routes.ratio_count()
         least_ratios(table)
         _is_of_one_thread(table)
     except (FileNotFoundError, NotADirectoryError):

@@ -248,9 +248,11 @@ bool plan_result(const AddmmCall& call, AddmmOutput& output, AddmmPlan& plan) {
 // The table's ratio where the call is to be taken over, else 0.
 float gain_of(const AddmmCall& call, const AddmmOutput& output,
               AddmmPlan& plan) {
-  const float gain =
-      if_enough(ratio(plan.batch > 1 ? Family::Batch : Family::Product,
-                      plan.type, layout_of(plan), plan.sizes));
+  const Table& measured = table();
+  const float gain = if_enough(
+      measured,
+      ratio(measured, plan.batch > 1 ? Family::Batch : Family::Product,
+            plan.type, layout_of(plan), plan.sizes));
   return gain > 0 && (output.view == nullptr ||
                       plan_given_output(call, output, plan))
              ? gain

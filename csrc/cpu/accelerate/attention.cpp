@@ -218,14 +218,15 @@ float gain_of(const AttentionCall& call, AttentionMode mode) {
                    : order_of(*call.query) == Order::Other)) {
     return 0;
   }
+  const Table& measured = table();
   const Ratio found =
-      ratio(is_backward ? Pass::Backward : Pass::Forward,
+      ratio(measured, is_backward ? Pass::Backward : Pass::Forward,
             type_index(call.query->dtype), hidden_of(call),
             call.query->sizes[kLength], call.key->sizes[kLength]);
   if (mode == AttentionMode::Always) {
     return found.expected > 0 ? found.expected : 1;  // 1: not measured
   }
-  return if_enough(found);
+  return if_enough(measured, found);
 }
 
 }  // namespace

@@ -90,10 +90,11 @@ int type_index(ScalarType type) {
   }
 }
 
-Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
+Ratio ratio(const Table& table, Family family, int type, Layout layout,
+            const ProductSizes& sizes) {
   const auto& measured =
-      table().ratios.products[several_threads()][static_cast<int>(family)][type]
-                             [static_cast<int>(layout)];
+      table.ratios.products[several_threads()][static_cast<int>(family)][type]
+                           [static_cast<int>(layout)];
   // Of the large sizes all or none are.
   const bool has_large =
       measured[0][0][kInnerClasses.size() - 1] != kNotMeasured;
@@ -112,10 +113,11 @@ Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes) {
   return cautious(all, rows.is_far || columns.is_far || inner.is_far);
 }
 
-Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
+Ratio ratio(const Table& table, Pass pass, int type, Hidden hidden,
+            int64_t queries, int64_t keys) {
   const auto& measured =
-      table().ratios.attention[several_threads()][static_cast<int>(pass)][type]
-                              [static_cast<int>(hidden)];
+      table.ratios.attention[several_threads()][static_cast<int>(pass)][type]
+                            [static_cast<int>(hidden)];
   const Around rows(queries, kQueryClasses);
   const Around columns(keys, kKeyClasses);
   const Ratio all = rows.together([&](size_t row) {
@@ -125,8 +127,8 @@ Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys) {
   return cautious(all, rows.is_far || columns.is_far);
 }
 
-float if_enough(const Ratio& ratio) {
-  const Enough& enough = table().enough[several_threads()];
+float if_enough(const Table& table, const Ratio& ratio) {
+  const Enough& enough = table.enough[several_threads()];
   return ratio.expected >= enough.expected && ratio.least >= enough.least
              ? ratio.expected
              : 0;
@@ -175,8 +177,9 @@ extern "C" PKG_EXPORT float pkg_accelerate_attention_gain(int type, int hidden,
   if (state().attention.load() != AttentionMode::ByTable) {
     return 0;
   }
-  return if_enough(
-      ratio(Pass::Forward, type, static_cast<Hidden>(hidden), queries, keys));
+  const Table& measured = table();
+  return if_enough(measured, ratio(measured, Pass::Forward, type,
+                                   static_cast<Hidden>(hidden), queries, keys));
 }
 
 // The sizes that are measured, for pkg/tune.py: a pointer to the classes of

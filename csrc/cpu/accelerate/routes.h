@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 
 #include "accelerate.h"
 
@@ -126,29 +127,37 @@ inline bool is_plain(const TensorView& tensor) {
 int type_index(ScalarType type);
 
 // What is expected, where that is enough for a call to be taken over; else 0.
-float if_enough(const Ratio& ratio);
+// Asked of the table that the ratio is of.
+float if_enough(const Table& table, const Ratio& ratio);
 
 // 0 where it was not measured.
-Ratio ratio(Family family, int type, Layout layout, const ProductSizes& sizes);
+Ratio ratio(const Table& table, Family family, int type, Layout layout,
+            const ProductSizes& sizes);
 
-Ratio ratio(Pass pass, int type, Hidden hidden, int64_t queries, int64_t keys);
+Ratio ratio(const Table& table, Pass pass, int type, Hidden hidden,
+            int64_t queries, int64_t keys);
 
 // A call that was left to PyTorch.
 void count_left(AtenOperator op, ScalarType type);
 
-// A call that was taken over, from its construction on.
+// A call that was taken over, from its construction on. One that an exception
+// ends, as for want of memory, is left to PyTorch after all.
 class TakenCall {
  public:
   TakenCall(AtenOperator op, int type, float ratio)
       : counters_(state().counters[static_cast<int>(op)][type]),
         ratio_(ratio),
         takes_time_(state().takes_time.load(std::memory_order_relaxed) != 0) {
-    counters_.taken.fetch_add(1, std::memory_order_relaxed);
     if (takes_time_) {
       begin_ = std::chrono::steady_clock::now();
     }
   }
   ~TakenCall() {
+    if (std::uncaught_exceptions() != exceptions_) {
+      counters_.left.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    counters_.taken.fetch_add(1, std::memory_order_relaxed);
     if (takes_time_) {
       const std::chrono::nanoseconds time =
           std::chrono::steady_clock::now() - begin_;
@@ -165,6 +174,7 @@ class TakenCall {
   Counters& counters_;
   float ratio_;
   bool takes_time_;
+  int exceptions_ = std::uncaught_exceptions();
   std::chrono::steady_clock::time_point begin_;
 };
 
