@@ -77,12 +77,6 @@ class ResidueProduct {
         epilogue_(epilogue) {
     request_memory();
   }
-  // The other slots' memory is smaller than what is kept.
-  ~ResidueProduct() {
-    Workspace::of_this_thread<Slot::PackedLeft>().release_excess();
-  }
-  ResidueProduct(const ResidueProduct&) = delete;
-  ResidueProduct& operator=(const ResidueProduct&) = delete;
 
   // Whether the operands' values are numbers that have remainders, and leading
   // bits suffice for at least half of the first elements; if not the result is
