@@ -72,12 +72,14 @@ enum class Slot {
   LltmRun = 13,
 
   // Without a product: spatial_correlation_sample's images, sums and rows; and,
-  // for any operator, rows of its operands (cpu/pointwise/rows.h).
+  // for any operator, rows of its operands (cpu/pointwise/rows.h), of which
+  // docs/adding_a_kernel.md has the third.
   CorrelationImages = 0,
   CorrelationSums = 1,
   CorrelationRows = 2,
   FirstRow = 0,
   SecondRow = 1,
+  ThirdRow = 2,
 };
 
 // In words, which need no memory of their own.
