@@ -60,6 +60,14 @@ def test_out_of_another_dtype_and_an_operand_itself(without_dispatcher: None) ->
     assert same_bits(a, expected)
 
 
+def test_inference_mode_writes_to_its_own_tensors(without_dispatcher: None) -> None:
+    a = normal(4).float()
+    with torch.inference_mode():
+        out = torch.zeros(4)
+        pkg.ops.add_out(a, a, out)
+    assert same_bits(out.clone(), a + a)
+
+
 def test_an_inference_tensor_is_written_to_in_inference_mode_alone() -> None:
     a = normal(4).float()
     with torch.inference_mode():

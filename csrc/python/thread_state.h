@@ -194,12 +194,13 @@ class ThreadState {
                                      : std::nullopt;
   }
   // The same of one that is to be written to, of which count_write() tells. One
-  // that was made in inference mode is left to the dispatcher, which knows
-  // whether it may be written to.
+  // that was made in inference mode may be written to in that mode alone, and
+  // is else left to the dispatcher, which says so.
   std::optional<WritableView> memory_to_write_of(PyObject* tensor) const {
     void* implementation = plain_implementation_of(tensor);
     return implementation != nullptr && counts_writes() &&
-                   is_inference_.is_denied(tensor)
+                   (is_inference_.is_denied(tensor) ||
+                    !is_inference_mode_.is_denied())
                ? tensors_.read_to_write(implementation)
                : std::nullopt;
   }
@@ -303,6 +304,7 @@ class ThreadState {
       attribute("torch._C._autograd", "_profiler_enabled")};
   TensorQuestion requires_grad_{"requires_grad"};
   TensorQuestion is_inference_{"is_inference"};
+  Question is_inference_mode_{attribute("torch", "is_inference_mode_enabled")};
   TensorQuestion is_negated_{"is_neg"};
   py::object forward_mode_ = attribute("torch.autograd.forward_ad", "__dict__");
   py::object profiler_ = attribute("torch.autograd.profiler", "__dict__");
