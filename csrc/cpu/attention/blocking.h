@@ -55,21 +55,16 @@ inline constexpr int64_t kAccumulationLength = kKeyBlock;
 inline constexpr int64_t kAccumulationLength = kKeyBlock / 6;
 #endif
 
-// Heads of so many bytes that are packed at a time, as many for each thread:
-// what L2 caches hold beside what is made of them. Of longer ones several
-// threads share what an L3 cache holds, and one thread takes each on its own.
-//
-// Zen 3 (512 KiB of L2), one thread, 16 MiB at a time before, float32 and
-// bfloat16, times as fast: 96 heads of 64 x 64 and 128 x 64 forward 1.04 and
-// 1.07, 1.08 and 1.10, backward 1.18 and 1.14, 1.19 and 1.12; 36 of 197 x 64
-// forward 1.01 and 1.08, backward 1.07 and 1.10.
+// How many heads, of so many bytes when they are packed, are packed at a time.
+// A single thread takes as many as its L2 cache holds beside what is made of
+// them, or one after the other; it is up to 1.2 times as fast as with a share
+// of an L3 cache. Several threads have that: they wait for one another after
+// each time, and two gained nothing by less (docs/tuning/attention.md).
 constexpr int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
   constexpr int64_t kOfL2 = int64_t{384} << 10;
   constexpr int64_t kOfL3 = int64_t{16} << 20;
-  if (head_bytes > kOfL2) {
-    return threads == 1 ? 1 : std::max<int64_t>(kOfL3 / head_bytes, 1);
-  }
-  return threads * (kOfL2 / std::max<int64_t>(head_bytes, 1));
+  return std::max<int64_t>(
+      (threads == 1 ? kOfL2 : kOfL3) / std::max<int64_t>(head_bytes, 1), 1);
 }
 
 constexpr int64_t round_up(int64_t value, int64_t unit) {
