@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ops._arguments import check_instance, check_range
+from ..ops._arguments import bounds, check_instance, check_range
 from ..ops.decode_attention import decode_attention
 
 # From so many queries of a sequence on, packing its cache and multiplying blocks is faster.
@@ -101,6 +101,8 @@ class KeyValueCache:
         is_on_cpu = places.device.type == "cpu"
         if is_on_cpu:
             found = f"{self.name}: cache_seqlens and k want places of a sequence"
+            if not self.room and places.numel():
+                raise RuntimeError(f"{found}, for which the cache has no room")
             check_range(places, 0, self.room - 1, found)
         sequences = torch.arange(self.batch, device=places.device)[:, None].expand_as(places)
         if self.table is None or not self.room:
@@ -127,8 +129,7 @@ class KeyValueCache:
             self.values.index_put_(index, v)
             return
         exists = (places >= 0) & (places < self.room) & (pages >= 0) & (pages < len(self.keys))
-        write_where(exists, self.keys, index, k)
-        write_where(exists, self.values, index, v)
+        write_where(exists, index, (self.keys, k), (self.values, v))
 
     def leave_out(self, leftpad: Tensor, lengths: Tensor) -> Tensor:
         """From here on the first places are not the sequence's; how long it is without them.
@@ -147,25 +148,28 @@ class KeyValueCache:
         return (lengths - leftpad.long()).clamp(min=0)
 
 
-def write_where(exists: Tensor, cache: Tensor, index: Sequence[Tensor], new: Tensor) -> None:
-    """Writes new elements to a cache where they exist, without waiting for the device.
+def write_where(exists: Tensor, index: Sequence[Tensor], *writes: tuple[Tensor, Tensor]) -> None:
+    """Writes new elements to caches where they exist, without waiting for the device.
 
     What is left out repeats the first write that is not, or what is there if all are left out.
 
     Args:
         exists: Shape (B, L_new), bool.
-        cache: Shape (pages, page size, Hk, E).
         index: Pages and places on them, each of shape (B, L_new).
-        new: Shape (B, L_new, Hk, E).
+        writes: Caches, of shape (pages, page size, Hk, E), and what is new of each, of shape
+            (B, L_new, Hk, E).
     """
-    if not new.numel() or not cache.numel():
+    if not exists.numel():
         return
     exists = exists.flatten()
-    pages, places = (each.flatten().where(exists, 0) for each in index)
-    new = torch.where(exists[:, None, None], new.flatten(0, 1), cache[pages, places])
+    at = tuple(each.flatten().where(exists, 0) for each in index)
     source = torch.arange(len(exists), device=exists.device)
     source = source.where(exists, exists.int().argmax())
-    cache.index_put_((pages[source], places[source]), new[source])
+    to = tuple(each[source] for each in at)
+    for cache, new in writes:
+        if cache.numel():
+            there = torch.where(exists[:, None, None], new.flatten(0, 1), cache[at])
+            cache.index_put_(to, there[source])
 
 
 def decode(
@@ -280,15 +284,17 @@ def _check_pages(name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor
             f"{name}: block_table is of shape {list(table.shape)}; it must be (sequences, pages of "
             f"a sequence), of {len(lengths)} sequences"
         )
-    shortest, longest = (int(each) for each in lengths.aminmax()) if len(lengths) else (0, 0)
+    shortest, longest = bounds(lengths) if len(lengths) else (0, 0)
     if shortest < 0 or longest > k.shape[1] * table.shape[1]:
         raise RuntimeError(
             f"{name}: sequences have {shortest} to {longest} keys; none can have fewer than 0, and "
             f"{table.shape[1]} pages of {k.shape[1]} hold no more than their product"
         )
-    lengths = lengths.to(table.device)
-    is_used = torch.arange(table.shape[1], device=table.device) * k.shape[1] < lengths[:, None]
-    check_range(table[is_used], 0, len(k) - 1, f"{name}: block_table has pages in use")
+    if longest > 0:
+        lengths = lengths.to(table.device)
+        is_used = torch.arange(table.shape[1], device=table.device) * k.shape[1] < lengths[:, None]
+        found = f"{name}: block_table has pages in use"
+        check_range(table.where(is_used, 0), 0, len(k) - 1, found)
 
 
 def with_infinity(log_sum_exp: Tensor) -> Tensor:

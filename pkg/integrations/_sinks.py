@@ -34,10 +34,11 @@ def attention_with_sinks(
 ) -> Tensor:
     """:func:`pkg.ops.scaled_dot_product_attention` of four dimensions, with sinks.
 
-    Where no derivative is wanted the output is scaled: with L the logarithm of a row's sum of
-    exponentials without the sink s, the weights with it are ``exp(L) / (exp(L) + exp(s))`` times
-    those without. Where one is, there is one key more, of zeros and two ones, before the others,
-    and every query has two elements more, that make the sink of it: a copy of all three operands.
+    Where no gradient is recorded and no transform of ``torch.func`` or ``torch.vmap`` is at work,
+    the output is scaled: with L the logarithm of a row's sum of exponentials without the sink s,
+    the weights with it are ``exp(L) / (exp(L) + exp(s))`` times those without. Else there is one
+    key more, of zeros and two ones, before the others, and every query has two elements more, that
+    make the sink of it: a copy of all three operands.
 
     Args:
         query: Shape (B, heads, L, E).
@@ -100,7 +101,7 @@ def _with_a_key(
     scale: float,
     enable_gqa: bool,
 ) -> Tensor:
-    # Rounded to half precision the sink, and what that leaves: together as good as float32.
+    # The sink, rounded to the query's dtype, and the rest of it, which has twice the digits.
     exact = sinks.to(torch.promote_types(query.dtype, torch.float32)) / scale
     high = exact.to(query.dtype)
     low = (exact.detach() - high.detach()).to(query.dtype)

@@ -463,7 +463,8 @@ def flash_attn_with_kvcache(
             one another are given, a gradient would have to be recorded, or, on the CPU, the cache
             or the rotary tables have no room for the new keys, or a page or row that is needed does
             not exist. On CUDA, where looking would wait for the device, new keys without a place
-            are not written.
+            are not written; with 16 queries and more, whose keys are copied, it is waited for,
+            after they were.
         TypeError: ``cache_seqlens`` is neither a whole number nor a tensor.
 
     Example:

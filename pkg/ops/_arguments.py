@@ -46,6 +46,12 @@ def check_instance(
         raise TypeError(f"{name}: {argument} is {given}; it must be {must_be}")
 
 
+def bounds(values: Tensor) -> tuple[int, int]:
+    """The least and the largest of integers, for which a device is waited for once."""
+    least, most = torch.stack(values.aminmax()).tolist()
+    return least, most
+
+
 def check_range(values: Tensor, least: int, most: int, found: str) -> None:
     """Refuses integers out of a range; a program that is traced does so when it runs.
 
@@ -58,13 +64,14 @@ def check_range(values: Tensor, least: int, most: int, found: str) -> None:
     Raises:
         RuntimeError: An integer lies outside.
     """
-    while torch._C._functorch.is_batchedtensor(values):  # under vmap, which has no numbers
+    is_traced = torch.compiler.is_compiling()
+    while not is_traced and torch._C._functorch.is_batchedtensor(values):  # which has no numbers
         values = torch._C._functorch.get_unwrapped(values)
-    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
+    if is_traced or isinstance(values, FakeTensor):
         held = (values >= least) & (values <= most)
         torch._assert_async(held.all(), f"{found} that are out of range")
     elif values.numel():
-        first, last = (int(bound) for bound in values.aminmax())
+        first, last = bounds(values)
         if first < least or last > most:
             raise RuntimeError(
                 f"{found} that are {first} to {last}; they must lie between {least} and {most}"

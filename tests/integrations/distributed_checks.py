@@ -273,7 +273,7 @@ def check_refusals(mesh: Any) -> None:
         pkg.ops.scaled_dot_product_attention(spread, spread, a)
     with words("dropout_p is not 0 and query is a DTensor", "to_local()"):
         pkg.ops.scaled_dot_product_attention(spread, spread, spread, dropout_p=0.5)
-    with words("input and weight"):
+    with words("linear: input of shape", "and weight of shape"):
         pkg.ops.linear(spread, whole_everywhere(torch.randn(5, 3), mesh))
 
 

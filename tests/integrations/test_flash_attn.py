@@ -630,7 +630,7 @@ def test_keys_without_a_place_are_left_out(exists: tuple[bool, ...]) -> None:
     there = torch.tensor([exists])
     # Pages of others and of none.
     index = (pages.where(there, torch.tensor([[-1, 9, 5]])), places.where(there, -3))
-    write_where(there, cache, index, new)
+    write_where(there, index, (cache, new))
     assert torch.equal(cache, expected)
 
 
