@@ -422,7 +422,7 @@ def python_source(operator: Operator) -> str:
     plain = [f"{each.name}: {each.type}" for each in operator.parameters]
     two = len(tensors) == 2
     helpers = ["fake_pointwise", *(["reduce_to"] if two else [])]
-    helpers += ["register_fake", "register_gradients", "register_pointwise_vmap"]
+    helpers += ["register_fake", "register_gradients"]
     dtype = f"torch.result_type({', '.join(tensors)})" if two else f"{tensors[0]}.dtype"
     stand_in = [f'"{name}"', tensors[0], tensors[-1], dtype]
     stand_in += ["then_number=True"] if numbers else []
@@ -443,10 +443,9 @@ def python_source(operator: Operator) -> str:
         "from torch import Tensor",
         "",
         "from ._call import operator",
-        "from ._registration import (",
-        *(f"    {each}," for each in helpers),
-        ")",
+        f"from ._registration import {', '.join(helpers)}",
         "from ._sharding import register_sharding",
+        "from ._vmap import register_pointwise_vmap",
         "",
         f'TABLE = ("{computes}", "floating", "yes")',
         '"""What README\'s table says of it: what it computes, dtypes, gradients."""',

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._inference import register_inference_only
 from ._registration import check_one_device, register_fake
 from ._sharding import Description, register_sharding
-from ._vmap import batch_first, each_slice
+from ._vmap import each_slice, vmap_dim_first
 
 
 def register(name: str, values_of_byte: int) -> None:
@@ -77,7 +77,7 @@ def _vmap_of(name: str) -> Callable[..., tuple[Tensor, int]]:
         if dims[2:] == [None] * 3:
             # The batch is one more leading dimension.
             rows, scales = (
-                batch_first(tensor, dim, info.batch_size)
+                vmap_dim_first(tensor, dim, info.batch_size)
                 for tensor, dim in ((input, dims[0]), (input_scale, dims[1]))
             )
             return operator(rows, scales, weight, weight_scale, bias, out_dtype), 0

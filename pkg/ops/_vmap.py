@@ -60,8 +60,66 @@ def _slice(argument: Any, dim: int | None, index: int) -> Any:
     return argument.select(dim, index)
 
 
-def batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+def vmap_dim_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with its vmap dimension first, a view; repeated where it has none."""
     if dim is None:
         return tensor.unsqueeze(0).expand(size, *tensor.shape)
     return tensor.movedim(dim, 0)
+
+
+def batch_to_front(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """Lays tensors out so that their vmap dimension broadcasts as the first.
+
+    Args:
+        tensors: Tensors of which some have a vmap dimension.
+        dims: For each the index of that dimension, or None.
+
+    Returns:
+        The tensors with the vmap dimension first and then as many dimensions as
+        the one with most has; those without a vmap dimension as they were.
+    """
+    ranks = [t.dim() - (d is not None) for t, d in zip(tensors, dims, strict=True)]
+    rank = max(ranks)
+    laid_out = []
+    for tensor, dim, own in zip(tensors, dims, ranks, strict=True):
+        if dim is None:
+            laid_out.append(tensor)
+            continue
+        moved = tensor.movedim(dim, 0)
+        laid_out.append(moved.reshape(moved.shape[:1] + (1,) * (rank - own) + moved.shape[1:]))
+    return laid_out
+
+
+def promoted_for_vmap(a: Tensor, b: Tensor, dims: Sequence[int | None]) -> tuple[Tensor, Tensor]:
+    """Two tensors under vmap in the dtype that their logical ranks promote to.
+
+    A tensor without dimensions counts less in type promotion; with its vmap
+    dimension it would have one, so it is converted beforehand.
+    """
+    logical = [
+        torch.empty(() if t.dim() == (d is not None) else (0,), dtype=t.dtype, device="meta")
+        for t, d in zip((a, b), dims, strict=True)
+    ]
+    dtype = torch.result_type(*logical)
+    if logical[0].dim() == logical[1].dim():
+        return a, b  # the usual promotion is right
+    return a.to(dtype), b.to(dtype)
+
+
+def register_pointwise_vmap(name: str) -> None:
+    """Registers vmap of a pointwise operator on one or two tensors and then other arguments."""
+    operator: Callable[..., Any] = getattr(torch.ops.pkg, name).default
+
+    def of_one(info: Any, in_dims: Sequence[int | None], *values: Any) -> tuple[Tensor, int | None]:
+        return operator(*values), in_dims[0]
+
+    def of_two(
+        info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, *rest: Any
+    ) -> tuple[Tensor, int]:
+        a, b = promoted_for_vmap(a, b, in_dims[:2])
+        a, b = batch_to_front((a, b), in_dims[:2])
+        return operator(a, b, *rest), 0
+
+    arguments = operator._schema.arguments  # type: ignore[attr-defined]
+    has_two = len(arguments) > 1 and isinstance(arguments[1].type, torch.TensorType)
+    torch.library.register_vmap(f"pkg::{name}", of_two if has_two else of_one)

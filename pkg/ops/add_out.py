@@ -10,16 +10,9 @@ from torch import Tensor
 
 from ._call import operator
 from ._forward_mode import have_tangents
-from ._registration import (
-    batch_to_front,
-    check_one_device,
-    in_words,
-    library,
-    promoted_for_vmap,
-    records_gradients,
-    register_fake,
-)
+from ._registration import check_one_device, in_words, library, records_gradients, register_fake
 from ._sharding import register_sharding
+from ._vmap import batch_to_front, promoted_for_vmap
 
 TABLE = ("writes `a + b` into `out`", "floating, integers, bool", "no")
 """What README's table says of it: what it computes, dtypes, gradients."""

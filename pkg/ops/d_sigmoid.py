@@ -10,14 +10,9 @@ from torch import Tensor
 
 from ._call import operator, part
 from ._forward_mode import added
-from ._registration import (
-    batch_to_front,
-    fake_pointwise,
-    register_fake,
-    register_gradients,
-    register_pointwise_vmap,
-)
+from ._registration import fake_pointwise, register_fake, register_gradients
 from ._sharding import register_sharding
+from ._vmap import batch_to_front, register_pointwise_vmap
 from .mul import mul
 
 TABLE = (
@@ -83,7 +78,8 @@ def _double_backward(ctx: Any, grad_grad: Tensor) -> tuple[Tensor | None, Tensor
 def _bent(factor: Tensor, grad: Tensor, z: Tensor) -> Tensor:
     """Two factors and the second derivative of d_sigmoid at ``z``.
 
-    The difference in it cancels: in the next wider type that costs no digit of the result.
+    The difference in it cancels, which costs no digit of the result in the next wider type:
+    float32 is computed in float64, and float64, which has none, as it is.
     """
     half = z.dtype in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else torch.float64

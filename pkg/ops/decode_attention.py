@@ -17,7 +17,7 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 from ._sharding import Description, register_sharding
-from ._vmap import batch_first, each_slice
+from ._vmap import each_slice, vmap_dim_first
 
 TABLE = (
     "attention of the newest queries of each sequence to its cache of keys and values, "
@@ -145,15 +145,15 @@ def _vmap(
         return each_slice(operator, info, in_dims, *arguments)
     # Pages that all share: the batches are one larger batch.
     size = info.batch_size
-    query = batch_first(query, of_query, size)
+    query = vmap_dim_first(query, of_query, size)
     batches = query.shape[:2]
     cache_lengths, block_table = (
-        batch_first(tensor, dim, size).flatten(0, 1)
+        vmap_dim_first(tensor, dim, size).flatten(0, 1)
         for tensor, dim in ((cache_lengths, of_lengths), (block_table, of_table))
     )
     if alibi_slopes is not None:
         if alibi_slopes.dim() - (of_slopes is not None) == 2:
-            alibi_slopes = batch_first(alibi_slopes, of_slopes, size).flatten(0, 1)
+            alibi_slopes = vmap_dim_first(alibi_slopes, of_slopes, size).flatten(0, 1)
         elif of_slopes is not None:  # of the heads alone
             alibi_slopes = alibi_slopes.movedim(of_slopes, 0).unsqueeze(1)
             alibi_slopes = alibi_slopes.expand(*batches, -1).flatten(0, 1)

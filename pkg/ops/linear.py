@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from ._call import operator, part
 from ._forward_mode import added, have_tangents
 from ._registration import (
-    batch_to_front,
     below_autograd,
     check_one_device,
     fake_pointwise,
@@ -26,6 +25,7 @@ from ._registration import (
     register_recording,
 )
 from ._sharding import Description, register_sharding
+from ._vmap import batch_to_front
 from .matmul import matmul
 
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")

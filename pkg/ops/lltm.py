@@ -24,7 +24,7 @@ from ._registration import (
     register_recording,
 )
 from ._sharding import Description, register_sharding
-from ._vmap import batch_first, each_slice
+from ._vmap import each_slice, vmap_dim_first
 
 _Two = tuple[Tensor, Tensor]
 _Three = tuple[Tensor, Tensor, Tensor]
@@ -351,7 +351,7 @@ def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
         size = info.batch_size
 
         def merged(tensor: Tensor, dim: int | None) -> Tensor:
-            return batch_first(tensor, dim, size).movedim(0, -3).flatten(-3, -2)
+            return vmap_dim_first(tensor, dim, size).movedim(0, -3).flatten(-3, -2)
 
         results = operator(
             merged(input, in_dims[0]),
@@ -360,7 +360,7 @@ def vmap_rule(operator: Callable[..., Any]) -> Callable[..., Any]:
             merged(old_h, in_dims[3]),
             merged(old_cell, in_dims[4]),
         )
-        *lead, batch, _ = batch_first(input, in_dims[0], size).shape[1:]
+        *lead, batch, _ = vmap_dim_first(input, in_dims[0], size).shape[1:]
         split = (result.unflatten(-2, (size, batch)) for result in results)
         return tuple(split), (len(lead),) * len(results)
 

@@ -10,14 +10,9 @@ from torch import Tensor
 from ._call import operator
 from ._factors import factors
 from ._forward_mode import linear_in
-from ._registration import (
-    fake_pointwise,
-    reduce_to,
-    register_fake,
-    register_gradients,
-    register_pointwise_vmap,
-)
+from ._registration import fake_pointwise, reduce_to, register_fake, register_gradients
 from ._sharding import register_sharding
+from ._vmap import register_pointwise_vmap
 
 TABLE = ("`a * b`", "floating, integers, bool", "yes")
 """What README's table says of it: what it computes, dtypes, gradients."""

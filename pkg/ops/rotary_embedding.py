@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from ._call import operator, part
 from ._forward_mode import Tangent, added, linear_in
 from ._registration import (
-    batch_to_front,
     check_one_device,
     fake_pointwise,
     reduce_to,
@@ -20,6 +19,7 @@ from ._registration import (
     register_gradients,
 )
 from ._sharding import register_sharding
+from ._vmap import batch_to_front
 
 TABLE = (
     "rotary position embedding of queries or keys, in halves (GPT-NeoX, Llama) or in pairs of"

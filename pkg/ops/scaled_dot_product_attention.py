@@ -26,7 +26,6 @@ from ._attention_derivatives import (
 from ._call import operator, part
 from ._forward_mode import or_zeros
 from ._registration import (
-    batch_to_front,
     check_one_device,
     library,
     one_level_function,
@@ -38,7 +37,7 @@ from ._registration import (
     running,
 )
 from ._sharding import Description, register_sharding
-from ._vmap import batch_first, each_slice
+from ._vmap import batch_to_front, each_slice, vmap_dim_first
 
 _Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -193,7 +192,7 @@ def _check_mask(attn_mask: Tensor, scores: tuple[int, ...], is_causal: bool) -> 
         ),
     )
     fits = attn_mask.dim() <= len(scores) and all(
-        size == 1 or size == full
+        size == full or size == 1  # in this order: an unknown size is its own equal
         for size, full in zip(attn_mask.shape[::-1], scores[::-1], strict=False)
     )
     *lead, rows, columns = scores
@@ -465,7 +464,7 @@ def _vmap(
     if seed is not None:
         # The mask that a slice draws depends on its place in its own batch.
         return each_slice(operator, info, in_dims, *arguments, out_dims=out_dims)
-    query = batch_first(query, in_dims[0], info.batch_size)
+    query = vmap_dim_first(query, in_dims[0], info.batch_size)
     tensors = [query, key, value] + [mask] * (mask is not None)
     query, key, value, *masks = batch_to_front(tensors, [0, *in_dims[1 : len(tensors)]])
     slopes = _slopes_to_front(slopes, in_dims[10], query)
@@ -490,18 +489,18 @@ def _vmap_backward(
     if seed is not None:
         return each_slice(operator, info, in_dims, *arguments, out_dims=out_dims)
     batched = [
-        batch_first(tensor, dim, info.batch_size)
+        vmap_dim_first(tensor, dim, info.batch_size)
         for tensor, dim in zip((query, key, value), in_dims[1:4], strict=True)
     ]
     if mask is not None:
-        batched.append(batch_first(mask, in_dims[4], info.batch_size))
+        batched.append(vmap_dim_first(mask, in_dims[4], info.batch_size))
     query, key, value, *masks = batch_to_front(batched, [0] * len(batched))
     grad, output, log_sum_exp = (
-        batch_first(tensor, dim, info.batch_size)
+        vmap_dim_first(tensor, dim, info.batch_size)
         for tensor, dim in ((grad, in_dims[0]), (output, in_dims[6]), (log_sum_exp, in_dims[7]))
     )
     if residual.dim() > 1:  # not the empty one
-        residual = batch_first(residual, in_dims[8], info.batch_size)
+        residual = vmap_dim_first(residual, in_dims[8], info.batch_size)
     gradients = operator(
         *(grad, query, key, value, *(masks if masks else (None,)), None),
         *(output, log_sum_exp, residual, *options),

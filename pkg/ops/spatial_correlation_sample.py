@@ -17,7 +17,7 @@ from ._registration import (
     register_lower_precision_autocast,
 )
 from ._sharding import register_sharding
-from ._vmap import batch_first
+from ._vmap import vmap_dim_first
 
 TABLE = (
     "the correlation layer of FlowNet, a cost volume, with the parameters of "
@@ -204,7 +204,7 @@ def _as_one_batch(
 ) -> Tensor:
     """Calls an operator with the vmap dimension and the batch of two tensors as one dimension."""
     first, second = (
-        batch_first(tensor, dim, info.batch_size)
+        vmap_dim_first(tensor, dim, info.batch_size)
         for tensor, dim in zip(tensors, in_dims, strict=False)
     )
     result = operator(first.flatten(0, 1), second.flatten(0, 1), *options)
