@@ -259,7 +259,7 @@ def _of_kind(
 ) -> Callable[..., Any] | None:
     """What is of a kind in a call: the function, an object's ``__call__``, a module's ``forward``.
 
-    None where nothing is. Modules are in partial functions.
+    None where nothing is. A module comes here within a partial function alone.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -413,7 +413,8 @@ def _refuse_to_be_compiled() -> None:
     if torch.compiler.is_dynamo_compiling():
         raise RuntimeError(
             "pkg.accelerate is called in a region that torch.compile compiles; switch outside of "
-            "it, or wrap what torch.compile returns: compiled models are accelerated as they run"
+            "it, or wrap the function that torch.compile returns: what is compiled is accelerated "
+            "as it runs"
         )
 
 
