@@ -72,21 +72,8 @@ template <class Arithmetic, int kWidth, class Source>
     typename Arithmetic::KGroup* packed) {
   using V = Vector<typename Arithmetic::KGroup>;
   constexpr int kLanes = simd::kLanes<typename Arithmetic::KGroup>;
-  if constexpr (kWidth % kLanes == 0) {
-    for (int first = 0; first < kWidth; first += kLanes) {
-      V square[kLanes];
-#pragma GCC unroll 16
-      for (int line = 0; line < kLanes; ++line) {
-        square[line] =
-            Arithmetic::load_k_groups(source + (first + line) * line_stride);
-      }
-      simd::transpose(square);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        simd::store(packed + i * kWidth + first, square[i]);
-      }
-    }
-  } else if constexpr (simd::transposes_without_gaps<V>(kWidth)) {
+  if constexpr (kWidth % kLanes != 0 &&
+                simd::transposes_without_gaps<V>(kWidth)) {
     V lines[kWidth];
 #pragma GCC unroll 16
     for (int line = 0; line < kWidth; ++line) {
@@ -98,16 +85,20 @@ template <class Arithmetic, int kWidth, class Source>
       simd::store(packed + i * kLanes, lines[i]);
     }
   } else {
-    static_assert(kWidth < kLanes && kLanes <= 2 * kWidth);
-    V square[kLanes] = {};
+    constexpr int kLines = std::min(kWidth, kLanes);
+    static_assert(kWidth % kLines == 0 && kLanes <= 2 * kLines);
+    for (int first = 0; first < kWidth; first += kLines) {
+      V square[kLanes] = {};
 #pragma GCC unroll 16
-    for (int line = 0; line < kWidth; ++line) {
-      square[line] = Arithmetic::load_k_groups(source + line * line_stride);
-    }
-    simd::transpose(square);
+      for (int line = 0; line < kLines; ++line) {
+        square[line] =
+            Arithmetic::load_k_groups(source + (first + line) * line_stride);
+      }
+      simd::transpose(square);
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) {
-      simd::store(packed + i * kWidth, square[i]);
+      for (int i = 0; i < kLanes; ++i) {
+        simd::store(packed + i * kWidth + first, square[i]);
+      }
     }
   }
 }
