@@ -37,7 +37,7 @@ void launch_decoding(DecodeAttention<Element> call, const Tensor& query) {
         if (call.splits > 1) {
           launch(decode_attention_combine<Element>,
                  tiles_of(call.result_count(), kCombineThreads),
-                 kCombineThreads, stream, call);
+                 LaunchShape(kCombineThreads).that_waits(), stream, call);
         }
       });
 }

@@ -46,7 +46,8 @@ void launch_sum(const Int4LinearProblem<Element>& problem,
                 const Tensor& output) {
   if (problem.splits > 1) {
     launch(int4_linear_sum_kernel<Element>, problem.sum_pieces(),
-           kInt4SumThreads, current_stream(output), problem);
+           LaunchShape(kInt4SumThreads).that_waits(), current_stream(output),
+           problem);
   }
 }
 
@@ -109,7 +110,7 @@ bool launch_by_warpgroups(Int4LinearProblem<Element>& problem,
     using Product = typename Int4Warpgroups<Element, kGroup>::Product;
     launch(int4_linear_warpgroups_kernel<Element, kGroup>,
            std::min<int64_t>(tiles.pieces, multiprocessor_count()),
-           launch_shape<Product>(), current_stream(output), whole);
+           launch_shape<Product>().that_waits(), current_stream(output), whole);
   });
   launch_sum(whole.call, output);
   return true;

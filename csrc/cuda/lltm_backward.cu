@@ -106,8 +106,9 @@ class Backward {
         step.grad_bias =
             static_cast<Element*>(gradients_.bias.mutable_data_ptr());
       }
-      launch(lltm_gradient_kernel<Element>, step.tile_count(), kTileThreads,
-             current_stream(grad_sums_), step);
+      launch(lltm_gradient_kernel<Element>, step.tile_count(),
+             LaunchShape(kTileThreads).that_waits(), current_stream(grad_sums_),
+             step);
       if (t > 0) {
         auto* to = static_cast<Number*>(carried_h.mutable_data_ptr());
         multiply(MatrixOf<Element>{step.grad_sums, plan_.gates(), 1},

@@ -73,13 +73,14 @@ template <class Element>
 void launch_finish(const LltmStep<Element>& step, cudaStream_t stream) {
   const int64_t states = step.operands.batch * step.operands.units;
   launch(lltm_finish_kernel<Element>, tiles_of(states, kTileThreads),
-         kTileThreads, stream, step, FastDivisor(step.operands.units));
+         LaunchShape(kTileThreads).that_waits(), stream, step,
+         FastDivisor(step.operands.units));
 }
 
 template <class Element>
 void launch_step(const LltmStep<Element>& step, cudaStream_t stream) {
   launch(lltm_step_kernel<Element>, step.pieces,
-         launch_shape<GateProduct<Element>>(), stream, step);
+         launch_shape<GateProduct<Element>>().that_waits(), stream, step);
   if (step.parts != nullptr) {
     launch_finish(step, stream);
   }

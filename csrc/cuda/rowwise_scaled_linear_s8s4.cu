@@ -24,7 +24,7 @@ void launch_tiles(const RowwiseWarpgroupProblem& problem, cudaStream_t stream) {
   using Product = typename RowwiseWarpgroups<kTileRows>::Product;
   launch(rowwise_warpgroups_kernel<kTileRows>,
          std::min<int64_t>(problem.tiles.pieces, multiprocessor_count()),
-         launch_shape<Product>(), stream, problem);
+         launch_shape<Product>().that_waits(), stream, problem);
 }
 
 // Of rows that can be copied in bulk; returns whether there are tiles.

@@ -36,7 +36,7 @@ void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
       call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
-        launch(kernel, tiles, shape, stream, arguments);
+        launch(kernel, tiles, shape.that_waits(), stream, arguments);
       });
 }
 
@@ -47,7 +47,7 @@ void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
       call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
-        launch(kernel, tiles, shape, stream, arguments);
+        launch(kernel, tiles, shape.that_waits(), stream, arguments);
       });
 }
 
@@ -79,7 +79,7 @@ bool launch_joint_gradients(const AttentionGradQuery<Element>& query,
         },
         [&](auto kernel, int64_t blocks, LaunchShape shape,
             const auto& arguments) {
-          launch(kernel, blocks, shape, stream, arguments);
+          launch(kernel, blocks, shape.that_waits(), stream, arguments);
         });
   }
   return false;

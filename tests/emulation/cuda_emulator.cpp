@@ -43,6 +43,8 @@ size_t dynamic_bytes = 0;
 size_t most_shared_bytes = 227 * 1024;  // of compute capability 9.0
 size_t launched_shared_bytes = 0;       // the most of the running launch
 bool bounds_are_stated = false;
+size_t launched_threads = 0;
+size_t waited_threads = 0;  // for the kernel before
 Schedule schedule = Schedule::by_chance;
 std::string pending_report;
 const std::function<void()>* running_kernel = nullptr;
@@ -659,6 +661,10 @@ void check_launch_bounds(int64_t threads, int64_t) {
 
 bool have_stated_bounds() { return bounds_are_stated; }
 
+void note_wait_for_kernel() { ++waited_threads; }
+
+bool all_have_waited() { return waited_threads == launched_threads; }
+
 namespace {
 
 void check_launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes) {
@@ -754,6 +760,9 @@ void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
   running_kernel = &kernel;
   dynamic_bytes = dynamic_shared_bytes;
   bounds_are_stated = false;
+  waited_threads = 0;
+  launched_threads = static_cast<size_t>(grid.x) * grid.y * grid.z * threads.x *
+                     threads.y * threads.z;
   begin_to_watch();
   forget_turns();
   try {

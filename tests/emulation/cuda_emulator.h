@@ -192,6 +192,10 @@ void launch(dim3 grid, dim3 threads, size_t dynamic_shared_bytes,
 void check_launch_bounds(int64_t threads, int64_t blocks = 0);
 // Whether the kernel of the last launch has said it.
 bool have_stated_bounds();
+// From each thread that waits for the kernel before its own
+// (cuda/device/dependent_launch.cuh), and whether all of the last launch have.
+void note_wait_for_kernel();
+bool all_have_waited();
 // Of a block of the device, as for compute capability 9.0 unless it is called.
 void set_most_shared_bytes(size_t bytes);
 // Watches memory that the kernels write: what one block of a launch changes, no

@@ -97,6 +97,8 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
         shape.asks_for_shared_memory());
     PKG_CHECK(emulation::have_stated_bounds(),
               "cuda emulator: a kernel without launch bounds");
+    PKG_CHECK(!shape.waits || emulation::all_have_waited(),
+              "cuda emulator: a kernel that does not wait for the one before");
   }
 }
 

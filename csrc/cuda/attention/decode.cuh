@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/attention/attention.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -309,6 +310,7 @@ struct DecodeAttention {
 template <class Element>
 __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
     const __grid_constant__ DecodeAttention<Element> call) {
+  wait_for_kernel_before();
   using Number = Accumulator<Element>;
   const int64_t rows = call.shared_rows();
   const int64_t results = call.result_count();
@@ -319,12 +321,14 @@ __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
     const int64_t head = result / call.value_size / rows;
     const int64_t first = head * call.splits * rows + row;
     Number maximum = -Number(INFINITY);
+    PKG_UNROLL_BY(8)  // so many loads at a time
     for (int64_t split = 0; split < call.splits; ++split) {
       maximum = fmax(maximum, call.states[2 * (first + split * rows)]);
     }
     const Number origin = maximum == -Number(INFINITY) ? Number(0) : maximum;
     Number sum = 0;
     Number total = 0;
+    PKG_UNROLL_BY(8)
     for (int64_t split = 0; split < call.splits; ++split) {
       const int64_t index = first + split * rows;
       const Number factor = exp(call.states[2 * index] - origin);

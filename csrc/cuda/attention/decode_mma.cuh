@@ -44,6 +44,7 @@
 #include "cuda/attention/decode_copies.cuh"
 #include "cuda/attention/decode_rows.cuh"
 #include "cuda/attention/forward.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/shared.cuh"
@@ -474,6 +475,7 @@ __global__ void __launch_bounds__(DecodeMma<Element, kWidth>::kThreads,
                                   DecodeMma<Element, kWidth>::kBlocks)
     decode_attention_mma_kernel(
         const __grid_constant__ DecodeAttention<Element> call) {
+  let_next_kernel_begin();
   using Mma = DecodeMma<Element, kWidth>;
   PKG_SHARED(uint32_t, infinities, [Mma::kRows][Mma::kInfinityWords]);
   const int64_t pieces = call.template piece_count<Mma::kRows, kWidth>();

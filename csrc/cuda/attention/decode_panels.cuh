@@ -28,6 +28,7 @@
 #include <type_traits>
 
 #include "cuda/attention/decode.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
@@ -410,6 +411,7 @@ template <class Element, int kRows, int kWidth>
 __global__ void __launch_bounds__(kDecodeThreads, kRows == 1 ? 2 : 1)
     decode_attention_panels_kernel(
         const __grid_constant__ DecodeAttention<Element> call) {
+  let_next_kernel_begin();
   using Panels = DecodePanels<Element, kRows, kWidth>;
   using Number = typename Panels::Number;
   PKG_SHARED(Number, query, [kRows][kDecodeSlice]);

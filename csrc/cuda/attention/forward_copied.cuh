@@ -50,6 +50,7 @@
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/forward_panels.cuh"
 #include "cuda/attention/forward_parts.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
@@ -320,6 +321,7 @@ __global__ void __launch_bounds__(AttentionCopied<Element, kWidth>::kThreads,
                                   AttentionCopied<Element, kWidth>::kBlocks)
     attention_forward_copied_kernel(
         const __grid_constant__ AttentionForward<Element> call) {
+  let_next_kernel_begin();
   using Block = AttentionCopied<Element, kWidth>;
   const int64_t tiles = call.template tile_count<Block::kRows, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles * call.parts.count;

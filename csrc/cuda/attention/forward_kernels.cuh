@@ -156,7 +156,7 @@ bool launch_attention_forward_copied(AttentionForward<float> call,
       launch(
           attention_forward_combine_kernel<float>,
           call.template tile_count<Combination::kRows, Combination::kWidth>(),
-          LaunchShape(Combination::kThreads), call);
+          LaunchShape(Combination::kThreads).that_waits(), call);
     }
     is_launched = true;
   });

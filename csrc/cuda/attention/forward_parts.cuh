@@ -13,6 +13,7 @@
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
@@ -131,6 +132,7 @@ template <class Element>
 __global__ void __launch_bounds__(AttentionCombination<Element>::kThreads)
     attention_forward_combine_kernel(
         const __grid_constant__ AttentionForward<Element> call) {
+  wait_for_kernel_before();
   using Block = AttentionCombination<Element>;
   const int64_t tiles = call.template tile_count<Block::kRows, Block::kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {

@@ -28,6 +28,7 @@
 #include <type_traits>
 
 #include "cuda/attention/gradients.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
@@ -297,6 +298,7 @@ template <class Element, int kWidth>
 __global__ void __launch_bounds__(GradKeyValuePanels<Element, kWidth>::kThreads)
     attention_grad_key_value_panels_kernel(
         const __grid_constant__ AttentionGradKeyValue<Element> call) {
+  wait_for_kernel_before();
   constexpr int kTile = kAttentionTile;
   const int64_t tiles = call.template tile_count<kTile, kWidth>();
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {

@@ -51,6 +51,7 @@
 #include "cuda/attention/gradients_mma.cuh"
 #include "cuda/attention/gradients_warpgroups.cuh"
 #include "cuda/attention/key_value_stages.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -273,6 +274,7 @@ template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(384, 1)
     attention_grad_key_value_warpgroups_kernel(
         const __grid_constant__ MappedGradKeyValue<Element> mapped) {
+  wait_for_kernel_before();
   // Nothing of it is compiled for devices that lack the instructions.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Block = GradKeyValueWarpgroups<Element, kWidth, kPlain>;

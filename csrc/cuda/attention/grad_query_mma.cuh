@@ -26,6 +26,7 @@
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/mma_product.cuh"
@@ -224,6 +225,7 @@ class GradQueryMma {
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(256) attention_grad_query_mma_kernel(
     const __grid_constant__ AttentionGradQuery<Element> call) {
+  wait_for_kernel_before();
   using Mma = GradQueryMma<Element, kWidth>;
   const AttentionProblem<Element>& problem = call.backward.problem;
   const Mma mma(call);

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(
     GradQueryGrid<Element, kWidth>::Thread::kThreads)
     attention_grad_query_panels_kernel(
         const __grid_constant__ AttentionGradQuery<Element> call) {
+  wait_for_kernel_before();
   using Number = Accumulator<Element>;
   using Scores = typename GradQueryGrid<Element, kWidth>::Scores;
   constexpr int kTile = kAttentionTile;

@@ -42,6 +42,7 @@
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
 #include "cuda/attention/gradients_warpgroups.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/numeric.cuh"
@@ -322,6 +323,7 @@ template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(384, 1)
     attention_grad_query_warpgroups_kernel(
         const __grid_constant__ MappedGradQuery<Element> mapped) {
+  wait_for_kernel_before();
   // Nothing of it is compiled for devices that lack the instructions.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Block = GradQueryWarpgroups<Element, kWidth, kPlain>;

@@ -29,6 +29,7 @@
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
@@ -194,6 +195,7 @@ struct DeltaRows {
 template <class Element>
 __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
     const __grid_constant__ AttentionBackward<Element> call) {
+  let_next_kernel_begin();
   const AttentionProblem<Element>& problem = call.problem;
   const int64_t row_tiles = tiles_of(problem.rows, kDeltaRows);
   const int64_t tiles = problem.batch_count * row_tiles;

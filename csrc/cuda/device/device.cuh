@@ -72,9 +72,18 @@ __device__ __forceinline__ int of_group(int thread) {
 struct LaunchShape {
   int threads;
   int shared_bytes = 0;  // beyond what the kernel declares
+  bool waits = false;
 
   LaunchShape(int threads_of_block, int dynamic_shared_bytes = 0)
       : threads(threads_of_block), shared_bytes(dynamic_shared_bytes) {}
+
+  // For a kernel that begins with wait_for_kernel_before(), behind another of
+  // this package's (dependent_launch.cuh).
+  LaunchShape that_waits() const {
+    LaunchShape shape = *this;
+    shape.waits = true;
+    return shape;
+  }
 
   // A kernel has 48 KiB, what it declares among them, and for more the device
   // has to be asked. Here nobody knows what it declares: less than the rest.

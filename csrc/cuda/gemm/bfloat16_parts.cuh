@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
@@ -111,6 +112,7 @@ __device__ __forceinline__ bool split_vector(const SplitOperand& operand,
 template <int kParts>
 __global__ void __launch_bounds__(kSplitThreads)
     split_into_bfloat16_kernel(const __grid_constant__ SplitProblem problem) {
+  let_next_kernel_begin();
   const int64_t of_a = problem.a.vector_count();
   const int64_t count = of_a + problem.b.vector_count();
   bool is_inexact = false;

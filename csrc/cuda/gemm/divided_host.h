@@ -32,7 +32,7 @@ void launch_sum(const MatmulProblem<Input, Output>& problem,
       static_cast<const StoredSum<Input>*>(parts.const_data_ptr());
   const auto sum = sum_of(problem, sums, splits);
   launch(matmul_sum_kernel<Input, Output, Epilogue>, sum.tiles,
-         SumThread::kThreads, stream, sum, epilogue);
+         LaunchShape(SumThread::kThreads).that_waits(), stream, sum, epilogue);
 }
 
 // A product by blocks of Product's warpgroups, of so many panels a part. Calls

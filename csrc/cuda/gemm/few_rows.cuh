@@ -58,6 +58,7 @@
 #include <type_traits>
 
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
@@ -518,6 +519,7 @@ __global__ void __launch_bounds__(kFewRowsThreads, kFewRowsBlocks)
     matmul_few_rows_kernel(
         const __grid_constant__ FewRowsProblem<Input, Output> problem,
         const __grid_constant__ Epilogue epilogue) {
+  let_next_kernel_begin();
   using Shape = FewRowsShape<Input, Layout>;
   using Number = Accumulator<Input>;
   PKG_SHARED(Number, warp_sums, [Shape::kRows][Shape::kPitch]);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/block_product.cuh"
@@ -164,6 +165,7 @@ template <class Input, class Output, class Epilogue = KeepSums,
 __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     matmul_kernel(const __grid_constant__ MatmulProblem<Input, Output> problem,
                   const __grid_constant__ Epilogue epilogue) {
+  let_next_kernel_begin();
   if (problem.wanted != nullptr && *problem.wanted == 0) {
     return;
   }
@@ -248,6 +250,7 @@ template <class Input, class Output, class Epilogue = KeepSums>
 __global__ void __launch_bounds__(SumThread::kThreads)
     matmul_sum_kernel(const __grid_constant__ MatmulSum<Input, Output> sum,
                       const __grid_constant__ Epilogue epilogue) {
+  wait_for_kernel_before();
   const int64_t matrix = sum.rows * sum.columns;
   for (int64_t index = blockIdx.x; index < sum.tiles; index += gridDim.x) {
     const auto [rows, column_tile] = sum.column_tiles.divide(index);

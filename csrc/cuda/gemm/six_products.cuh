@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/gemm/bfloat16_parts.cuh"
 #include "cuda/gemm/warpgroup_matmul.cuh"
@@ -100,6 +101,8 @@ __global__ void __launch_bounds__(SixProducts::kThreads, 1)
     matmul_six_products_kernel(
         const __grid_constant__ WarpgroupProblem<bfloat16, float> problem,
         const int32_t* inexact, const __grid_constant__ Epilogue epilogue) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if constexpr (kCompilesWarpgroups) {
     if (*inexact == 0) {
       multiply_by_warpgroups<bfloat16, SixProducts>(problem, epilogue);

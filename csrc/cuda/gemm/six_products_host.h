@@ -49,7 +49,8 @@ void launch_six_products(const MatmulProblem<float, float>& problem,
       [&]<class Kept>(const WarpgroupProblem<bfloat16, float>& tiles,
                       int64_t blocks, cudaStream_t stream, const Kept& kept) {
         launch(matmul_six_products_kernel<Kept>, blocks,
-               launch_shape<SixProducts>(), stream, tiles, left_over, kept);
+               launch_shape<SixProducts>().that_waits(), stream, tiles,
+               left_over, kept);
       });
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/divisor.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -47,6 +48,7 @@ struct TransposeProblem {
 template <class Word>
 __global__ void __launch_bounds__(kTransposeThreads)
     transpose_kernel(const __grid_constant__ TransposeProblem<Word> problem) {
+  let_next_kernel_begin();
   // A column more than the tile, so that its columns lie in different banks.
   PKG_SHARED(Word, tile, [kTransposeTile][kTransposeTile + 1]);
   const int lane = static_cast<int>(threadIdx.x) % kTransposeTile;

@@ -24,6 +24,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/panel.cuh"
@@ -358,6 +359,8 @@ __global__ void __launch_bounds__(
     matmul_warpgroup_kernel(
         const __grid_constant__ WarpgroupProblem<Input, Output> problem,
         const __grid_constant__ Epilogue epilogue) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if constexpr (kCompilesWarpgroups) {
     multiply_by_warpgroups<Input, WarpgroupProduct<Input, kTileColumns>>(
         problem, epilogue);

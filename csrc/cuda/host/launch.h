@@ -54,6 +54,16 @@ inline int compute_capability() {
          device_attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
+// Whether kernels that were compiled for compute capability 9.0 run, the only
+// ones that wait for the kernel before them: others do not know how.
+inline bool has_waiting_kernels() {
+#ifdef PKG_CUDA_90A
+  return compute_capability() == 90;
+#else
+  return false;
+#endif
+}
+
 // Runs a kernel whose blocks, walking in steps of the grid, share out `pieces`
 // of work. The caller holds a DeviceGuard.
 template <class... Parameters, class... Arguments>
@@ -67,8 +77,18 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
           kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
           shape.shared_bytes));
     }
-    kernel<<<grid_of(pieces), shape.threads, shape.shared_bytes, stream>>>(
-        arguments...);
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid_of(pieces);
+    config.blockDim = static_cast<unsigned>(shape.threads);
+    config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = shape.waits && has_waiting_kernels() ? 1 : 0;
+    STD_CUDA_CHECK(
+        cudaLaunchKernelEx(&config, kernel, arguments...));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -118,6 +119,7 @@ inline int shift_of(int64_t power_of_two) {
 template <class Element>
 __global__ void __launch_bounds__(kInt4SumThreads) int4_linear_sum_kernel(
     const __grid_constant__ Int4LinearProblem<Element> problem) {
+  wait_for_kernel_before();
   constexpr int kFour = kInt4SumColumns;
   using Numbers = Packet<float, kFour>;
   const int64_t across = problem.columns / kFour;

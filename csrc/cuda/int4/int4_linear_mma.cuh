@@ -33,6 +33,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
@@ -500,6 +501,7 @@ template <class Block, class Element>
 __global__ void __launch_bounds__(Block::kThreads, Block::kBlocks)
     int4_linear_half_kernel(
         const __grid_constant__ Int4LinearProblem<Element> problem) {
+  let_next_kernel_begin();
   for (int64_t index = blockIdx.x; index < problem.pieces; index += gridDim.x) {
     const Block block(problem, problem.template place<Block>(index));
     typename Block::Sums totals(0);

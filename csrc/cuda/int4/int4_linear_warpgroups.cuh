@@ -40,6 +40,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/tensor_map.cuh"
@@ -136,6 +137,7 @@ constexpr int kInt4RowThreads = 128;
 template <class Element>
 __global__ void __launch_bounds__(kInt4RowThreads) int4_row_sums_kernel(
     const __grid_constant__ Int4WarpgroupProblem<Element> problem) {
+  let_next_kernel_begin();
   constexpr int kVector = 8;
   using Vector = Packet<Element, kVector>;
   const int shift = problem.call.group_shift - 3;  // of vectors
@@ -498,6 +500,8 @@ void with_int4_group(const Int4LinearProblem<Element>& problem,
 template <class Element, int kGroup>
 __global__ void __launch_bounds__(384, 1) int4_linear_warpgroups_kernel(
     const __grid_constant__ Int4WarpgroupProblem<Element> problem) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if constexpr (kCompilesWarpgroups) {
     using Block = Int4Warpgroups<Element, kGroup>;
     using Product = typename Block::Product;

@@ -34,6 +34,7 @@
 #include <type_traits>
 
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
@@ -251,6 +252,7 @@ template <bool kPacked>
 __global__ void __launch_bounds__(RowwiseProduct<kPacked>::kThreads, 2)
     rowwise_scaled_linear_kernel(
         const __grid_constant__ RowwiseScaledProblem<kPacked> problem) {
+  let_next_kernel_begin();
   using Product = RowwiseProduct<kPacked>;
   PKG_SHARED(const int8_t*, rows, [kRowwiseTile]);
   PKG_SHARED(const int8_t*, columns, [kRowwiseTile]);

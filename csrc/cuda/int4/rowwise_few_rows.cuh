@@ -24,6 +24,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/mma_places.cuh"
@@ -214,6 +215,7 @@ __device__ __forceinline__ void multiply_turns(
 template <bool kPacked>
 __global__ void __launch_bounds__(kFewThreads, 2) rowwise_few_rows_kernel(
     const __grid_constant__ RowwiseScaledProblem<kPacked> problem) {
+  let_next_kernel_begin();
   PKG_SHARED(uint32_t, warp_sums, [kFewWarps][kFewRows][kFewPitch]);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;

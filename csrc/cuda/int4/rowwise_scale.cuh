@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/device/batch.cuh"
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
@@ -128,6 +129,7 @@ struct RowwiseScaling {
 template <class Number>
 __global__ void __launch_bounds__(kScaleThreads)
     rowwise_scale_kernel(const __grid_constant__ RowwiseScaling scaling) {
+  wait_for_kernel_before();
   const int64_t blocks = tiles_of(scaling.columns, kScaleColumns);
   for (int64_t index = blockIdx.x; index < scaling.pieces();
        index += gridDim.x) {

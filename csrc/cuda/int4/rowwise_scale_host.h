@@ -21,7 +21,8 @@ inline Tensor allocate_parts(RowwiseScaling& scaling, const Tensor& output) {
 inline void launch_scale(const RowwiseScaling& scaling, cudaStream_t stream) {
   launch(scaling.in_double ? rowwise_scale_kernel<double>
                            : rowwise_scale_kernel<float>,
-         scaling.pieces(), kScaleThreads, stream, scaling);
+         scaling.pieces(), LaunchShape(kScaleThreads).that_waits(), stream,
+         scaling);
 }
 
 }  // namespace pkg::cuda

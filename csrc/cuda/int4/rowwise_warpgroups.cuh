@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
@@ -117,6 +118,7 @@ template <class Problem>
 __global__ void __launch_bounds__(kWidenThreads)
     rowwise_widen_kernel(const __grid_constant__ Problem problem,
                          int8_t* widened) {
+  let_next_kernel_begin();
   constexpr int kVector = 8;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
     const int8_t* from = problem.row(row);
@@ -349,6 +351,8 @@ class RowwiseWarpgroups {
 template <int kTileRows>
 __global__ void __launch_bounds__(384, 1) rowwise_warpgroups_kernel(
     const __grid_constant__ RowwiseWarpgroupProblem problem) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if constexpr (kCompilesWarpgroups) {
     using Block = RowwiseWarpgroups<kTileRows>;
     using Product = typename Block::Product;

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
@@ -106,6 +107,8 @@ __device__ __forceinline__ void differentiate_state(
 template <class Element>
 __global__ void __launch_bounds__(kTileThreads) lltm_gradient_kernel(
     const __grid_constant__ LltmGradientStep<Element> step) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   using Number = Accumulator<Element>;
   using Shape = LltmGradientTile;
   PKG_SHARED(Number, sums, [kGates][Shape::kRows][Shape::kUnits]);
@@ -243,6 +246,8 @@ __global__ void __launch_bounds__(BlockProduct<Element>::kThreads,
                                   BlockProduct<Element>::kBlocks)
     lltm_product_kernel(
         const __grid_constant__ LltmProduct<Element, Output> product) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   using Product = BlockProduct<Element>;
   for (int64_t index = blockIdx.x; index < product.pieces; index += gridDim.x) {
     typename Product::Sums sums(0);
@@ -293,6 +298,8 @@ LltmSum<Number, Output> sum_of(const LltmProduct<Element, Output>& product,
 template <class Number, class Output>
 __global__ void __launch_bounds__(kTileThreads)
     lltm_sum_kernel(const __grid_constant__ LltmSum<Number, Output> sum) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   for (int64_t index = global_thread_index(); index < sum.elements;
        index += global_thread_count()) {
     Number total = 0;

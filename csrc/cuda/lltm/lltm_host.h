@@ -88,7 +88,7 @@ void launch_product(LltmProduct<Element, Output>& product,
                     const Tensor& on_device) {
   using Number = Accumulator<Element>;
   using Product = BlockProduct<Element>;
-  const LaunchShape shape = launch_shape<Product>();
+  const LaunchShape shape = launch_shape<Product>().that_waits();
   const cudaStream_t stream = current_stream(on_device);
   const int64_t tiles = product.tile_count();
   const int64_t panels = product.panel_count();
@@ -113,7 +113,7 @@ void launch_product(LltmProduct<Element, Output>& product,
          stream, parts_of_product);
   const auto sum = sum_of(product, parts_of_product);
   launch(lltm_sum_kernel<Number, Output>, tiles_of(sum.elements, kTileThreads),
-         kTileThreads, stream, sum);
+         LaunchShape(kTileThreads).that_waits(), stream, sum);
 }
 
 // Writes hidden and cells, and the gates where they are kept.

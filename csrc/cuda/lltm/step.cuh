@@ -23,6 +23,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
@@ -249,6 +250,8 @@ template <class Element>
 __global__ void __launch_bounds__(GateProduct<Element>::kThreads,
                                   GateProduct<Element>::kBlocks)
     lltm_step_kernel(const __grid_constant__ LltmStep<Element> step) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   using Product = GateProduct<Element>;
   using Sums = typename Product::Sums;
   for (int64_t index = blockIdx.x; index < step.pieces; index += gridDim.x) {
@@ -278,6 +281,8 @@ template <class Element>
 __global__ void __launch_bounds__(kTileThreads)
     lltm_finish_kernel(const __grid_constant__ LltmStep<Element> step,
                        const __grid_constant__ FastDivisor units) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   using Number = Accumulator<Element>;
   const int64_t hidden = step.operands.units;
   const int64_t states = step.operands.batch * hidden;
