@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "batches.h"
+#include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/matmul.cuh"
 #include "elements.h"
 #include "request.h"
@@ -46,6 +48,22 @@ bool with_tensor_core_types(const Request& request, Function&& function) {
         output, [&]<class Output>() { function(Input{}, Output{}); });
   });
   return is_known;
+}
+
+// Calls function.operator()<Product>() with the tiles that the request asks
+// for.
+template <class Input, class Function>
+void with_tiles(const Request& request, Function&& function) {
+  if constexpr (cuda::kHasLargeProduct<Input>) {
+    const std::string& tiles = request.text("tiles");
+    if (tiles == "large") {
+      return function.template operator()<cuda::LargeProduct<Input>>();
+    }
+    if (tiles == "small") {
+      return function.template operator()<cuda::SmallProduct<Input>>();
+    }
+  }
+  function.template operator()<cuda::BlockProduct<Input>>();
 }
 
 }  // namespace pkg::emulation

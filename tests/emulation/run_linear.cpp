@@ -1,9 +1,9 @@
 #include "batches.h"
-#include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/linear.cuh"
 #include "cuda/gemm/pack_weight.cuh"
 #include "elements.h"
 #include "few_rows.h"
+#include "matmul_request.h"
 #include "program.h"
 #include "warpgroups.h"
 
@@ -46,22 +46,13 @@ void run(const Request& request) {
       return;
     }
   }
-  if constexpr (cuda::kHasLargeProduct<Input>) {
-    if (request.integer("large_tiles") != 0) {
-      using Product = cuda::LargeProduct<Input>;
-      using Epilogue = cuda::LinearEpilogue<Element, Activation>;
-      launch_blocks(request, problem.template count_tiles<Product>(),
-                    cuda::launch_shape<Product>(),
-                    cuda::matmul_kernel<Input, Element, Epilogue, Product>,
-                    problem, epilogue);
-      return;
-    }
-  }
-  launch_blocks(request, problem.tiles,
-                cuda::launch_shape<cuda::BlockProduct<Input>>(),
-                cuda::matmul_kernel<Input, Element,
-                                    cuda::LinearEpilogue<Element, Activation>>,
-                problem, epilogue);
+  using Epilogue = cuda::LinearEpilogue<Element, Activation>;
+  with_tiles<Input>(request, [&]<class Product>() {
+    launch_blocks(request, problem.template count_tiles<Product>(),
+                  cuda::launch_shape<Product>(),
+                  cuda::matmul_kernel<Input, Element, Epilogue, Product>,
+                  problem, epilogue);
+  });
 }
 
 // Every activation in float32, one in each other type.

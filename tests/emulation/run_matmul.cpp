@@ -7,38 +7,38 @@
 namespace pkg::emulation {
 namespace {
 
-template <class Input, class Output>
-void run(const Request& request) {
-  auto problem = problem_of<Input, Output>(request);
-  if constexpr (cuda::kHasLargeProduct<Input>) {
-    if (request.integer("large_tiles") != 0) {
-      using Product = cuda::LargeProduct<Input>;
-      launch_blocks(request, problem.template count_tiles<Product>(),
-                    cuda::launch_shape<Product>(),
-                    cuda::matmul_kernel<Input, Output, cuda::KeepSums, Product>,
-                    problem, cuda::KeepSums{});
-      return;
-    }
-  }
-  const int64_t tiles = problem.count_tiles();
-  const auto shape = cuda::launch_shape<cuda::BlockProduct<Input>>();
+template <class Product, class Input, class Output>
+void run_by_tiles(const Request& request,
+                  cuda::MatmulProblem<Input, Output> problem) {
+  const int64_t tiles = problem.template count_tiles<Product>();
+  const auto shape = cuda::launch_shape<Product>();
   const int64_t split_depth = request.integer("split_depth");
   if (split_depth == 0) {
-    launch_blocks(request, tiles, shape, cuda::matmul_kernel<Input, Output>,
+    launch_blocks(request, tiles, shape,
+                  cuda::matmul_kernel<Input, Output, cuda::KeepSums, Product>,
                   problem, cuda::KeepSums{});
     return;
   }
   using Sum = cuda::StoredSum<Input>;
   auto parts = cuda::divided<Input, Output, Sum>(problem, split_depth, nullptr);
-  const int64_t pieces = parts.count_tiles();
+  const int64_t pieces = parts.template count_tiles<Product>();
   std::vector<Sum> sums(
       static_cast<size_t>(parts.batch_count * parts.rows * parts.columns));
   parts.c = sums.data();
-  launch_blocks(request, pieces, shape, cuda::matmul_kernel<Input, Sum>, parts,
+  launch_blocks(request, pieces, shape,
+                cuda::matmul_kernel<Input, Sum, cuda::KeepSums, Product>, parts,
                 cuda::KeepSums{});
   const auto sum = cuda::sum_of(problem, sums.data(), parts.splits);
   launch_blocks(request, sum.tiles, cuda::SumThread::kThreads,
                 cuda::matmul_sum_kernel<Input, Output>, sum, cuda::KeepSums{});
+}
+
+template <class Input, class Output>
+void run(const Request& request) {
+  const auto problem = problem_of<Input, Output>(request);
+  with_tiles<Input>(request, [&]<class Product>() {
+    run_by_tiles<Product>(request, problem);
+  });
 }
 
 // How a product of so many tiles and panels is divided for so many blocks.
@@ -48,24 +48,27 @@ void run_panels_of_split(const Request& request) {
       cuda::panels_of_split(sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3));
 }
 
-// Whether large tiles take less time for batch, rows, columns of so many
-// multiprocessors.
-void run_pays_large_product(const Request& request) {
+// The tiles and parts that a product of batch, rows, columns and depth takes on
+// so many multiprocessors.
+void run_plan_panels(const Request& request) {
   const auto& sizes = request.integers("sizes");
-  const auto pays = [&]<class Element>() {
-    return cuda::pays_large_product<Element>(sizes.at(0), sizes.at(1),
-                                             sizes.at(2), sizes.at(3));
+  const auto plan = [&]<class Element>() {
+    return cuda::plan_panels<Element>(sizes.at(0), sizes.at(1), sizes.at(2),
+                                      sizes.at(3), sizes.at(4));
   };
-  *request.buffer<int64_t>("pays") = request.text("type") == "float64"
-                                         ? pays.operator()<double>()
-                                         : pays.operator()<float>();
+  const cuda::PanelPlan best = request.text("type") == "float64"
+                                   ? plan.operator()<double>()
+                                   : plan.operator()<float>();
+  auto* const numbers = request.buffer<int64_t>("plan");
+  numbers[0] = static_cast<int64_t>(best.tiles);
+  numbers[1] = best.panels_each;
 }
 
 }  // namespace
 
 bool run_matmul(const Request& request) {
-  if (request.text("kernel") == "pays_large_product") {
-    run_pays_large_product(request);
+  if (request.text("kernel") == "plan_panels") {
+    run_plan_panels(request);
     return true;
   }
   if (request.text("kernel") == "panels_of_split") {

@@ -101,7 +101,7 @@ def test_matmul_by_large_tiles(
     a, b = torch.randn(256, 64, dtype=dtype), torch.randn(64, 128, dtype=dtype)
     if transposed:
         a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
-    c = emulated_matmul(counting_emulator, a, b, large_tiles=True)
+    c = emulated_matmul(counting_emulator, a, b, tiles="large")
     counted, size = counting_emulator.counters, a.element_size()
     row_tiles = 256 // (256 if dtype == torch.float32 else 128)
     copied = (a.numel(), row_tiles * b.numel())  # b once for each tile of rows

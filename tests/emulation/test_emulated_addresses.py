@@ -196,6 +196,15 @@ PLANTED = {
         "allocate_parts(call, query);",
         "heap-use-after-free",
     ),
+    "a kernel that does not wait for the one whose parts it adds up": (
+        SANITIZE_ADDRESSES,
+        ("decode_attention",),
+        "decode_attention.cu",
+        "cuda/attention/decode.cuh",
+        "  wait_for_kernel_before();\n",
+        "",
+        "a kernel that does not wait for the one before",
+    ),
     "sums of one gate where there are three": (
         SANITIZE_ADDRESSES,
         ("lltm_backward",),

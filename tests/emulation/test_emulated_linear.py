@@ -22,7 +22,7 @@ def emulated_linear(
     blocks: int = 3,
     tile_columns: int = 0,
     multiplied_as: str | None = None,
-    large_tiles: bool = False,
+    tiles: str = "block",
     layout: str = "tiles",
     share_shift: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
@@ -49,7 +49,7 @@ def emulated_linear(
         columns=weight.shape[0],
         inner=inner,
         tile_columns=tile_columns,
-        large_tiles=int(large_tiles),
+        tiles=tiles,
         layout=layout,
         share_shift=share_shift,
         input_strides=input.stride()[-2:],

@@ -9,7 +9,7 @@ import references
 import torch
 from emulator import Emulator
 from test_emulated_counters import check_accesses
-from test_emulated_large_product import pays_large_product
+from test_emulated_large_product import plan_panels
 from test_emulated_matmul import FLOATS, assert_product, name_of
 from torch import Tensor
 
@@ -273,7 +273,7 @@ def assert_large(emulator: Emulator, dtype: torch.dtype, product: tuple[int, int
     if dtype == torch.float16:  # a tile for each multiprocessor
         assert -(-product[0] // 128) * -(-product[1] // 128) >= 3
     else:
-        assert pays_large_product(emulator, dtype, (1, *product, 3))
+        assert plan_panels(emulator, dtype, (1, *product, 4096, 3))[0] == "large"
 
 
 @pytest.mark.parametrize(("dtype", "shape", "product"), LARGE)

@@ -50,13 +50,14 @@ def emulated_matmul(
     split_depth: int = 0,
     tile_columns: int = 0,
     multiplied_as: str | None = None,
-    large_tiles: bool = False,
+    tiles: str = "block",
 ) -> torch.Tensor:
     """``a @ b`` of operands of at least two dimensions, whose batches broadcast.
 
     With a ``split_depth`` the summed dimension is divided into parts of so many steps, with
     ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. float32 may be
-    ``multiplied_as`` ``"tf32"``; float32 and float64 may be by ``large_tiles``.
+    ``multiplied_as`` ``"tf32"``; float32 and float64 may be by ``tiles`` that are ``"large"``
+    or ``"small"``.
     """
     c = torch.full(shape_of_product(a, b), 77, dtype=out_dtype or a.dtype)
     emulator.run(
@@ -68,7 +69,7 @@ def emulated_matmul(
         output_type=name_of(c.dtype),
         split_depth=split_depth,
         tile_columns=tile_columns,
-        large_tiles=int(large_tiles),
+        tiles=tiles,
         **product_fields(a, b),
     )
     return c

@@ -481,14 +481,7 @@ class AttentionScores {
                                             int i, int64_t row_begin,
                                             int64_t column_begin) const {
     with_mask_type([&]<class Value>(const Value* data) {
-      const TileLimits limits(extent_, row_begin, column_begin);
-      const AttentionMask& of = problem_.mask;
-      mask.load(
-          MaskCorner<Value>{data + mask_offset_ + row_begin * of.row_stride +
-                                column_begin * of.column_stride,
-                            of.row_stride, of.column_stride, limits.rows,
-                            limits.columns},
-          i);
+      mask.load(mask_corner(data, row_begin, column_begin), i);
     });
   }
 
@@ -516,13 +509,7 @@ class AttentionScores {
       }
     }
     with_mask_type([&]<class Value>(const Value*) {
-      mask.template apply<Value>(tile, i, [](Value value, Number score) {
-        if constexpr (std::is_same_v<Value, uint8_t>) {
-          return value != 0 ? score : -Number(INFINITY);
-        } else {
-          return score + convert<Number>(value);
-        }
-      });
+      mask.template apply<Value>(tile, i, ApplyMask());
     });
     const TileLimits limits(extent_, row_begin, column_begin);
     if (!limits.see_whole(Scores::kTileRows, Scores::kTileColumns)) {
@@ -550,7 +537,9 @@ class AttentionScores {
                                                                  : distance);
       });
     }
-    if (problem_.mask.type != MaskType::none) {
+    if constexpr (requires { typename Scores::Thread; }) {
+      mask_rows(tile, row_begin, column_begin);
+    } else if (problem_.mask.type != MaskType::none) {
       mask_tile(tile, limits, row_begin, column_begin);
     }
     limits.hide_unseen(tile);
@@ -671,12 +660,51 @@ class AttentionScores {
     }
   }
 
+  // What a value of the mask makes of a score.
+  struct ApplyMask {
+    template <class Value>
+    __device__ __forceinline__ Number operator()(Value value,
+                                                 Number score) const {
+      if constexpr (std::is_same_v<Value, uint8_t>) {
+        return value != 0 ? score : -Number(INFINITY);
+      } else {
+        return score + convert<Number>(value);
+      }
+    }
+  };
+
+  template <class Value>
+  __device__ __forceinline__ MaskCorner<Value> mask_corner(
+      const Value* data, int64_t row_begin, int64_t column_begin) const {
+    const TileLimits limits(extent_, row_begin, column_begin);
+    const AttentionMask& of = problem_.mask;
+    return {data + mask_offset_ + row_begin * of.row_stride +
+                column_begin * of.column_stride,
+            of.row_stride, of.column_stride, limits.rows, limits.columns};
+  }
+
+  // What lies beyond the matrix is hidden afterwards.
+  template <class Scores>
+  __device__ __forceinline__ void mask_rows(Scores& tile, int64_t row_begin,
+                                            int64_t column_begin) const {
+    with_mask_type([&]<class Value>(const Value* data) {
+      const auto corner = mask_corner(data, row_begin, column_begin);
+      MaskRow<Element, Scores> mask;
+      PKG_UNROLL
+      for (int i = 0; i < Scores::kThreadRows; ++i) {
+        mask.load(corner, i);
+        mask.template apply<Value>(tile, i, ApplyMask());
+      }
+    });
+  }
+
   __device__ __forceinline__ bool sees(int64_t row, int64_t column) const {
     return row < extent_.rows && column < extent_.columns &&
            column >= row + extent_.limits.first &&
            column <= row + extent_.limits.last;
   }
 
+  // The same of a tile whose rows are keys: its neighbours are queries.
   template <class Scores>
   __device__ __forceinline__ void mask_tile(Scores& tile,
                                             const TileLimits& limits,

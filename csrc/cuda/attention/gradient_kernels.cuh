@@ -197,21 +197,41 @@ int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
              : 0;
 }
 
+// Whether the kernel for all gradients would be that of copied panels.
+template <class Element>
+bool copies_joint_gradients(const AttentionProblem<Element>& problem,
+                            const AttentionDevice& device) {
+  bool copies = false;
+  if constexpr (std::is_same_v<Element, float>) {
+    with_attention_width<Element>(
+        std::max(problem.head_size, problem.value_size), [&]<int kWidth>() {
+          copies = device.copies_panels &&
+                   JointGradientsCopied<Element, kWidth>::suits(device);
+        });
+  }
+  return copies;
+}
+
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
 // counts in cuda/attention/joint_gradients_mma.cuh and
 // joint_gradients_warpgroups.cuh, for the wait of the first.
 // Fewer blocks than a round would besides leave multiprocessors idle that the
 // query's own kernel keeps busy; and where more blocks begin together than
 // there are tiles of queries, they wait for longer than they save.
+// With copied panels it always is, but for that: where multiprocessors have one
+// block each, one of the key's own kernel takes for four products what this one
+// should take for six, and the query's, of two warps, comes on top (an H200
+// took 275 and 492 us for 1x8x1024x64).
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
                          const AttentionDevice& device) {
   const int64_t rounds =
       suits_gradient_warpgroups(key_value.backward.problem, device) ? 3 : 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return call.tile_count() >= rounds * device.multiprocessors &&
-         tiles_that_begin_together(key_value.backward.problem) <=
-             call.row_tiles();
+  const AttentionProblem<Element>& problem = key_value.backward.problem;
+  return (copies_joint_gradients(problem, device) ||
+          call.tile_count() >= rounds * device.multiprocessors) &&
+         tiles_that_begin_together(problem) <= call.row_tiles();
 }
 
 // The same by warpgroups, where kernels of them take the call's lengths: false

@@ -1,7 +1,9 @@
-// A mask of attention as the kernels by multiply-adds read it: what a thread
-// needs for a row of its scores, loaded a row ahead.
+// A mask of attention as a thread reads it that has rows of scores: what it
+// needs for one of them, all its loads one after the other; the kernels by
+// multiply-adds load a row ahead.
 //
-// Threads have fragments of four neighbouring keys, which one load brings where
+// Threads have fragments of four neighbouring keys, or pairs of them, in the
+// kernels of tensor cores, which one load brings where
 // the mask's rows are of neighbours, from an address on that allows it. What is
 // beyond a matrix is read at its edge, and hidden by who knows the limits: so
 // no load is behind a branch of its own. While one row's weights are made the
@@ -94,9 +96,10 @@ class MaskRow {
   static constexpr int kColumns = Scores::kThreadColumns;
   static constexpr int kWordsOfColumn = sizeof(Element) > sizeof(uint32_t) ? 2
                                                                            : 1;
+  static constexpr int kNeighbours = Scores::Thread::kNeighbours;
   template <class Value>
   static constexpr int kPacket =
-      16 / sizeof(Value) < kFragment ? 16 / sizeof(Value) : kFragment;
+      16 / sizeof(Value) < kNeighbours ? 16 / sizeof(Value) : kNeighbours;
 
   // Words that so many values take, the last of them perhaps in part.
   template <class Value, int kCount>

@@ -1,6 +1,9 @@
-// Products of float32 and float64 whose tiles are large, for where there are
-// enough of them: operands pass through shared memory by asynchronous copies in
-// stages (cuda/gemm/copied_panel.cuh), and one block has a multiprocessor.
+// Products of float32 and float64 whose operands pass through shared memory by
+// asynchronous copies in stages (cuda/gemm/copied_panel.cuh): by large tiles,
+// where there are enough of them and one block has a multiprocessor, and by
+// small ones, where there would else be fewer blocks than multiprocessors, or
+// tiles of which most is beyond the matrix. Which, and when those of
+// block_product.cuh: plan_panels().
 //
 // float32: multiply-adds, 256 x 128 sums of 256 threads, 16 x 8 of each. A step
 // is 128 multiplications of 24 numbers from shared memory: six loads of 16
@@ -28,6 +31,7 @@
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/block_product.cuh"
 #include "cuda/gemm/copied_panel.cuh"
+#include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -96,7 +100,7 @@ __device__ __forceinline__ void multiply_copied(
   }
 }
 
-// The same by tensor cores, eight steps at a time.
+// The same by tensor cores, four steps at a time.
 template <int kDepth, class PanelA, class PanelB, int kRows, int kColumns,
           int kWarpRows, int kWarpColumns>
 __device__ __forceinline__ void multiply_copied(
@@ -108,48 +112,53 @@ __device__ __forceinline__ void multiply_copied(
       static_cast<int>(threadIdx.x));
   const MatrixPlace in_a = Places::a(thread.lane);
   const MatrixPlace in_b = Places::b(thread.lane);
-  constexpr int kRowParts = kWarpRows / 16;
-  constexpr int kColumnParts = kWarpColumns / 8;
-  PKG_UNROLL_BY(1)
-  for (int step = 0; step < kDepth; step += 8) {
-    double a[kRowParts][4];
+  constexpr int kRowParts = kWarpRows / Places::kRows;
+  constexpr int kColumnParts = kWarpColumns / Places::kColumns;
+  double a[2][kRowParts];
+  double b[2][kColumnParts];
+  const auto load = [&](int step) {
+    const int to = step / Places::kDepth % 2;
     PKG_UNROLL
     for (int i = 0; i < kRowParts; ++i) {
-      PKG_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        a[i][k] = a_from[PanelA::index(
-            step + k / 2 * Places::kDepth + in_a.column,
-            thread.warp_row + i * 16 + k % 2 * Places::kRows + in_a.row)];
-      }
+      a[to][i] = a_from[PanelA::index(
+          step + in_a.column, thread.warp_row + i * Places::kRows + in_a.row)];
     }
     PKG_UNROLL
     for (int j = 0; j < kColumnParts; ++j) {
-      double b[2];
+      b[to][j] = b_from[PanelB::index(
+          step + in_b.row,
+          thread.warp_column + j * Places::kColumns + in_b.column)];
+    }
+  };
+  load(0);
+  PKG_UNROLL
+  for (int step = 0; step < kDepth; step += Places::kDepth) {
+    if (step + Places::kDepth < kDepth) {
+      load(step + Places::kDepth);
+    }
+    const int from = step / Places::kDepth % 2;
+    PKG_UNROLL
+    for (int j = 0; j < kColumnParts; ++j) {
       PKG_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        b[k] = b_from[PanelB::index(
-            step + k * Places::kDepth + in_b.row,
-            thread.warp_column + j * Places::kColumns + in_b.column)];
-      }
-      PKG_UNROLL
-      for (int i = 0; i < kRowParts; ++i) {
-        auto& top = sums.values[2 * i];
-        auto& bottom = sums.values[2 * i + 1];
+      for (int i = 0; i < kRowParts; i += 2) {
+        auto& top = sums.values[i];
+        auto& bottom = sums.values[i + 1];
         multiply_add(top[2 * j], top[2 * j + 1], bottom[2 * j],
-                     bottom[2 * j + 1], a[i], b);
+                     bottom[2 * j + 1], a[from][i], a[from][i + 1], b[from][j]);
       }
     }
   }
 }
 
-template <class Element, int kTileRows, int kTileColumns, class Owner>
+template <class Element, int kTileRows, int kTileColumns, class Owner,
+          int kStageCount, int kBlockCount>
 struct CopiedProduct {
   static constexpr int kRows = kTileRows;
   static constexpr int kColumns = kTileColumns;
   static constexpr int kDepth = 16;
-  static constexpr int kStages = 3;
+  static constexpr int kStages = kStageCount;
   static constexpr int kThreads = Owner::kThreads;
-  static constexpr int kBlocks = 1;
+  static constexpr int kBlocks = kBlockCount;  // in a multiprocessor
   using Sums = Tile<Element, kRows, kColumns, Owner>;
   using PanelA = CopiedPanel<Element, kRows, kDepth, kThreads>;
   using PanelB = CopiedPanel<Element, kColumns, kDepth, kThreads>;
@@ -192,29 +201,80 @@ template <class Element>
 struct LargeProduct;
 template <>
 struct LargeProduct<float>
-    : CopiedProduct<float, 256, 128, WarpGridThread<16, 16>> {};
+    : CopiedProduct<float, 256, 128, WarpGridThread<16, 16>, 3, 1> {};
 template <>
 struct LargeProduct<double>
-    : CopiedProduct<double, 128, 128, MmaThread<128, 128, 64, 32>> {};
+    : CopiedProduct<double, 128, 128, MmaThread<128, 128, 64, 32>, 3, 1> {};
 
-// Whether large tiles take less time than those of BlockProduct: by the tiles
-// of the busiest multiprocessor, whose blocks share it, and by the rates that
-// the loops allow, of which these are shares.
+template <class Element>
+struct SmallProduct;
+template <>
+struct SmallProduct<float>
+    : CopiedProduct<float, 32, 64, WarpGridThread<8, 16>, 4, 4> {};
+template <>
+struct SmallProduct<double>
+    : CopiedProduct<double, 32, 32, MmaThread<32, 32, 16, 16>, 4, 4> {};
+
+// The tiles of a product.
+enum class PanelTiles { large, block, small };
+
+struct PanelPlan {
+  PanelTiles tiles;
+  int64_t panels_each;  // of a part of the summed dimension
+  int64_t cycles;
+};
+
+// The tiles, and parts of the summed dimension, that take the fewest cycles: by
+// the multiply-adds of the busiest multiprocessor, 128 a cycle of either type,
+// and the shares of them that the loops allow: of float32 the multiply-adds
+// among a panel's instructions, of float64 what shared memory and the L2 cache
+// leave. A block that has a multiprocessor for itself waits for what it loads;
+// those of large tiles always do. (By the old choice an H200 took 13 us for the
+// 64 columns deep parts of n = 256 of float32, 40 % of the rate, and 12 for n =
+// 64.)
+template <class Element>
+PanelPlan plan_panels(int64_t batch_count, int64_t rows, int64_t columns,
+                      int64_t depth, int64_t multiprocessors,
+                      bool may_be_divided = true) {
+  constexpr bool kIsSingle = sizeof(Element) == sizeof(float);
+  PanelPlan best = {PanelTiles::block, 0, 0};
+  const auto consider = [&]<class Product>(PanelTiles kind, int64_t percent,
+                                           int64_t percent_alone) {
+    const int64_t tiles = batch_count * tiles_of(rows, Product::kRows) *
+                          tiles_of(columns, Product::kColumns);
+    const int64_t panels = tiles_of(depth, Product::kDepth);
+    const int64_t each =
+        may_be_divided && kind != PanelTiles::large
+            ? panels_of_split(tiles, panels, multiprocessors * Product::kBlocks)
+            : panels;
+    const int64_t parts = panels == 0 ? 1 : (panels + each - 1) / each;
+    const int64_t rounds =
+        (tiles * parts + multiprocessors - 1) / multiprocessors;
+    const int64_t share = rounds == 1 ? percent_alone : percent;
+    const int64_t cycles = rounds * each * Product::kDepth * Product::kRows *
+                               Product::kColumns / 128 * 100 / share +
+                           cycles_of_parts(parts, batch_count * rows * columns);
+    if (best.cycles == 0 || cycles < best.cycles) {
+      best = {kind, each, cycles};
+    }
+  };
+  consider.template operator()<BlockProduct<Element>>(PanelTiles::block, 70,
+                                                      40);
+  consider.template operator()<LargeProduct<Element>>(
+      PanelTiles::large, kIsSingle ? 87 : 85, kIsSingle ? 87 : 85);
+  consider.template operator()<SmallProduct<Element>>(PanelTiles::small, 45,
+                                                      25);
+  return best;
+}
+
+// Whether they would be large, of a product that is not divided.
 template <class Element>
 bool pays_large_product(int64_t batch_count, int64_t rows, int64_t columns,
                         int64_t multiprocessors) {
-  const auto time = [&]<class Product>(int64_t percent) {
-    const int64_t tiles = batch_count * tiles_of(rows, Product::kRows) *
-                          tiles_of(columns, Product::kColumns);
-    return (tiles + multiprocessors - 1) / multiprocessors * Product::kRows *
-           Product::kColumns * 100 / percent;
-  };
-  // Of float32 the multiply-adds among a panel's instructions; of float64 what
-  // shared memory and the L2 cache leave.
-  constexpr int64_t kLarge = sizeof(Element) == 4 ? 87 : 90;
-  constexpr int64_t kSmall = sizeof(Element) == 4 ? 70 : 50;
-  return time.template operator()<LargeProduct<Element>>(kLarge) <
-         time.template operator()<BlockProduct<Element>>(kSmall);
+  constexpr int64_t kDepth = 4096;
+  return plan_panels<Element>(batch_count, rows, columns, kDepth,
+                              multiprocessors, false)
+             .tiles == PanelTiles::large;
 }
 
 }  // namespace pkg::cuda

@@ -84,6 +84,21 @@ inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks,
   return each > least ? each : least;
 }
 
+// What all multiprocessors together read or write of memory in a cycle: some
+// 2.5 TB/s.
+constexpr int64_t kMemoryBytesOfCycle = 1500;
+
+// What it takes to divide a product: one more kernel, and the parts written and
+// read again. (1024 x 1024 halves in two parts of 8 panels took an H100 9.9 us
+// and their sum 6.5, where 16 panels are 6 by the count of
+// plan_warpgroups().)
+inline int64_t cycles_of_parts(int64_t parts, int64_t elements) {
+  constexpr int64_t kLaunch = 5000;
+  return parts > 1 ? kLaunch + 2 * int64_t{sizeof(float)} * parts * elements /
+                                   kMemoryBytesOfCycle
+                   : 0;
+}
+
 // Sums as a tensor holds them: those of int8, modulo 2^32, as int32.
 template <class Input>
 using StoredSum = std::conditional_t<std::is_same_v<Input, int8_t>, int32_t,

@@ -16,62 +16,73 @@
 
 namespace pkg::cuda {
 
-// By large tiles, where they take less time; returns whether.
-template <class Input, class Output, class Epilogue>
-bool launch_large(MatmulProblem<Input, Output> problem,
-                  const Epilogue& epilogue, const Tensor& output) {
-  using Product = LargeProduct<Input>;
+// By tiles of a product's blocks, of so many panels a part. Elements are
+// multiplied as those of the first type.
+template <class Product, class Element, class Input, class Output,
+          class Epilogue>
+void launch_by_tiles(const MatmulProblem<Input, Output>& problem,
+                     int64_t panels_each, const Epilogue& epilogue,
+                     const Tensor& output) {
+  using Sum = StoredSum<Input>;
+  static_assert(std::is_same_v<Sum, StoredSum<Element>>);
+  auto whole = multiplied_as<Element>(problem, problem.c);
+  whole.wanted = problem.wanted;
+  const int64_t tiles = whole.template count_tiles<Product>();
   const LaunchShape shape = launch_shape<Product>();
-  if (!pays_large_product<Input>(problem.batch_count, problem.rows,
-                                 problem.columns, multiprocessor_count()) ||
-      shape.shared_bytes > most_shared_bytes()) {
-    return false;
+  const cudaStream_t stream = current_stream(output);
+  const int64_t panels = tiles_of(problem.depth, Product::kDepth);
+  if (panels_each >= panels || problem.batch.count == kMaxBatchDims) {
+    launch(matmul_kernel<Element, Output, Epilogue, Product>, tiles, shape,
+           stream, whole, epilogue);
+    return;
   }
-  launch(matmul_kernel<Input, Output, Epilogue, Product>,
-         problem.template count_tiles<Product>(), shape, current_stream(output),
-         problem, epilogue);
-  return true;
+  const int64_t splits = (panels + panels_each - 1) / panels_each;
+  const Tensor parts = allocate_parts(problem, splits, output);
+  auto parts_of_product = divided(whole, panels_each * Product::kDepth,
+                                  static_cast<Sum*>(parts.mutable_data_ptr()));
+  const int64_t pieces = parts_of_product.template count_tiles<Product>();
+  launch(matmul_kernel<Element, Sum, KeepSums, Product>, pieces, shape, stream,
+         parts_of_product, KeepSums{});
+  launch_sum(problem, parts, splits, epilogue, stream);
 }
 
-// By multiply-adds, in one launch.
-template <class Input, class Output, class Epilogue>
-void launch_undivided(const MatmulProblem<Input, Output>& problem,
-                      const Epilogue& epilogue, const Tensor& output) {
-  if (!launch_large(problem, epilogue, output)) {
-    launch(matmul_kernel<Input, Output, Epilogue>, problem.tiles,
-           launch_shape<BlockProduct<Input>>(), current_stream(output), problem,
-           epilogue);
-  }
-}
-
-// By warps, whose operands are multiplied as elements of the first type. The
-// problem's tiles have been counted.
+// By warps, whose operands are multiplied as elements of the first type.
 template <class Element, class Input, class Output, class Epilogue>
 void launch_by_warps(const MatmulProblem<Input, Output>& problem,
                      const Epilogue& epilogue, const Tensor& output) {
   using Product = BlockProduct<Element>;
-  using Sum = StoredSum<Input>;
-  static_assert(std::is_same_v<Sum, StoredSum<Element>>);
-  auto whole = multiplied_as<Element>(problem, problem.c);
-  const int64_t tiles = whole.count_tiles();
-  const LaunchShape shape = launch_shape<Product>();
-  const cudaStream_t stream = current_stream(output);
-  const int64_t panels = tiles_of(problem.depth, Product::kDepth);
-  const int64_t each = panels_of_split(
-      tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks);
-  if (each >= panels || problem.batch.count == kMaxBatchDims) {
-    launch(matmul_kernel<Element, Output, Epilogue>, tiles, shape, stream,
-           whole, epilogue);
-    return;
+  const int64_t tiles = problem.batch_count *
+                        tiles_of(problem.rows, Product::kRows) *
+                        tiles_of(problem.columns, Product::kColumns);
+  launch_by_tiles<Product, Element>(
+      problem,
+      panels_of_split(tiles, tiles_of(problem.depth, Product::kDepth),
+                      int64_t{multiprocessor_count()} * Product::kBlocks),
+      epilogue, output);
+}
+
+// Of float32 by multiply-adds, and of float64: by the tiles that take the least
+// time. Where the product may not be wanted it is not divided: its parts would
+// be added up all the same.
+template <class Input, class Output, class Epilogue>
+void launch_by_panels(const MatmulProblem<Input, Output>& problem,
+                      const Epilogue& epilogue, const Tensor& output) {
+  const PanelPlan plan = plan_panels<Input>(
+      problem.batch_count, problem.rows, problem.columns, problem.depth,
+      multiprocessor_count(), problem.wanted == nullptr);
+  const auto launch_tiles = [&]<class Product>() {
+    launch_by_tiles<Product, Input>(problem, plan.panels_each, epilogue,
+                                    output);
+  };
+  if (plan.tiles == PanelTiles::small) {
+    launch_tiles.template operator()<SmallProduct<Input>>();
+  } else if (plan.tiles == PanelTiles::large &&
+             launch_shape<LargeProduct<Input>>().shared_bytes <=
+                 most_shared_bytes()) {
+    launch_tiles.template operator()<LargeProduct<Input>>();
+  } else {
+    launch_tiles.template operator()<BlockProduct<Input>>();
   }
-  const int64_t splits = (panels + each - 1) / each;
-  const Tensor parts = allocate_parts(problem, splits, output);
-  auto parts_of_product = divided(whole, each * Product::kDepth,
-                                  static_cast<Sum*>(parts.mutable_data_ptr()));
-  const int64_t pieces = parts_of_product.count_tiles();
-  launch(matmul_kernel<Element, Sum>, pieces, shape, stream, parts_of_product,
-         KeepSums{});
-  launch_sum(problem, parts, splits, epilogue, stream);
 }
 
 template <class Layout, class Input, class Output, class Epilogue>
@@ -152,16 +163,15 @@ void launch_product(MatmulProblem<Input, Output> problem,
         launch_by_six_products(problem, epilogue, output);
     if (inexact) {
       problem.wanted = static_cast<const int32_t*>(inexact->const_data_ptr());
-      launch_undivided(problem, epilogue, output);
+      launch_by_panels(problem, epilogue, output);
       return;
     }
   }
   if constexpr (kHasLargeProduct<Input>) {
-    if (launch_large(problem, epilogue, output)) {
-      return;
-    }
+    launch_by_panels(problem, epilogue, output);
+  } else {
+    launch_by_warps<Input>(problem, epilogue, output);
   }
-  launch_by_warps<Input>(problem, epilogue, output);
 }
 
 }  // namespace pkg::cuda

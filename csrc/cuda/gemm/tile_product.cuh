@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_panel(
   }
 }
 
-// The same by m8n8k4 products of float64.
+// The same by tensor cores.
 template <int kDepth, int kRows, int kColumns, int kWarpRows, int kWarpColumns,
           class PanelA, class PanelB>
 __device__ __forceinline__ void multiply_panel(
@@ -76,11 +76,13 @@ __device__ __forceinline__ void multiply_panel(
                     [thread.warp_column + j * Places::kColumns + in_b.column];
     }
     PKG_UNROLL
-    for (int i = 0; i < kRowParts; ++i) {
+    for (int i = 0; i < kRowParts; i += 2) {
+      auto& top = tile.values[i];
+      auto& bottom = tile.values[i + 1];
       PKG_UNROLL
       for (int j = 0; j < kColumnParts; ++j) {
-        multiply_add(tile.values[i][2 * j], tile.values[i][2 * j + 1], a[i],
-                     b[j]);
+        multiply_add(top[2 * j], top[2 * j + 1], bottom[2 * j],
+                     bottom[2 * j + 1], a[i], a[i + 1], b[j]);
       }
     }
   }

@@ -142,10 +142,6 @@ std::optional<BulkOperands<Input>> bulk_operands(
   return BulkOperands<Input>{both->first, both->second};
 }
 
-// What all multiprocessors together read or write of memory in a cycle: some
-// 2.5 TB/s.
-constexpr int64_t kMemoryBytesOfCycle = 1500;
-
 // How a product is shared out: the width of the tiles, and the panels of each
 // part of the summed dimension; and the cycles of all multiprocessors that it
 // takes.
@@ -154,16 +150,6 @@ struct WarpgroupPlan {
   int64_t panels_each;
   int64_t cycles;
 };
-
-// What it takes to divide a product: one more kernel, and the parts written and
-// read again. (1024 x 1024 halves in two parts of 8 panels took an H100 9.9 us
-// and their sum 6.5, where 16 panels are 6 by the count below.)
-inline int64_t cycles_of_parts(int64_t parts, int64_t elements) {
-  constexpr int64_t kLaunch = 5000;
-  return parts > 1 ? kLaunch + 2 * int64_t{sizeof(float)} * parts * elements /
-                                   kMemoryBytesOfCycle
-                   : 0;
-}
 
 // Tiles that there are, of 128 rows, and the cycles that a panel of one takes.
 struct TileWidth {

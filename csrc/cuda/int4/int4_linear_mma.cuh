@@ -35,7 +35,6 @@
 
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/device/words.cuh"
@@ -44,6 +43,7 @@
 #include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/int4/int4_linear.cuh"
+#include "cuda/int4/int4_products.cuh"
 
 namespace pkg::cuda {
 
@@ -53,24 +53,24 @@ constexpr int64_t kInt4SomeRows = 32;
 
 // `kGroup`: the steps of the summed dimension that have one scale, of a slice
 // at the most; a longer group is gone on with as another.
-template <class Element, int kRowParts, int kGroup>
+template <class Element, class Product, int kGroup>
 class Int4Block {
  public:
-  static constexpr int kRows = 16 * kRowParts;
-  static constexpr int kColumns = 128;
-  static constexpr int kWarpColumns = 32;
-  using Thread = MmaThread<kRows, kColumns, kRows, kWarpColumns>;
-  using Sums = Tile<float, kRows, kColumns, Thread>;
-  static constexpr int kTeam = Thread::kThreads;
-  static constexpr int kTeams = kRowParts == 1 ? 2 : 1;
+  static constexpr int kRows = Product::kRows;
+  static constexpr int kColumns = kInt4BlockColumns;
+  static constexpr int kWarpColumns = kInt4WarpColumns;
+  using Sums = typename Product::Sums;
+  static constexpr int kTeam = Product::kTeam;
+  static constexpr int kTeams = kRows <= kInt4FewRows ? 2 : 1;
   static constexpr int kThreads = kTeams * kTeam;
-  static constexpr int kBlocks = kRowParts == 2 ? 3 : 2;  // in a multiprocessor
+  // In a multiprocessor.
+  static constexpr int kBlocks = kRows == kInt4SomeRows ? 3 : 2;
   // Of the summed dimension: what a team multiplies between two barriers.
   static constexpr int kSlice = 128;
   static constexpr int kTurn = kTeams * kSlice;
   // Turns of a part of a divided product: a column's sums are written and read
   // by four bytes a row, the weight by 64 bytes a slice.
-  static constexpr int64_t kLeastTurns = kRowParts == 1 ? 2 : 8;
+  static constexpr int64_t kLeastTurns = kTeams > 1 ? 2 : 8;
 
   // Tells the problem what it is for these blocks, and returns their launch.
   static LaunchShape prepare(Int4LinearProblem<Element>& problem) {
@@ -119,21 +119,20 @@ class Int4Block {
       return;
     }
     if (problem_.splits > 1) {
-      store_tile(
+      Product::store(
           totals,
           problem_.parts + (at_.batch * problem_.splits + at_.split) * matrix,
-          problem_.rows, problem_.columns, problem_.columns, at_.row(),
-          at_.column());
+          problem_.rows, problem_.columns, at_.row(), at_.column());
       return;
     }
     if (problem_.bias != nullptr) {
-      totals.add_to_columns([&](int place) {
+      Product::add_bias(totals, [&](int place) {
         // Unsigned, so that no register holds its sign through the kernel.
         return problem_.bias_of(at_.column() + static_cast<uint32_t>(place));
       });
     }
-    store_tile(totals, problem_.output + at_.batch * matrix, problem_.rows,
-               problem_.columns, problem_.columns, at_.row(), at_.column());
+    Product::store(totals, problem_.output + at_.batch * matrix, problem_.rows,
+                   problem_.columns, at_.row(), at_.column());
   }
 
  private:
@@ -151,7 +150,7 @@ class Int4Block {
   static constexpr int kTileElements = 2 * kSlice;
   static constexpr int kWordElements = kColumns / 8 * kTileElements;
   static constexpr int kPairElements = 2 * kColumns;  // of a group
-  using Activations = OperandTile<Element, kRows, kTeam, OperandLines::outer>;
+  using Activations = typename Product::Activations;
   static constexpr int kActivationTiles = kSlice / Activations::kDepth;
   static constexpr int kActivationElements =
       kActivationTiles * Activations::kElements;
@@ -159,7 +158,6 @@ class Int4Block {
       kActivationElements + kWordElements + kSlice / kGroup * kPairElements;
   static constexpr int kStage = kTeams * kSliceElements;
   static_assert(kSlice % kGroup == 0 && kGroup % kWordSteps == 0);
-  using RowSums = float[kRowParts][4];
 
   __device__ __forceinline__ static int lane() {
     return static_cast<int>(threadIdx.x) % kWarp;
@@ -347,103 +345,70 @@ class Int4Block {
     constexpr int kLook = kGroup == kSlice ? kWordSteps : kGroup;
     uint32_t words[kTiles][kSliceWords];
     read_words(word_part(stage), words);
-    uint32_t a[2][kRowParts][4];
-    const auto load_a = [&](int step) {
-      PKG_UNROLL
-      for (int i = 0; i < kRowParts; ++i) {
-        activations_.fragments(activation_part(stage, step / kTileSteps), i,
-                               step % kTileSteps, a[step % 2][i]);
-      }
+    const Product product(activations_);
+    constexpr int kTogether = Product::kStepsOfWords;
+    typename Product::Words a[2];
+    const auto load = [&](int step) {
+      product.load(activation_part(stage, step / kTileSteps),
+                   step % kTileSteps / kTogether, a[step / kTogether % 2]);
     };
-    Sums sums(0);
-    RowSums row_sums = {};
-    load_a(0);
+    typename Product::GroupSums sums;
+    load(0);
     PKG_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) {
-        load_a(step + 1);
+      if (step % kTogether == 0 && step + kTogether < kSteps) {
+        load(step + kTogether);
       }
-      add_rows(row_sums, a[step % 2]);
+      uint32_t weight[kTiles];
       PKG_UNROLL
-      for (int part = 0; part < kTiles / 2; ++part) {
-        uint32_t b[4];
-        PKG_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          whole_pairs<Element>(
-              words[2 * part + half][step / 2] >> (8 * (step % 2)),
-              &b[2 * half]);
-        }
-        multiply_columns<Element>(sums, a[step % 2], b, part);
+      for (int tile = 0; tile < kTiles; ++tile) {
+        weight[tile] = words[tile][step / 2];
       }
+      Product::add(sums, a[step / kTogether % 2], step % kTogether, weight,
+                   8 * (step % 2));
       const int done = (step + 1) * Activations::kStep;
       if (kGroup < kSlice && done % kGroup == 0) {
-        add_group(totals, sums, row_sums, pair_part(stage), done / kGroup - 1);
+        add_group(totals, sums, stage, done / kGroup - 1);
       }
       if (done % kLook == 0 && done < kSlice && left <= done / kWordSteps) {
         break;
       }
     }
     if constexpr (kGroup == kSlice) {
-      add_group(totals, sums, row_sums, pair_part(stage), 0);
-    }
-  }
-
-  // Column 0 of a product with ones.
-  __device__ __forceinline__ static void add_rows(
-      RowSums& row_sums, const uint32_t (&a)[kRowParts][4]) {
-    const uint32_t ones[2] = {kOnes<Element>, kOnes<Element>};
-    PKG_UNROLL
-    for (int i = 0; i < kRowParts; ++i) {
-      auto& sums = row_sums[i];
-      multiply_add<Element>(sums[0], sums[1], sums[2], sums[3], a[i], ones);
+      add_group(totals, sums, stage, 0);
     }
   }
 
   // Adds the sums of a group, scaled, and the zeros, and empties the sums.
   __device__ __forceinline__ static void add_group(
-      Sums& totals, Sums& sums, RowSums& row_sums,
-      const SharedSpan<Element>& pairs, int group) {
-    const Thread thread;
-    PKG_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const auto two = pairs.template load<Packet<uint32_t, 2>>(
-          group * kPairElements + thread.column(2 * tile) * 2);
-      PKG_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        const float scale = element_of_pair<bfloat16>(two.values[j], 0);
-        const float zero = element_of_pair<bfloat16>(two.values[j], 1);
-        PKG_UNROLL
-        for (int i = 0; i < Sums::kThreadRows; ++i) {
-          float& total = totals.values[i][2 * tile + j];
-          total += row_sums[i / 2][i % 2 * 2] * zero;
-          total += sums.values[i][2 * tile + j] * scale;
-        }
-      }
-    }
-    sums = Sums(0);
-    PKG_UNROLL
-    for (int i = 0; i < 4 * kRowParts; ++i) {
-      row_sums[i / 4][i % 4] = 0;
-    }
+      Sums& totals, typename Product::GroupSums& sums,
+      const SharedSpan<Element>& stage, int group) {
+    Product::add_group(
+        totals, sums,
+        pair_part(stage).part(group * kPairElements, kPairElements));
+    sums = {};
   }
 
   // The first team's totals += those of the others, in their order, through
   // shared memory; threads write and read neighbouring vectors.
   __device__ __forceinline__ void add_teams(Sums& totals) const {
     using Four = Packet<float, 4>;
-    constexpr int kRow = Sums::kThreadColumns / 4;
-    constexpr int kFours = Sums::kThreadRows * kRow;
+    constexpr int kRow = Sums::kThreadColumns;
+    constexpr int kFours = Sums::kThreadRows * kRow / 4;
     const auto place = [&](int team, int i) {
       const int thread = static_cast<int>(threadIdx.x) % kTeam;
       return (((team - 1) * kFours + i) * kTeam + thread) * kVector;
     };
+    const auto value = [&](int i, int j) -> float& {
+      const int index = 4 * i + j;
+      return totals.values[index / kRow][index % kRow];
+    };
     for (int team = 1; team < kTeams; ++team) {
       PKG_UNROLL
       for (int i = 0; i < kFours; ++i) {
-        const float* values = &totals.values[i / kRow][i % kRow * 4];
         if (team_ == team) {
-          memory_.store(place(team, i),
-                        Four{values[0], values[1], values[2], values[3]});
+          memory_.store(place(team, i), Four{value(i, 0), value(i, 1),
+                                             value(i, 2), value(i, 3)});
         }
       }
     }
@@ -454,7 +419,7 @@ class Int4Block {
         const auto more = memory_.template load<Four>(place(team, i));
         PKG_UNROLL
         for (int j = 0; j < 4; ++j) {
-          totals.values[i / kRow][i % kRow * 4 + j] += more.values[j];
+          value(i, j) += more.values[j];
         }
       }
     }
@@ -479,12 +444,18 @@ template <class Element, class Function>
 void with_int4_block(const Int4LinearProblem<Element>& problem,
                      const Function& function) {
   const auto of_rows = [&]<int kGroup>() {
-    if (problem.rows <= kInt4FewRows) {
-      function.template operator()<Int4Block<Element, 1, kGroup>>();
+    if (problem.rows <= kInt4FewRows / 2) {
+      function.template
+      operator()<Int4Block<Element, Int4TurnedProduct<Element, 1>, kGroup>>();
+    } else if (problem.rows <= kInt4FewRows) {
+      function.template
+      operator()<Int4Block<Element, Int4TurnedProduct<Element, 2>, kGroup>>();
     } else if (problem.rows <= kInt4SomeRows) {
-      function.template operator()<Int4Block<Element, 2, kGroup>>();
+      function.template
+      operator()<Int4Block<Element, Int4Product<Element, 2>, kGroup>>();
     } else {
-      function.template operator()<Int4Block<Element, 4, kGroup>>();
+      function.template
+      operator()<Int4Block<Element, Int4Product<Element, 4>, kGroup>>();
     }
   };
   switch (problem.group_shift) {

@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_gates(
   }
 }
 
-// The same by m8n8k4 products of float64.
+// The same by tensor cores.
 template <int kDepth, int kRows, int kUnits, int kWarpRows, int kWarpUnits,
           class PanelA, class PanelsB>
 __device__ __forceinline__ void multiply_gates(
@@ -140,9 +140,11 @@ __device__ __forceinline__ void multiply_gates(
             b_panels[gate][step + in_b.row]
                     [thread.warp_column + j * Places::kColumns + in_b.column];
         PKG_UNROLL
-        for (int i = 0; i < kRowParts; ++i) {
-          auto& row = sums[gate].values[i];
-          multiply_add(row[2 * j], row[2 * j + 1], a[i], b);
+        for (int i = 0; i < kRowParts; i += 2) {
+          auto& top = sums[gate].values[i];
+          auto& bottom = sums[gate].values[i + 1];
+          multiply_add(top[2 * j], top[2 * j + 1], bottom[2 * j],
+                       bottom[2 * j + 1], a[i], a[i + 1], b);
         }
       }
     }
