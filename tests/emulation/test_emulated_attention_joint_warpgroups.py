@@ -98,6 +98,23 @@ def test_the_order_of_sums_is_that_of_the_keys(
         assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": (150, 20)}], ids=str)
+def test_the_order_of_sums_of_grouped_queries(
+    cuda_emulator: Emulator, options: dict[str, object]
+) -> None:
+    """Of three key heads, of which one, two or all come by turns."""
+    options = {"rows": 270, "columns": 330, "enable_gqa": True, **options}
+    call = make(1, 6, key_lead=(1, 3), head=64, dtype=torch.bfloat16, **options)
+    outputs = emulated_forward(cuda_emulator, call)
+    results = [
+        emulated_backward(cuda_emulator, call, outputs, blocks, warpgroups=True, joint=True)
+        for blocks in (1, 2, 3, 100)
+    ]
+    compare_gradients(call, results[0])
+    for others in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
+
+
 @pytest.mark.parametrize("head", [64, 104])
 def test_keys_and_values_are_those_of_their_own_kernel(cuda_emulator: Emulator, head: int) -> None:
     call = of_head(head, lead=(2,), rows=200, columns=270)

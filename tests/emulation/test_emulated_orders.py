@@ -144,9 +144,11 @@ def run_gradients_by_warpgroups(emulator: Emulator) -> None:
 
 
 def run_joint_gradients_by_warpgroups(emulator: Emulator) -> None:
-    """Three tiles of keys add to each of two of queries; by pieces of both kinds."""
-    for head in (64, 72):
-        call = make(1, rows=70, columns=260, head=head, dtype=torch.bfloat16)
+    """Three tiles of keys add to each of two of queries, by pieces of both kinds; and heads that
+    share keys, of whose first queries fewer see them."""
+    shared = {"is_causal": True, "key_lead": (1,), "enable_gqa": True}
+    for lead, head, rows, options in ((1, 64, 70, {}), (1, 72, 70, {}), (2, 64, 260, shared)):
+        call = make(lead, rows=rows, columns=260, head=head, dtype=torch.bfloat16, **options)
         outputs = emulated_forward(emulator, call, warpgroups=True)
         emulated_backward(emulator, call, outputs, warpgroups=True, joint=True)
 

@@ -357,6 +357,13 @@ def run_joint_gradients_by_warpgroups(planted: Emulator) -> None:
         check_joint_warpgroups(planted, call, blocks)
 
 
+def run_joint_causal_gradients_by_warpgroups(planted: Emulator) -> None:
+    """Up to three tiles of keys add to each tile of the queries of two heads that share them."""
+    options = {"is_causal": True, "key_lead": (1,), "enable_gqa": True}
+    call = make_attention(2, rows=300, columns=300, head=64, dtype=torch.bfloat16, **options)
+    check_joint_warpgroups(planted, call, 3)
+
+
 def run_joint_gradients_by_panels(planted: Emulator) -> None:
     """Five tiles of keys add to each of several tiles of queries, by one block and by three."""
     for blocks in (1, 3):
@@ -519,6 +526,12 @@ JOINT_WARPGROUPS = (
     "run_attention_backward.cpp",
     BFLOAT16,
     run_joint_gradients_by_warpgroups,
+    "cuda/attention/joint_gradients_warpgroups.cuh",
+)
+JOINT_CAUSAL_WARPGROUPS = (
+    "run_attention_backward.cpp",
+    BFLOAT16,
+    run_joint_causal_gradients_by_warpgroups,
     "cuda/attention/joint_gradients_warpgroups.cuh",
 )
 JOINT_GRADIENTS_WITH_FEATURES = (
@@ -1101,11 +1114,23 @@ PLANTED = {
         "race in global memory: thread 320",
     ),
     "turns of bulk copies in the other order": (
+        *JOINT_WARPGROUPS,
+        "work.at(kColumnBegin) / kKeys - seen_tiles<kKeys>(extent, row).first",
+        "seen_tiles<kKeys>(extent, row).end - 1 - work.at(kColumnBegin) / kKeys",
+        "deadlock: |race in global memory|numbers that no block",
+    ),
+    "tickets from the last keys to the first": (
         *JOINT_WARPGROUPS[:3],
         "cuda/attention/joint_gradients.cuh",
-        "return {end - 1 - column_tile,",
-        "return {column_tile - first,",
-        "deadlock: |race in global memory|numbers that no block",
+        "ticket % tiles / here}",
+        "column_tiles - 1 - ticket % tiles / here}",
+        "deadlock: ",
+    ),
+    "sums of a tile of queries that is not the head's": (
+        *JOINT_CAUSAL_WARPGROUPS,
+        "add_in_turn(work, row, batch_of(work, shared), phases, count);",
+        "add_in_turn(work, row, batch_of(work, 0), phases, count);",
+        "assert|deadlock: |race in global memory|numbers that no block",
     ),
     "sums so far that may not be there": (
         *JOINT_WARPGROUPS,

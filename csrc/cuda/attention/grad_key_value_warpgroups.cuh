@@ -160,7 +160,18 @@ class GradKeyValueWarpgroups
     Turn turn;
     uint32_t key_parity = 1;
     for_work([&](const Work& work) {
-      stages_.copy(operand, work, turn, key_parity);
+      if (work.begin >= work.end) {
+        return;
+      }
+      stages_.copy_keys(operand, work, key_parity);
+      for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
+        const auto queries = stages_.queries_of(
+            operand, call_.partition.batch_index(work.owned, shared));
+        PKG_UNROLL_BY(1)
+        for (int begin = work.last(); begin >= work.begin; begin -= kQueries) {
+          stages_.copy_queries(operand, queries, begin, work.end, turn);
+        }
+      }
     });
   }
 
@@ -194,7 +205,7 @@ class GradKeyValueWarpgroups
     Weights weights(0);
     Weights gradients(0);
     PKG_UNROLL_BY(1)
-    for (int begin = work.begin; begin < work.end; begin += kQueries) {
+    for (int begin = work.last(); begin >= work.begin; begin -= kQueries) {
       const int stage = turn.stage();
       Words weight_words;
       Words gradient_words;

@@ -185,13 +185,13 @@ bool suits_joint_gradients(const AttentionGradQuery<Element>& query,
          tiles < kMostTiledLength;
 }
 
-// The tiles of keys of the longest matrices that see the first tile of queries,
-// and so begin with it.
+// The tiles of keys of the longest matrices that see the 64 queries from `row`
+// on.
 template <class Element>
-int64_t tiles_that_begin_together(const AttentionProblem<Element>& problem) {
+int64_t tiles_that_see(const AttentionProblem<Element>& problem, int64_t row) {
   const KeyLimits limits = problem.longest_limits();
-  const int64_t end = std::min(problem.columns, kJointRows + limits.last);
-  const int64_t begin = std::max<int64_t>(0, limits.first);
+  const int64_t end = std::min(problem.columns, row + kJointRows + limits.last);
+  const int64_t begin = std::max<int64_t>(0, row + limits.first);
   return end > begin
              ? tiles_of(end, kJointKeys<Element>) - begin / kJointKeys<Element>
              : 0;
@@ -212,6 +212,22 @@ bool copies_joint_gradients(const AttentionProblem<Element>& problem,
   return copies;
 }
 
+// Blocks of the longest matrices that begin with the same queries at once: of
+// warpgroups with the last, and as many as there are for a head; else all that
+// see the first.
+template <class Element>
+int64_t blocks_that_begin_together(const AttentionJointGradients<Element>& call,
+                                   const AttentionDevice& device) {
+  const auto& problem = call.backward.problem;
+  if (!suits_gradient_warpgroups(problem, device)) {
+    return tiles_that_see(problem, 0);
+  }
+  const int64_t last = (call.row_tiles() - 1) * kJointRows;
+  const int64_t heads = call.owned_together(device.multiprocessors);
+  return std::min(tiles_that_see(problem, last),
+                  tiles_of(device.multiprocessors, static_cast<int>(heads)));
+}
+
 // Whether it is worth it: twice as many rounds of blocks as make up, by the
 // counts in cuda/attention/joint_gradients_mma.cuh and
 // joint_gradients_warpgroups.cuh, for the wait of the first.
@@ -228,10 +244,9 @@ bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
   const int64_t rounds =
       suits_gradient_warpgroups(key_value.backward.problem, device) ? 3 : 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  const AttentionProblem<Element>& problem = key_value.backward.problem;
-  return (copies_joint_gradients(problem, device) ||
+  return (copies_joint_gradients(call.backward.problem, device) ||
           call.tile_count() >= rounds * device.multiprocessors) &&
-         tiles_that_begin_together(problem) <= call.row_tiles();
+         blocks_that_begin_together(call, device) <= call.row_tiles();
 }
 
 // The same by warpgroups, where kernels of them take the call's lengths: false

@@ -33,6 +33,12 @@ struct AttentionJointGradients : AttentionGradKeyValue<Element> {
   __host__ __device__ int64_t tile_count() const {
     return this->partition.owned_count * column_tiles();
   }
+  // Of how many matrices the tiles come by turns, where so many blocks take
+  // them: as few as have four for each block, divided evenly.
+  __host__ __device__ int64_t owned_together(int64_t blocks) const {
+    const int64_t times = tiles_of(tile_count(), static_cast<int>(4 * blocks));
+    return tiles_of(this->partition.owned_count, static_cast<int>(times));
+  }
   int64_t turn_count() const {
     return 1 + this->backward.problem.batch_count * row_tiles();
   }
@@ -68,6 +74,46 @@ struct AttentionJointGradients : AttentionGradKeyValue<Element> {
   }
 };
 
+// What a block has by a ticket: a tile of keys of a matrix, as keys are
+// counted.
+struct JointWork {
+  uint32_t owned;
+  uint32_t column_tile;
+};
+
+// Tiles of keys from the first to the last, each of so many matrices before the
+// next, and then other matrices.
+template <class Element>
+__device__ __forceinline__ JointWork
+joint_work(const AttentionJointGradients<Element>& call, uint32_t ticket) {
+  const auto column_tiles = static_cast<uint32_t>(call.column_tiles());
+  const auto owned_count = static_cast<uint32_t>(call.partition.owned_count);
+  const auto together = static_cast<uint32_t>(call.owned_together(gridDim.x));
+  const uint32_t tiles = together * column_tiles;
+  const uint32_t first = ticket / tiles * together;
+  const uint32_t left = owned_count - first;
+  const uint32_t here = together < left ? together : left;
+  return {first + ticket % tiles % here, ticket % tiles / here};
+}
+
+// The tiles of keys that see one of queries, those of which first_row() and
+// row_end() say so.
+struct SeenTiles {
+  int first;
+  int end;
+};
+
+template <int kKeys>
+__device__ __forceinline__ SeenTiles seen_tiles(const AttentionExtent& extent,
+                                                int64_t row_begin) {
+  const int64_t seen = row_begin + kJointRows + extent.limits.last;
+  const int64_t columns = seen < extent.columns ? seen : extent.columns;
+  const int end = columns > 0 ? static_cast<int>(tiles_of(columns, kKeys)) : 0;
+  const int64_t column = row_begin + extent.limits.first;
+  const int first = column > 0 ? static_cast<int>(column / kKeys) : 0;
+  return {first, end};
+}
+
 // When a tile of keys has its turn at a tile of queries.
 struct JointTurn {
   int index;
@@ -75,17 +121,12 @@ struct JointTurn {
   bool is_seen;  // by any key
 };
 
-// The tiles of keys that see one of queries are those of which first_row()
-// and row_end() say so: from `first` to before `end`, and the last begins.
+// The last of the tiles that see it begins.
 template <int kKeys>
 __device__ __forceinline__ JointTurn joint_turn(const AttentionExtent& extent,
                                                 int64_t row_begin,
                                                 int column_tile) {
-  const int64_t seen = row_begin + kJointRows + extent.limits.last;
-  const int64_t columns = seen < extent.columns ? seen : extent.columns;
-  const int end = columns > 0 ? static_cast<int>(tiles_of(columns, kKeys)) : 0;
-  const int64_t column = row_begin + extent.limits.first;
-  const int first = column > 0 ? static_cast<int>(column / kKeys) : 0;
+  const auto [first, end] = seen_tiles<kKeys>(extent, row_begin);
   return {end - 1 - column_tile, column_tile == first, first < end};
 }
 

@@ -4,14 +4,14 @@
 // gradients of the scores that are there, that of the query too. 5 products in
 // place of the 7 of two kernels; for compute capability 9.0 alone.
 //
-// Algorithm: that of cuda/attention/joint_gradients_mma.cuh, in its turns and
-// by its tickets. A block owns 128 keys, a warpgroup 64 of them, and walks the
-// queries, 64 at a time. Tiles of scores are transposed, so that what is made
-// of them is operand A, in registers, of the products that sum over queries.
-// The product that sums over keys needs what both warpgroups make: they write
-// the gradients of scores to shared memory, a line for each key, which is
-// operand A by its columns, of dS K, and by its lines, of dS^T Q. Either
-// warpgroup makes half of the columns of dS K.
+// Algorithm: that of cuda/attention/joint_gradients_mma.cuh, but for the order
+// of turns and tickets. A block owns 128 keys, a warpgroup 64 of them, and
+// walks the queries, 64 at a time, from the last to the first. Tiles of scores
+// are transposed, so that what is made of them is operand A, in registers, of
+// the products that sum over queries. The product that sums over keys needs
+// what both warpgroups make: they write the gradients of scores to shared
+// memory, a line for each key, which is operand A by its columns, of dS K, and
+// by its lines, of dS^T Q. Either warpgroup makes half of the columns of dS K.
 //
 // What comes of it is 64 x 64 (64 x 32) numbers of a warpgroup, a piece. It
 // goes to shared memory, and from there a warp of the third warpgroup has the
@@ -58,14 +58,35 @@
 // a quarter each on waiting for its turn, until 32 KiB have been read, and
 // until they have arrived. Scores a turn ahead and room for pieces of two turns
 // took 2.90 ms to 2.84 (with causality whole calls of 2358 us to 2163), a
-// second warp that adds, every other turn, nothing more. What the order of
-// turns costs has not been measured.
+// second warp that adds, every other turn, nothing more. (All of that with
+// turns from the last keys to the first, a head after the other.)
 //
 // A turn is passed on when the numbers have arrived and another block has seen
-// the counter: after some 2500 cycles, as long as the work for a tile of
-// queries. So of as many keys as queries the last block of a head waits for
-// half as long as it works. That is once a launch, and what two products less
-// save makes up for it in 5/4 rounds of blocks.
+// the counter: after some 2500 cycles, half of the work for a tile of queries.
+// Turns and tickets go from the first keys to the last: with causality the last
+// ones see the fewest queries, so that what is left at the end of a launch is
+// short. All blocks of a head begin at the last queries that see their keys,
+// each half a turn after the one before it. If a block walked the queries of
+// one head after those of another that shares the keys, one that has few of
+// them would wait at the second head until those that have all come there: so
+// of each 64 queries come those of all such heads, then the 64 before them.
+// Tickets go through several heads of keys at once, as few as have four tiles
+// for each block: of one alone, blocks begin faster than the turn is passed on;
+// of all, fewer blocks would find the same queries in the L2 cache.
+//
+// Simulated, 132 blocks, a turn passed on after half of its work, 4096 queries
+// and keys, causal; time beside that of all work shared out evenly:
+//
+//   heads, those of keys                          64, 16   64, 64   16, 16
+//   last keys and tickets of them first, a head
+//     after the other                               1.33     1.09     1.34
+//   first keys first, a head after the other        1.86     1.20     1.43
+//   and of several heads, their queries apart       1.17     1.02     1.05
+//   this one                                        1.02     1.02     1.05
+//
+// of all keys for 64 heads 1.07 becomes 1.04. (An H200 took 1.99 ms for the
+// first of the left column, and 2.84 for all keys of 64 heads, which is twice
+// as much work. This order has not been measured.)
 //
 // Not chosen: additions by the threads, of vectors from registers. They would
 // leave 64 KiB out of shared memory, but a thread that adds has to wait for the
@@ -73,7 +94,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
@@ -193,15 +213,15 @@ class JointGradientsWarpgroups
 
   // What the block has to do, in shared memory, since registers are few: one is
   // written while the other is done. Beside the keys and the queries that see
-  // them: from which query on the block is the last in turn, and before which
-  // it is not the first one.
+  // them: before which query the block is the last in turn, and from which on
+  // it is the first one.
   enum Place {
     kOwned,  // below zero: there is nothing more to do
     kColumnBegin,
     kBegin,
     kEnd,
-    kLastFrom,
-    kFirstBefore,
+    kLastBefore,
+    kFirstFrom,
     kPlaces,
   };
   struct Work {
@@ -300,8 +320,8 @@ class JointGradientsWarpgroups
     return kPiecesIndex + piece * kPieceElements;
   }
 
-  // Calls function(work) for what the block has to do, as for_joint_tiles()
-  // has it. By whole warps, of which one takes the tickets for all.
+  // Calls function(work) for what the block has to do, by joint_work(). By
+  // whole warps, of which one takes the tickets for all.
   template <class Function>
   __device__ __forceinline__ void for_work(bool takes, Phases& phases,
                                            Function&& function) const {
@@ -324,26 +344,28 @@ class JointGradientsWarpgroups
     }
   }
 
-  // The last in turn at a tile of queries has the first key that its first
-  // query sees, or the first of all; the first in turn the last one that its
+  // The first in turn at a tile of queries has the first key that its first
+  // query sees, or the first of all; the last in turn the last one that its
   // last query sees, or the last of all.
   __device__ __forceinline__ void write_work(int slot, int ticket) const {
-    const auto column_tiles = static_cast<int>(call_.column_tiles());
-    const AttentionExtent extent = problem_.extent_of_one_length(0);
-    const int tile = column_tiles - 1 - ticket % column_tiles;
-    const int column_begin = tile * kKeys;
-    const int column_end = column_begin + kKeys;
-    constexpr int kAll = std::numeric_limits<int>::max();
     const auto work = Work::places()[slot];
-    work[kOwned] = ticket < call_.tile_count() ? ticket / column_tiles : -1;
+    if (ticket >= call_.tile_count()) {
+      work[kOwned] = -1;
+      return;
+    }
+    const JointWork given = joint_work(call_, static_cast<uint32_t>(ticket));
+    const AttentionExtent extent = problem_.extent_of_one_length(0);
+    const int column_begin = static_cast<int>(given.column_tile) * kKeys;
+    const int column_end = column_begin + kKeys;
+    work[kOwned] = static_cast<int>(given.owned);
     work[kColumnBegin] = column_begin;
     work[kBegin] = static_cast<int>(problem_.first_row(extent, column_begin));
     work[kEnd] = static_cast<int>(problem_.row_end(extent, column_end));
-    work[kLastFrom] =
+    work[kFirstFrom] =
         column_begin == 0 ? 0 : near(column_begin - extent.limits.first);
-    work[kFirstBefore] =
+    work[kLastBefore] =
         column_end >= problem_.columns
-            ? kAll
+            ? static_cast<int>(kMostTiledLength)
             : near(column_end - extent.limits.last - kJointRows + 1);
   }
   // What lies further than any query is as good as no limit.
@@ -353,16 +375,43 @@ class JointGradientsWarpgroups
                                                      : row);
   }
 
+  __device__ __forceinline__ static KeyValueWork key_value_work(
+      const Work& work) {
+    return {static_cast<uint32_t>(work.at(kOwned)), 0, work.at(kColumnBegin),
+            work.at(kBegin), work.at(kEnd)};
+  }
+
+  // Calls function(row, shared) for every 64 queries that see the keys, from
+  // the last on: of each matrix of the batch that shares the keys, then the
+  // queries before them.
+  template <class Function>
+  __device__ __forceinline__ void for_queries(const Work& work,
+                                              Function&& function) const {
+    PKG_UNROLL_BY(1)
+    for (int row = key_value_work(work).last(); row >= work.at(kBegin);
+         row -= kQueries) {
+      PKG_UNROLL_BY(1)
+      for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
+        function(row, shared);
+      }
+    }
+  }
+
   // A warp.
   __device__ __forceinline__ void copy(int operand) const {
     Turn turn;
     Phases phases;
     uint32_t key_parity = 1;
     for_work(operand == 0, phases, [&](const Work& work) {
-      const KeyValueWork of_stages = {static_cast<uint32_t>(work.at(kOwned)), 0,
-                                      work.at(kColumnBegin), work.at(kBegin),
-                                      work.at(kEnd)};
-      stages_.copy(operand, of_stages, turn, key_parity);
+      const KeyValueWork keys = key_value_work(work);
+      if (keys.begin < keys.end) {
+        stages_.copy_keys(operand, keys, key_parity);
+      }
+      for_queries(work, [&](int row, uint32_t shared) {
+        const uint32_t batch = batch_of(work, shared);
+        stages_.copy_queries(operand, stages_.queries_of(operand, batch), row,
+                             work.at(kEnd), turn);
+      });
     });
   }
 
@@ -375,10 +424,10 @@ class JointGradientsWarpgroups
       if (threadIdx.x % kWarp != 0) {
         return;
       }
-      PKG_UNROLL_BY(1)
-      for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
-        add_in_turn(work, batch_of(work, shared), phases, count);
-      }
+      for_queries(work, [&](int row, uint32_t shared) {
+        add_in_turn(work, row, batch_of(work, shared), phases, count);
+        ++count;
+      });
     });
   }
 
@@ -388,29 +437,24 @@ class JointGradientsWarpgroups
                                        shared);
   }
 
-  __device__ __forceinline__ void add_in_turn(const Work& work, uint32_t batch,
-                                              Phases& phases,
-                                              int& count) const {
+  __device__ __forceinline__ void add_in_turn(const Work& work, int row,
+                                              uint32_t batch, Phases& phases,
+                                              int count) const {
     const uint32_t tile = batch * static_cast<uint32_t>(call_.row_tiles()) +
-                          static_cast<uint32_t>(work.at(kBegin)) / kJointRows;
-    int* counter = call_.turns + 1 + tile;
-    float* sums = call_.sums + uint64_t{tile} * kJointRows * kWidth;
-    PKG_UNROLL_BY(1)
-    for (int row = work.at(kBegin); row < work.at(kEnd); row += kJointRows) {
-      if (row < work.at(kLastFrom)) {
-        give_sums(work, row, counter, sums, phases, count);
-      } else if (row >= work.at(kFirstBefore)) {
-        load_sums_so_far(work, row, counter, sums, phases, count);
-      }
-      ++counter;
-      sums += kJointRows * kWidth;
-      ++count;
+                          static_cast<uint32_t>(row) / kJointRows;
+    int* const counter = call_.turns + 1 + tile;
+    float* const sums = call_.sums + uint64_t{tile} * kJointRows * kWidth;
+    if (row >= work.at(kLastBefore)) {
+      give_sums(work, row, counter, sums, phases, count);
+    } else if (row < work.at(kFirstFrom)) {
+      load_sums_so_far(work, row, counter, sums, phases, count);
     }
   }
 
+  // The first of the tiles of keys that see the queries begins.
   __device__ __forceinline__ int turn_index(const Work& work, int row) const {
     const AttentionExtent extent = problem_.extent_of_one_length(0);
-    return joint_turn<kKeys>(extent, row, work.at(kColumnBegin) / kKeys).index;
+    return work.at(kColumnBegin) / kKeys - seen_tiles<kKeys>(extent, row).first;
   }
 
   __device__ __forceinline__ void wait_for_turn(int* counter, int index) const {
@@ -422,7 +466,7 @@ class JointGradientsWarpgroups
                                             int* counter, float* sums,
                                             Phases& phases, int count) const {
     const int index = turn_index(work, row);
-    const bool is_first = row < work.at(kFirstBefore);
+    const bool is_first = row >= work.at(kFirstFrom);
     if (!is_first) {
       wait_for_turn(counter, index);
     }
@@ -477,42 +521,35 @@ class JointGradientsWarpgroups
       if (work.at(kBegin) < work.at(kEnd)) {
         barriers_.wait(Stages::kKeysFull, phases.parity(kKeysPhase));
         phases.flip(kKeysPhase);
-        PKG_UNROLL_BY(1)
-        for (uint32_t shared = 0; shared < stages_.shared_count(); ++shared) {
-          add(work, shared, group, turn, phases, key_sums, value_sums);
-        }
+        add(work, group, turn, phases, key_sums, value_sums);
         release(barriers_, Stages::kKeysEmpty);
       }
-      const KeyValueWork keys = {static_cast<uint32_t>(work.at(kOwned)), 0,
-                                 work.at(kColumnBegin), 0, 0};
-      store_key_value(call_, keys, key_sums, value_sums);
+      store_key_value(call_, key_value_work(work), key_sums, value_sums);
     });
     zero_unseen_queries<Tile<float, kJointRows, kWidth,
                              MmaThread<kJointRows, kWidth, 16, kWidth / 2>>>(
         call_);
   }
 
-  // key_sums += dS^T Q, value_sums += P^T dO of one matrix of the batch, and
-  // what these keys add to the gradients of its queries. While the sums of a
-  // turn are given away, the scores of the next are multiplied.
-  __device__ __forceinline__ void add(const Work& work, uint32_t shared,
-                                      int group, Turn& turn, Phases& phases,
-                                      Sums& key_sums, Sums& value_sums) const {
+  // key_sums += dS^T Q, value_sums += P^T dO, and what these keys add to the
+  // gradients of the queries. While the sums of a turn are given away, the
+  // scores of the next are multiplied.
+  __device__ __forceinline__ void add(const Work& work, int group, Turn& turn,
+                                      Phases& phases, Sums& key_sums,
+                                      Sums& value_sums) const {
     const Attention attention(problem_, 0, problem_.extent_of_one_length(0));
     Weights weights(0);
     begin_scores_of(turn, group, weights);
     wait_for_products<0>();
     hold_sums(weights.values);
-    PKG_UNROLL_BY(1)
-    for (int begin = work.at(kBegin); begin < work.at(kEnd);
-         begin += kQueries) {
+    for_queries(work, [&](int row, uint32_t shared) {
       const int stage = turn.stage();
       Weights gradients(0);
       QuerySums query_sums(0);
       Words weight_words;
       Words gradient_words;
       stages_.begin_products_of_values(gradients, first_key_of(group), stage);
-      weigh(attention, weights, begin, work.at(kColumnBegin),
+      weigh(attention, weights, row, work.at(kColumnBegin),
             stages_.log_sum_exp(stage));
       round_tile<Element>(weights, weight_words);
       stages_.begin_value_sums(value_sums, weight_words, 0, stage);
@@ -522,19 +559,20 @@ class JointGradientsWarpgroups
       round_tile<Element>(gradients, gradient_words);
       share_grad_scores(gradient_words, turn.count);
       begin_sums_of_grad_scores(key_sums, query_sums, group, stage, turn.count);
-      const bool is_last = begin + kQueries >= work.at(kEnd);
+      const bool is_last =
+          row == work.at(kBegin) && shared + 1 == stages_.shared_count();
       begin_scores_of(is_last ? turn : turn.next(), group, weights);
       wait_for_products<1>();
       hold_sums(value_sums.values);
       hold_sums(key_sums.values);
       hold_sums(query_sums.values);
-      finish_query_sums(work, shared, group, begin, turn.count, phases,
+      finish_query_sums(work, shared, group, row, turn.count, phases,
                         query_sums);
       wait_for_products<0>();
       hold_sums(weights.values);
       release(barriers_, Stages::empty(stage));
       ++turn.count;
-    }
+    });
   }
 
   __device__ __forceinline__ void begin_scores_of(const Turn& turn, int group,
@@ -617,11 +655,11 @@ class JointGradientsWarpgroups
                                                     int row, int count,
                                                     Phases& phases,
                                                     QuerySums& sums) const {
-    if (row < work.at(kLastFrom)) {
+    if (row >= work.at(kLastBefore)) {
       give_piece(sums, group, count, phases);
       return;
     }
-    if (row >= work.at(kFirstBefore)) {
+    if (row < work.at(kFirstFrom)) {
       const int piece = piece_of(group, count);
       const int phase = loaded_phase(piece_of(0, count));
       barriers_.wait(piece_loaded(piece), phases.parity(phase));

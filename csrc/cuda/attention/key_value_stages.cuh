@@ -2,7 +2,8 @@
 // and values: those that it owns, and in stages the queries that see them, the
 // gradient of the output, log-sum-exp and D. For compute capability 9.0 alone.
 //
-// Queries come by boxes of 32. Those behind the last that sees a key are zeros:
+// Queries are walked from the last to the first, and come by boxes of 32. Those
+// behind the last that sees a key are zeros:
 // what is not finite then reaches what it reaches in grad_key_value_mma.cuh,
 // whose tiles have 32 queries.
 #pragma once
@@ -26,6 +27,11 @@ struct KeyValueWork {
   int column_begin;
   int begin;
   int end;
+
+  // The first of the last 64 queries: before `begin` where there are none.
+  __device__ __forceinline__ int last() const {
+    return static_cast<int>(tiles_of(end, kAttentionTile) - 1) * kAttentionTile;
+  }
 };
 
 // Stores the gradients of keys and values that were summed, of the work.
@@ -50,7 +56,7 @@ template <class Element, class Call, int kBlockKeys, int kWidth, int kCount>
 class KeyValueStages {
  public:
   static constexpr int kTileKeys = 128;  // of both warpgroups, one by one
-  static constexpr int kQueries = 64;
+  static constexpr int kQueries = kAttentionTile;
   static constexpr int kStages = kCount;
   static constexpr int kBarriers = 2 * kStages + 2;
 
@@ -122,13 +128,11 @@ class KeyValueStages {
     barriers_.init(kKeysEmpty, consumer_warps);
   }
 
-  // A warp, what there is to do: the key and the query, or the value and the
-  // gradient of the output. The parity is that of the keys' phases, 1 at first.
-  __device__ __forceinline__ void copy(int operand, const KeyValueWork& work,
-                                       Turn& turn, uint32_t& key_parity) const {
-    if (work.begin >= work.end) {
-      return;
-    }
+  // A warp, the keys that are owned, or the values. The parity is that of their
+  // phases, 1 at first.
+  __device__ __forceinline__ void copy_keys(int operand,
+                                            const KeyValueWork& work,
+                                            uint32_t& key_parity) const {
     const auto& problem = call_.backward.problem;
     const MappedOperand& keys = mapped_.keys[operand];
     barriers_.wait(kKeysEmpty, key_parity);
@@ -141,10 +145,39 @@ class KeyValueStages {
           keys.matrix(problem.batch, batch), work.column_begin,
           static_cast<int>(problem.columns), barriers_, kKeysFull);
     }
-    for (uint32_t shared = 0; shared < shared_count(); ++shared) {
-      copy_queries(operand, work,
-                   call_.partition.batch_index(work.owned, shared), turn);
+  }
+
+  // What comes with a matrix of the batch: the query and log-sum-exp, or the
+  // gradient of the output and D.
+  struct Queries {
+    BoxedMatrix matrix;
+    const float* numbers;
+  };
+  __device__ __forceinline__ Queries queries_of(int operand,
+                                                uint32_t batch) const {
+    const auto& problem = call_.backward.problem;
+    const float* const numbers =
+        operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta;
+    return {mapped_.queries[operand].matrix(problem.batch, batch),
+            numbers + batch * problem.rows};
+  }
+
+  // A warp, the queries from `begin` on, of those before `end`.
+  __device__ __forceinline__ void copy_queries(int operand,
+                                               const Queries& queries,
+                                               int begin, int end,
+                                               Turn& turn) const {
+    const int stage = turn.stage();
+    barriers_.wait(empty(stage), turn.parity() ^ 1);
+    if (threadIdx.x % kWarp == 0) {
+      Query::template copy<kQueryBoxLines>(
+          memory_, query_index(stage) + operand * Query::kElements,
+          mapped_.queries[operand].map, queries.matrix, begin, end, barriers_,
+          full(stage));
     }
+    copy_numbers(queries.numbers, begin, numbers_index(operand, stage));
+    release(barriers_, full(stage));
+    ++turn.count;
   }
 
   __device__ __forceinline__ Numbers log_sum_exp(int stage) const {
@@ -191,31 +224,6 @@ class KeyValueStages {
  private:
   __device__ __forceinline__ static int numbers_index(int operand, int stage) {
     return kNumbers + (2 * stage + operand) * kQueries * kNumberElements;
-  }
-
-  __device__ __forceinline__ void copy_queries(int operand,
-                                               const KeyValueWork& work,
-                                               uint32_t batch,
-                                               Turn& turn) const {
-    const auto& problem = call_.backward.problem;
-    const MappedOperand& queries = mapped_.queries[operand];
-    const BoxedMatrix matrix = queries.matrix(problem.batch, batch);
-    const float* const numbers =
-        (operand == 0 ? call_.backward.log_sum_exp : call_.backward.delta) +
-        batch * problem.rows;
-    PKG_UNROLL_BY(1)
-    for (int begin = work.begin; begin < work.end;
-         begin += kQueries, ++turn.count) {
-      const int stage = turn.stage();
-      barriers_.wait(empty(stage), turn.parity() ^ 1);
-      if (threadIdx.x % kWarp == 0) {
-        Query::template copy<kQueryBoxLines>(
-            memory_, query_index(stage) + operand * Query::kElements,
-            queries.map, matrix, begin, work.end, barriers_, full(stage));
-      }
-      copy_numbers(numbers, begin, numbers_index(operand, stage));
-      release(barriers_, full(stage));
-    }
   }
 
   __device__ __forceinline__ void copy_numbers(const float* numbers, int begin,
