@@ -126,8 +126,23 @@ EXPECTED = (
         r"lltm_step_kernel<(bfloat16|float16)>",
         {"HMMA.16816": 96, "LDSM.x4": 28, "LDGSTS.128": 16},
     ),
+    # 32 x 64 scores of a warp over the head, and their product with the values: both alike, but
+    # that the first loads two operands.
+    Expected(
+        r"attention_forward_mma_kernel<.*, 64, true>",
+        {"HMMA.16816": 128, "LDSM.x4": 40},
+        {"MUFU": 64},  # an exponential of each score
+    ),
+    Expected(
+        r"attention_forward_mma_kernel<.*, 128, true>",
+        {"HMMA.16816": 256, "LDSM.x4": 80},
+        {"MUFU": 64},
+    ),
     # 16 x 64 scores of a warp, for 64 columns of the head.
-    Expected(r"attention_forward_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    Expected(
+        r"attention_forward_mma_kernel<.*, (256, true|\d+, false)>",
+        {"HMMA.16816": 32, "LDSM.x4": 20},
+    ),
     # 64 x 128 scores of a warpgroup, or 64 x 64, over the head, and their product with the values.
     Expected(
         r"attention_forward_warpgroups_kernel<.*, 64, true>",
@@ -321,8 +336,9 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Eight stages of 16 KiB.
     r"int4_linear_warpgroups_kernel<.*>": 131072,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
-    r"attention_forward_mma_kernel<.*, 64>": 40960,
-    r"attention_forward_mma_kernel<.*, 128>": 81920,
+    r"attention_forward_mma_kernel<.*, 64, (true|false)>": 40960,
+    r"attention_forward_mma_kernel<.*, 128, (true|false)>": 81920,
+    r"attention_forward_mma_kernel<.*, 256, true>": 163840,
     r"attention_forward_copied_kernel<.*, 64>": 67584,
     r"attention_forward_copied_kernel<.*, 128>": 134144,
     r"attention_joint_gradients_copied_kernel<.*, 64>": 102400,

@@ -70,6 +70,50 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   return true;
 }
 
+// Whether a block of that kernel has memory for the call's heads.
+template <class Element, int kWidth, bool kPlain, class Launch>
+bool launch_attention_forward_mma_of(const AttentionForward<Element>& call,
+                                     const AttentionDevice& device,
+                                     Launch&& launch) {
+  using Mma = AttentionMma<Element, kWidth, kPlain>;
+  const int64_t head_size = call.problem.head_size;
+  const LaunchShape shape = Mma::launch_shape(head_size);
+  if (head_size > Mma::kMostHead ||
+      shape.shared_bytes > device.most_shared_bytes) {
+    return false;
+  }
+  launch(attention_forward_mma_kernel<Element, kWidth, kPlain>,
+         call.template tile_count<Mma::kRows, kWidth>(), shape, call);
+  return true;
+}
+
+// Whether there is a kernel of tensor cores for the call. Of values half as
+// wide as the tile for wider heads half of the products would be with zeros.
+template <class Element, class Launch>
+bool launch_attention_forward_mma(const AttentionForward<Element>& call,
+                                  const AttentionDevice& device,
+                                  Launch&& launch) {
+  const AttentionProblem<Element>& problem = call.problem;
+  if (problem.rows >= kMostTiledLength || problem.columns >= kMostTiledLength) {
+    return false;
+  }
+  const int64_t width = std::max(problem.head_size, problem.value_size);
+  bool is_launched = false;
+  const auto launch_of = [&]<int kWidth, bool kPlain>() {
+    is_launched =
+        is_launched || launch_attention_forward_mma_of<Element, kWidth, kPlain>(
+                           call, device, launch);
+  };
+  const bool wastes_products = width > 128 && problem.value_size <= 128;
+  if (problem.is_plain() && width <= kMostMmaHead && !wastes_products) {
+    with_warpgroup_width(width, true, launch_of);
+  }
+  with_attention_width<Element>(problem.value_size, [&]<int kWidth>() {
+    launch_of.template operator()<kWidth, false>();
+  });
+  return is_launched;
+}
+
 // How long the busiest multiprocessor has, in some unit: `blocks` of so many
 // warps are shared out, each `work` for a multiprocessor of eight warps, as
 // many as there is room for. With fewer, whose waits others do not fill, an
@@ -180,19 +224,12 @@ void launch_attention_forward_kernel(const AttentionForward<Element>& call,
       return;
     }
   }
-  with_attention_width<Element>(problem.value_size, [&]<int kWidth>() {
-    if constexpr (sizeof(Element) == 2) {
-      using Mma = AttentionMma<Element, kWidth>;
-      const LaunchShape shape = Mma::launch_shape(problem.head_size);
-      if (problem.head_size <= Mma::kMostHead &&
-          problem.rows < kMostTiledLength &&
-          problem.columns < kMostTiledLength &&
-          shape.shared_bytes <= device.most_shared_bytes) {
-        return launch(attention_forward_mma_kernel<Element, kWidth>,
-                      call.template tile_count<Mma::kRows, kWidth>(), shape,
-                      call);
-      }
+  if constexpr (sizeof(Element) == 2) {
+    if (launch_attention_forward_mma(call, device, launch)) {
+      return;
     }
+  }
+  with_attention_width<Element>(problem.value_size, [&]<int kWidth>() {
     launch(attention_forward_panels_kernel<Element, kWidth>,
            call.template tile_count<kAttentionTile, kWidth>(),
            LaunchShape(ForwardGrid<Element, kWidth>::Thread::kThreads), call);

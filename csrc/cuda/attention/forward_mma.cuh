@@ -2,7 +2,7 @@
 // precision.
 //
 // Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1), as
-// forward_panels.cuh, and its division of the work: a warp owns 16 of the
+// forward_panels.cuh, and its division of the work: a warp owns 32 or 16 of the
 // block's 128 queries and all keys of a tile, so that maximum and sum of a row
 // stay in four lanes, and the weights, as the scores lie in registers, are
 // operand A of the product with the values: they never pass through shared
@@ -14,13 +14,34 @@
 // keys are on their way during the whole of a tile and its values while its
 // scores are computed. A head of 128 takes 80 KiB.
 //
-// Sums of 16 x 64 scores and 16 x 128 outputs are 96 registers of each of 256
-// threads. Warps of 32 rows would load half as much from shared memory for a
-// product, but need 192, and with what masks, windows and slopes take the
-// compiler spilled 100 to 1200 bytes of every thread (also with scores by 32
-// keys). For 16 columns of a head and 64 keys a warp loads five times four
-// matrices for 8 products: 20 cycles of a multiprocessor's shared memory, of
-// which the products take 16 at the rate of an A100.
+// Warps of 32 rows, where a call is_plain() and heads have at most 128 columns:
+// what is loaded of keys and values is multiplied twice. Two blocks of four
+// warps, whose waits and weights do not coincide, fit into a multiprocessor.
+// 32 x 64 scores and 32 x 128 outputs are 192 registers of a thread, which
+// leaves few: places are counted in 32 bits, and those of keys and values in
+// shared memory computed for each tile. The maximum is taken off the exponent
+// by the multiply-add that scales it (ScaledExponents).
+//
+// For 128 queries, 64 keys and a head of 128 a multiprocessor takes, where the
+// code is that of nvcc 13.0 for 9.0a,
+// - tensor cores: 256 products of each warp, 2048 cycles at the rate of an
+//   A100;
+// - shared memory, at 128 bytes a cycle: 80 times four matrices for each of
+//   four warps, and 32 KiB that are copied: 1280 + 256 = 1536 (warps of 16 rows
+//   load 72 times for each of eight: 2304 + 256);
+// - instructions, of one warp for each scheduler: 256 products, 80 loads, 16
+//   copies and some 190 for their places, 64 exponentials, 64 multiply-adds,
+//   comparisons and additions each, 128 products of outputs by corrections, 32
+//   conversions, and some 100 else: 1150;
+// - special functions: 64 exponentials of each warp at 4 lanes a cycle: 512.
+// So it is expected, not measured.
+//
+// Warps of 16 rows otherwise: with what masks, caps, slopes and dropout take
+// the compiler spilled 100 to 1200 bytes of every thread of warps of 32 rows
+// (also with scores by 32 keys), and a head of 256 has 128 registers of outputs
+// for 16 rows. A plain head above 128 has them all, so that its scores are
+// computed once, where 160 KiB of shared memory are to be had; others are
+// divided into tiles of 128 columns, each of which computes the scores anew.
 //
 // 2 rows columns (head_size + value_size) operations, half of that if causal;
 // each tile of keys and values is read by rows / 128 blocks, mostly from the L2
@@ -28,6 +49,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
@@ -40,14 +62,19 @@
 
 namespace pkg::cuda {
 
-template <class Element, int kWidth>
+constexpr int64_t kMostMmaHead = 256;  // of queries and keys
+
+template <class Element, int kWidth, bool kPlain>
 class AttentionMma {
  public:
   static constexpr int kRows = 128;
   static constexpr int kKeys = kAttentionTile;
-  static constexpr int kWarpRows = 16;
-  static constexpr int kThreads = 256;
-  static constexpr int64_t kMostHead = 256;
+  static constexpr int kWarpRows = kPlain && kWidth <= 128 ? 32 : 16;
+  static constexpr int kThreads = kRows / kWarpRows * 32;
+  static constexpr int kBlocks = 256 / kThreads;  // in a multiprocessor
+  static constexpr int64_t kMostHead = kPlain ? kWidth : kMostMmaHead;
+  using Attention = std::conditional_t<kPlain, ScaledExponents<Element>,
+                                       AttentionScores<Element>>;
   using Scores =
       Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, kWarpRows, kKeys>>;
   using Output =
@@ -77,8 +104,8 @@ class AttentionMma {
                                       const AttentionExtent& extent,
                                       int64_t row_begin, int64_t output_begin,
                                       Output& output, Softmax& softmax) const {
+    const Attention attention(problem_, batch, extent);
     const typename Scores::Thread thread;
-    const AttentionScores<Element> attention(problem_, batch, extent);
     const Query query(
         problem_.query.by_row(problem_.batch, batch, extent.first_row,
                               extent.rows, problem_.head_size),
@@ -86,12 +113,12 @@ class AttentionMma {
     const auto keys =
         problem_.key.by_row(problem_.batch, batch, extent.first_column,
                             extent.columns, problem_.head_size);
-    const Value value(
+    const auto values =
         problem_.value.by_column(problem_.batch, batch, extent.first_column,
-                                 extent.columns, problem_.value_size),
-        output_begin, 0, false);
-    const int64_t end = problem_.column_end(extent, row_begin + kRows);
-    int64_t begin = problem_.first_column(extent, row_begin);
+                                 extent.columns, problem_.value_size);
+    const int end =
+        static_cast<int>(problem_.column_end(extent, row_begin + kRows));
+    int begin = static_cast<int>(problem_.first_column(extent, row_begin));
     if (begin >= end) {
       return;
     }
@@ -101,31 +128,77 @@ class AttentionMma {
       // The keys have come, and all are done with the keys and values before.
       wait_for_copies<0>();
       __syncthreads();
+      const Value value(values, output_begin, 0, false, thread_here());
       value.load(value_memory(), begin);
       commit_copies();
       if (begin + kKeys < end) {
         load_keys(keys, begin + kKeys, 1 - stage);
       }
       Scores scores(0);
-      const Key key(keys, begin, 0, false);
-      multiply_all_slices<Element, kWarpRows, kKeys>(
-          scores, query, query_memory(), key, key_memory(stage), slices_);
+      const Key key(keys, begin, 0, false, thread_here());
+      multiply_keys(scores, query, key, stage);
       attention.score_tile(scores, row_begin, begin);
       PKG_UNROLL
       for (int i = 0; i < scores.kThreadRows; ++i) {
-        output.scale_row(i, softmax.update_row(i, scores));
+        output.scale_row(i, weigh_row(attention, i, scores, softmax));
       }
-
       attention.drop_tile(scores, row_begin, begin);
       wait_for_values(begin + kKeys < end);
       __syncthreads();
       multiply_from_registers<Element>(output, scores, value, value_memory());
     }
+    if constexpr (Attention::kScalesExponents) {
+      softmax.scale_maxima(attention.scale_of_exponents());
+    }
   }
 
  private:
+  // For what would lie in registers during all of the loop else.
+  __device__ __forceinline__ static int thread_here() {
+    return computed_here(static_cast<int>(threadIdx.x));
+  }
+
+  // Slices of a head, where their number is known to the compiler.
+  static constexpr bool kFixedSlices = kPlain && kWidth <= 128;
+  static constexpr int kSlices = kWidth / Query::kDepth;
+
   __host__ __device__ static int slices(int64_t head_size) {
-    return static_cast<int>(tiles_of(head_size, Query::kDepth));
+    if constexpr (kFixedSlices) {
+      return kSlices;
+    } else {
+      return static_cast<int>(tiles_of(head_size, Query::kDepth));
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys(Scores& scores,
+                                                const Query& query,
+                                                const Key& key,
+                                                int stage) const {
+    if constexpr (kFixedSlices) {
+      PKG_UNROLL
+      for (int slice = 0; slice < kSlices; ++slice) {
+        multiply_slices<Element, kWarpRows, kKeys>(
+            scores, query,
+            query_memory().part(slice * Query::kElements, Query::kElements),
+            key,
+            key_memory(stage).part(slice * Key::kElements, Key::kElements));
+      }
+    } else {
+      multiply_all_slices<Element, kWarpRows, kKeys>(
+          scores, query, query_memory(), key, key_memory(stage), slices_);
+    }
+  }
+
+  // Makes weights of the thread's i-th row of scores, and returns the factor
+  // for what was added with those before.
+  __device__ __forceinline__ static float weigh_row(const Attention& attention,
+                                                    int i, Scores& scores,
+                                                    Softmax& softmax) {
+    if constexpr (Attention::kScalesExponents) {
+      return softmax.update_row(i, scores, attention.scale_of_exponents());
+    } else {
+      return softmax.update_row(i, scores);
+    }
   }
 
   __device__ __forceinline__ SharedSpan<Element> query_memory() const {
@@ -152,7 +225,8 @@ class AttentionMma {
 
   __device__ __forceinline__ void load_keys(const PanelSource<Element>& keys,
                                             int64_t begin, int stage) const {
-    load_slices(Key(keys, begin, 0, false), key_memory(stage), slices_);
+    load_slices(Key(keys, begin, 0, false, thread_here()), key_memory(stage),
+                slices_);
     commit_copies();
   }
 
@@ -161,16 +235,21 @@ class AttentionMma {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth>
-__global__ void __launch_bounds__(256) attention_forward_mma_kernel(
-    const __grid_constant__ AttentionForward<Element> call) {
-  using Mma = AttentionMma<Element, kWidth>;
+template <class Element, int kWidth, bool kPlain>
+__global__ void __launch_bounds__(
+    AttentionMma<Element, kWidth, kPlain>::kThreads,
+    AttentionMma<Element, kWidth, kPlain>::kBlocks)
+    attention_forward_mma_kernel(
+        const __grid_constant__ AttentionForward<Element> call) {
+  using Mma = AttentionMma<Element, kWidth, kPlain>;
   const AttentionProblem<Element>& problem = call.problem;
   const Mma mma(problem);
   const int64_t row_tiles = tiles_of(problem.rows, Mma::kRows);
   const int64_t output_tiles = call.template output_tiles<kWidth>();
   const int64_t tiles = call.template tile_count<Mma::kRows, kWidth>();
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  const int64_t blocks = gridDim.x;
+  for (int turn = 0; blockIdx.x + turn * blocks < tiles; ++turn) {
+    const int64_t index = blockIdx.x + turn * blocks;
     const int64_t batch = index / output_tiles / row_tiles;
     const int64_t row_tile = index / output_tiles % row_tiles;
     const int64_t row_begin =
