@@ -13,6 +13,17 @@
 #include "host/check.h"
 #include "host/tensor.h"
 
+namespace pkg::cuda {
+
+// Whether a variable of the environment says 0, as of a way of kernels that is
+// to be compared with another.
+inline bool is_turned_off(const char* variable) {
+  const char* const asked = std::getenv(variable);
+  return asked != nullptr && std::strcmp(asked, "0") == 0;
+}
+
+}  // namespace pkg::cuda
+
 #ifdef __CUDACC__
 
 #include <torch/csrc/stable/accelerator.h>
@@ -54,11 +65,13 @@ inline int compute_capability() {
          device_attribute(cudaDevAttrComputeCapabilityMinor);
 }
 
-// Whether kernels that were compiled for compute capability 9.0 run, the only
-// ones that wait for the kernel before them: others do not know how.
-inline bool has_waiting_kernels() {
+// Whether kernels may begin while the one before still runs: those compiled for
+// compute capability 9.0, the only ones that wait for it themselves.
+// PKG_CUDA_EARLY_LAUNCHES=0 has them begin after it, to compare the two.
+inline bool may_begin_early() {
 #ifdef PKG_CUDA_90A
-  return compute_capability() == 90;
+  return compute_capability() == 90 &&
+         !is_turned_off("PKG_CUDA_EARLY_LAUNCHES");
 #else
   return false;
 #endif
@@ -86,9 +99,8 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
     config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = shape.waits && has_waiting_kernels() ? 1 : 0;
-    STD_CUDA_CHECK(
-        cudaLaunchKernelEx(&config, kernel, arguments...));
+    config.numAttrs = shape.waits && may_begin_early() ? 1 : 0;
+    STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }
@@ -103,13 +115,6 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
 #endif
 
 namespace pkg::cuda {
-
-// Whether a variable of the environment says 0, as of a way of kernels that is
-// to be compared with another.
-inline bool is_turned_off(const char* variable) {
-  const char* const asked = std::getenv(variable);
-  return asked != nullptr && std::strcmp(asked, "0") == 0;
-}
 
 // Calls function(example) with a value of the device's type.
 template <class Function>
