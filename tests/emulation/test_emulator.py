@@ -1129,7 +1129,7 @@ PLANTED = {
     "sums of a tile of queries that is not the head's": (
         *JOINT_CAUSAL_WARPGROUPS,
         "add_in_turn(work, row, batch_of(work, shared), phases, count);",
-        "add_in_turn(work, row, batch_of(work, 0), phases, count);",
+        "add_in_turn(work, row, batch_of(work, 0 * shared), phases, count);",
         "assert|deadlock: |race in global memory|numbers that no block",
     ),
     "sums so far that may not be there": (
