@@ -101,6 +101,9 @@ if [[ $architecture == 9.0a ]]; then
   step "Times without products of warpgroups, and of attention in float32 without copied panels"
   PKG_CUDA_WARPGROUPS=0 PKG_CUDA_COPIED_ATTENTION=0 "$python" "$root/tools/gpu_check.py" time \
     --folder "$results/without_warpgroups" matmul linear scaled_dot_product_attention
+  step "Times without early launches"
+  PKG_CUDA_EARLY_LAUNCHES=0 "$python" "$root/tools/gpu_check.py" time \
+    --folder "$results/without_early_launches" matmul int4_linear decode_attention lltm_sequence
   step "Times without joint gradients"
   PKG_CUDA_JOINT_GRADIENTS=0 "$python" "$root/tools/gpu_check.py" time \
     --folder "$results/without_joint_gradients" scaled_dot_product_attention
