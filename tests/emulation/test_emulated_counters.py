@@ -51,14 +51,18 @@ def test_products_of_matrices(
     assert counted.copied_bytes == 2 * (a.numel() + b.numel()) * a.element_size()
 
 
-def test_attention_forward(cuda_emulator: Emulator) -> None:
-    call = make(2, rows=128, columns=192, head=128, dtype=torch.bfloat16)
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_attention_forward(cuda_emulator: Emulator, is_plain: bool) -> None:
+    call = make(
+        2, rows=128, columns=192, head=128, dtype=torch.bfloat16, softcap=0.0 if is_plain else 5.0
+    )
     emulated_forward(cuda_emulator, call)
     counted = cuda_emulator.counters
     check_accesses(counted)
     # cuda/attention/forward_mma.cuh: for 16 columns of a head and 64 keys five loads for the
-    # scores' 8 products; and one for each two of the output's.
-    assert Fraction(counted.matrix_loads, counted.products) == Fraction(5 + 4, 8 + 8)
+    # scores' 8 products, or six for 16; and one for each two of the output's, or four.
+    expected = Fraction(6 + 4, 16 + 16) if is_plain else Fraction(5 + 4, 8 + 8)
+    assert Fraction(counted.matrix_loads, counted.products) == expected
     inputs = (call.query, call.key, call.value)
     assert counted.copied_bytes == sum(each.numel() for each in inputs) * 2
 
