@@ -61,10 +61,13 @@ EXPECTED = (
         r"matmul_kernel<float, float, KeepSums, BlockProduct<.*>", {"FFMA": 128, "LDS.128": 8}
     ),
     Expected(r"matmul_kernel<double, double, KeepSums, BlockProduct<.*>", {"LDS.64": 12}),
-    # 16 x 8 products of a thread, and its 24 numbers, for each of four steps; 16 x 8 x 8 products
-    # of 64 x 32 sums of a warp, or as many of 8 x 8 x 4, and their 24 numbers.
+    # 16 x 8 products of a thread, and its 24 numbers, for each of four steps; 16 x 8 x 4 products
+    # of 64 x 32 sums of a warp, or as many of 8 x 8 x 4, and their 12 numbers, four times. The same
+    # of 4 x 4 products, and of 16 x 16 sums.
     Expected(r"matmul_kernel<float, .*LargeProduct<float>>", {"FFMA": 512, "LDS.128": 24}),
-    Expected(r"matmul_kernel<double, .*LargeProduct<double>>", {"LDS.64": 24}),
+    Expected(r"matmul_kernel<double, .*LargeProduct<double>>", {"LDS.64": 48}),
+    Expected(r"matmul_kernel<float, .*SmallProduct<float>>", {"FFMA": 64, "LDS.128": 8}),
+    Expected(r"matmul_kernel<double, .*SmallProduct<double>>", {"LDS.64": 16}),
     # 64 x 64 sums of a warp, over 64 steps of halves: 128 products by 32 loads of four matrices.
     Expected(
         r"matmul_kernel<(bfloat16|float16), .*>",
@@ -268,14 +271,19 @@ EXPECTED = (
     # 16, 32 or 64 rows by 32 columns of a warp, over 128 steps, and the sums of the rows: a word
     # makes two operands.
     Expected(
-        r"int4_linear_half_kernel<.*, 1, \d+>.*", {"HMMA.16816": 40, "LDSM.x4": 8, "LDGSTS.128": 7}
+        r"int4_linear_half_kernel<.*Int4TurnedProduct<\w+, 1>, \d+>.*",
+        {"HMMA.16816": 24, "LDSM.x4": 4, "LDGSTS.128": 7},
     ),
     Expected(
-        r"int4_linear_half_kernel<.*, 2, \d+>.*",
+        r"int4_linear_half_kernel<.*Int4TurnedProduct<\w+, 2>, \d+>.*",
+        {"HMMA.16816": 48, "LDSM.x4": 8, "LDGSTS.128": 7},
+    ),
+    Expected(
+        r"int4_linear_half_kernel<.*Int4Product<\w+, 2>, \d+>.*",
         {"HMMA.16816": 80, "LDSM.x4": 16, "LDGSTS.128": 9},
     ),
     Expected(
-        r"int4_linear_half_kernel<.*, 4, \d+>.*",
+        r"int4_linear_half_kernel<.*Int4Product<\w+, 4>, \d+>.*",
         {"HMMA.16816": 160, "LDSM.x4": 32, "LDGSTS.128": 13},
     ),
     # 64 columns by 128 rows of a warpgroup, over 128 steps: a lane's words of two tiles of eight
@@ -312,6 +320,8 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"matmul_kernel<(bfloat16|float16|int8|Tf32), .*>": 65536,
     r"matmul_kernel<float, .*LargeProduct<float>>": 75264,
     r"matmul_kernel<double, .*LargeProduct<double>>": 101376,
+    r"matmul_kernel<float, .*SmallProduct<float>>": 26624,
+    r"matmul_kernel<double, .*SmallProduct<double>>": 36864,
     r"matmul_few_rows_kernel<.*>": 65536,
     r"lltm_product_kernel<(bfloat16|float16), .*>": 65536,
     r"lltm_step_kernel<(bfloat16|float16)>": 65536,
@@ -324,15 +334,15 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Eight stages of 16 KiB, or six of 32.
     r"rowwise_warpgroups_kernel<128>": 131072,
     r"rowwise_warpgroups_kernel<256>": 196608,
-    r"int4_linear_half_kernel<.*, 1, 32>.*": 86016,
-    r"int4_linear_half_kernel<.*, 1, 64>.*": 79872,
-    r"int4_linear_half_kernel<.*, 1, 128>.*": 76800,
-    r"int4_linear_half_kernel<.*, 2, 32>.*": 55296,
-    r"int4_linear_half_kernel<.*, 2, 64>.*": 52224,
-    r"int4_linear_half_kernel<.*, 2, 128>.*": 50688,
-    r"int4_linear_half_kernel<.*, 4, 32>.*": 79872,
-    r"int4_linear_half_kernel<.*, 4, 64>.*": 76800,
-    r"int4_linear_half_kernel<.*, 4, 128>.*": 75264,
+    r"int4_linear_half_kernel<.*Int4TurnedProduct<\w+, [12]>, 32>.*": 86016,
+    r"int4_linear_half_kernel<.*Int4TurnedProduct<\w+, [12]>, 64>.*": 79872,
+    r"int4_linear_half_kernel<.*Int4TurnedProduct<\w+, [12]>, 128>.*": 76800,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 2>, 32>.*": 55296,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 2>, 64>.*": 52224,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 2>, 128>.*": 50688,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 4>, 32>.*": 79872,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 4>, 64>.*": 76800,
+    r"int4_linear_half_kernel<.*Int4Product<\w+, 4>, 128>.*": 75264,
     # Eight stages of 16 KiB.
     r"int4_linear_warpgroups_kernel<.*>": 131072,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.

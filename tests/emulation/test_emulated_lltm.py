@@ -260,8 +260,8 @@ def test_cells(emulated_operators: Operators, dtype: torch.dtype) -> None:
 # Batch, features, states; and rows and columns of a product among those of a cell and its gradients
 # that is large on the emulated device, of 3 multiprocessors: that of a step, or of the weights.
 LARGE = [
-    (torch.float64, (128, 5, 80), (128, 240)),
-    (torch.float64, (40, 160, 80), (240, 240)),
+    (torch.float64, (256, 5, 128), (256, 384)),
+    (torch.float64, (40, 304, 80), (240, 384)),
     (torch.float32, (256, 5, 120), (256, 360)),
     (torch.float32, (40, 170, 170), (510, 340)),
     (torch.float16, (130, 16, 48), (130, 144)),
@@ -304,9 +304,9 @@ def test_gradients_of_sequences_by_large_products(
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
 ) -> None:
-    assert_large(cuda_emulator, dtype, (192, 314))
+    assert_large(cuda_emulator, dtype, (240, 384))
     monkeypatch.setenv("PKG_EMULATED_CAPABILITY", "90")
-    sample = Sample(arguments((130, 250, 64), 3)).converted(dtype)
+    sample = Sample(arguments((130, 304, 80), 3)).converted(dtype)
     check_gradients(emulated_operators, sample, (True, True, True))
 
 

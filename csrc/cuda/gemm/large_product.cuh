@@ -24,7 +24,9 @@
 // these at 40 and 35.)
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/mma.cuh"
@@ -224,46 +226,73 @@ struct PanelPlan {
   int64_t cycles;
 };
 
-// The tiles, and parts of the summed dimension, that take the fewest cycles: by
-// the multiply-adds of the busiest multiprocessor, 128 a cycle of either type,
-// and the shares of them that the loops allow: of float32 the multiply-adds
-// among a panel's instructions, of float64 what shared memory and the L2 cache
-// leave. A block that has a multiprocessor for itself waits for what it loads:
-// an H200 took 13 us for parts of n = 256 of float32, 128 x 128 sums of 64
-// steps each, which is 40 % of the rate. The shares of small tiles, which no
-// GPU has run, are two thirds of those expected.
+// What is known of the blocks of a product: of 100 multiply-adds that a
+// multiprocessor could do, those that it does where blocks share it, and where
+// it has one block; and the cycles that a panel takes that block at the least,
+// until the next one has come.
+struct PanelRate {
+  int64_t shared;
+  int64_t alone;
+  int64_t least_cycles;
+};
+
+// Of so many parts of the summed dimension, by the multiply-adds of the busiest
+// multiprocessor, 128 a cycle of either type.
+template <class Product>
+int64_t cycles_of_panels(int64_t tiles, int64_t panels, int64_t each,
+                         int64_t elements, int64_t multiprocessors,
+                         const PanelRate& rate) {
+  const int64_t parts = panels == 0 ? 1 : (panels + each - 1) / each;
+  const int64_t rounds =
+      (tiles * parts + multiprocessors - 1) / multiprocessors;
+  constexpr int64_t kProducts =
+      int64_t{Product::kRows} * Product::kColumns * Product::kDepth;
+  const int64_t of_panel =
+      rounds > 1
+          ? kProducts * 100 / 128 / rate.shared
+          : std::max(kProducts * 100 / 128 / rate.alone, rate.least_cycles);
+  return rounds * each * of_panel + cycles_of_parts(parts, elements);
+}
+
+// The tiles, and parts of the summed dimension, that take the fewest cycles.
+// The rates are shares that the loops allow: of float32 the multiply-adds among
+// a panel's instructions, of float64 what shared memory and the L2 cache leave.
+// Of block_product.cuh, which loads one panel ahead, an H200 took 13 us for
+// eight panels, and their sum, of n = 256 of float32, and 10 of float64. The
+// shares of small tiles, which no GPU has run, are two thirds of those
+// expected.
 template <class Element>
 PanelPlan plan_panels(int64_t batch_count, int64_t rows, int64_t columns,
                       int64_t depth, int64_t multiprocessors,
                       bool may_be_divided = true) {
   constexpr bool kIsSingle = sizeof(Element) == sizeof(float);
-  PanelPlan best = {PanelTiles::block, 0, 0};
-  const auto consider = [&]<class Product>(PanelTiles kind, int64_t percent,
-                                           int64_t percent_alone) {
+  PanelPlan best = {PanelTiles::block, 0, std::numeric_limits<int64_t>::max()};
+  const auto consider = [&]<class Product>(PanelTiles kind,
+                                           const PanelRate& rate) {
     const int64_t tiles = batch_count * tiles_of(rows, Product::kRows) *
                           tiles_of(columns, Product::kColumns);
     const int64_t panels = tiles_of(depth, Product::kDepth);
-    const int64_t each =
-        may_be_divided && kind != PanelTiles::large
-            ? panels_of_split(tiles, panels, multiprocessors * Product::kBlocks)
-            : panels;
-    const int64_t parts = panels == 0 ? 1 : (panels + each - 1) / each;
-    const int64_t rounds =
-        (tiles * parts + multiprocessors - 1) / multiprocessors;
-    const int64_t share = rounds == 1 ? percent_alone : percent;
-    const int64_t cycles = rounds * each * Product::kDepth * Product::kRows *
-                               Product::kColumns / 128 * 100 / share +
-                           cycles_of_parts(parts, batch_count * rows * columns);
-    if (best.cycles == 0 || cycles < best.cycles) {
-      best = {kind, each, cycles};
+    const bool is_divided = may_be_divided && kind != PanelTiles::large;
+    for (const int64_t each :
+         {panels, is_divided
+                      ? panels_of_split(tiles, panels,
+                                        multiprocessors * Product::kBlocks)
+                      : panels}) {
+      const int64_t cycles = cycles_of_panels<Product>(
+          tiles, panels, each, batch_count * rows * columns, multiprocessors,
+          rate);
+      if (cycles < best.cycles) {
+        best = {kind, each, cycles};
+      }
     }
   };
-  consider.template operator()<BlockProduct<Element>>(PanelTiles::block, 70,
-                                                      40);
-  consider.template operator()<LargeProduct<Element>>(
-      PanelTiles::large, kIsSingle ? 87 : 85, kIsSingle ? 87 : 85);
-  consider.template operator()<SmallProduct<Element>>(PanelTiles::small, 30,
-                                                      17);
+  constexpr int64_t kLarge = kIsSingle ? 87 : 85;
+  consider.template operator()<BlockProduct<Element>>(PanelTiles::block,
+                                                      {70, 40, 800});
+  consider.template operator()<LargeProduct<Element>>(PanelTiles::large,
+                                                      {kLarge, kLarge, 400});
+  consider.template operator()<SmallProduct<Element>>(PanelTiles::small,
+                                                      {30, 17, 270});
   return best;
 }
 
