@@ -142,7 +142,7 @@ class Backward {
     product.b[0] = columns_as_panels(right, columns, plan_.gates());
     product.c = to;
     product.c_row_stride = columns;
-    launch_product(product, grad_sums_);
+    launch_product(product, true, grad_sums_);
   }
 
   void multiply_transposed() const {
@@ -172,14 +172,14 @@ class Backward {
     product.a[1] = columns(first, plan_.rows() - first);
     product.b[1] = columns_as_panels(all_rows_of<Element>(plan_, hidden),
                                      plan_.hidden, plan_.rows() - first);
-    launch_product(product, grad_sums_);
+    launch_product(product, true, grad_sums_);
     product = {};
     product.c_row_stride = plan_.inner();
     product.c = to + plan_.hidden;
     product.a[0] = columns(0, plan_.rows());
     product.b[0] = columns_as_panels(all_rows_of<Element>(plan_, input),
                                      plan_.features, plan_.rows());
-    launch_product(product, grad_sums_);
+    launch_product(product, true, grad_sums_);
   }
 
   const LltmPlan& plan_;

@@ -28,7 +28,7 @@ Tensor multiply_inputs(const LltmPlan& plan, const Tensor& input,
   product.b[0] = rows_as_panels(of_input, plan.gates(), plan.features);
   product.c = static_cast<Number*>(sums.mutable_data_ptr());
   product.c_row_stride = plan.gates();
-  launch_product(product, sums);
+  launch_product(product, false, sums);
   return sums;
 }
 
@@ -78,9 +78,11 @@ void launch_finish(const LltmStep<Element>& step, cudaStream_t stream) {
 }
 
 template <class Element>
-void launch_step(const LltmStep<Element>& step, cudaStream_t stream) {
+void launch_step(const LltmStep<Element>& step, bool follows,
+                 cudaStream_t stream) {
   launch(lltm_step_kernel<Element>, step.pieces,
-         launch_shape<GateProduct<Element>>().that_waits(), stream, step);
+         launch_shape<GateProduct<Element>>().that_waits(follows), stream,
+         step);
   if (step.parts != nullptr) {
     launch_finish(step, stream);
   }
@@ -133,7 +135,7 @@ void run(const LltmPlan& plan, const Tensor& input, const Tensor& weights,
   }
   const auto parts = divide(step, device_of(hidden));
   for (int64_t t = 0; t < plan.steps; ++t) {
-    launch_step(step, current_stream(hidden));
+    launch_step(step, t > 0 || input_sums, current_stream(hidden));
     step.operands.rows[0] = {step.new_h, plan.hidden, 1};
     step.old_cell = {step.new_cell, plan.hidden, 1};
     step.new_h += states;

@@ -113,8 +113,10 @@ bool is_large_product(ScalarType type, int64_t rows, int64_t columns) {
            tiles_of(rows, 128) * tiles_of(columns, 128) >= multiprocessors;
   }
   return type == ScalarType::Float
-             ? pays_large_product<float>(1, rows, columns, multiprocessors)
-             : pays_large_product<double>(1, rows, columns, multiprocessors);
+             ? pays_large_product<float>(1, rows, columns, multiprocessors,
+                                         most_shared_bytes())
+             : pays_large_product<double>(1, rows, columns, multiprocessors,
+                                          most_shared_bytes());
 }
 
 void multiply_matrices(const Tensor& a, const Tensor& b, const Tensor& output) {

@@ -20,14 +20,16 @@ Tensor rowwise_scaled_linear_s8s4(const Tensor& input,
 }
 
 template <int kTileRows>
-void launch_tiles(const RowwiseWarpgroupProblem& problem, cudaStream_t stream) {
+void launch_tiles(const RowwiseWarpgroupProblem& problem, bool follows,
+                  cudaStream_t stream) {
   using Product = typename RowwiseWarpgroups<kTileRows>::Product;
   launch(rowwise_warpgroups_kernel<kTileRows>,
          std::min<int64_t>(problem.tiles.pieces, multiprocessor_count()),
-         launch_shape<Product>().that_waits(), stream, problem);
+         launch_shape<Product>().that_waits(follows), stream, problem);
 }
 
-// Of rows that can be copied in bulk; returns whether there are tiles.
+// Of rows that can be copied in bulk; returns whether there are tiles. Packed
+// ones have been widened, by a kernel of the same call.
 template <bool kPacked>
 bool launch_bulk(const RowwiseScaledProblem<kPacked>& problem,
                  const BulkOperand<int8_t>& input, const Tensor& output) {
@@ -45,9 +47,9 @@ bool launch_bulk(const RowwiseScaledProblem<kPacked>& problem,
     parts = allocate_parts(whole, output);
   }
   if (tiles.tile_rows == 256) {
-    launch_tiles<256>(whole, stream);
+    launch_tiles<256>(whole, kPacked, stream);
   } else {
-    launch_tiles<128>(whole, stream);
+    launch_tiles<128>(whole, kPacked, stream);
   }
   if (has_parts) {
     launch_scale(whole, stream);

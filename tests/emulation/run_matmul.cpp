@@ -49,12 +49,13 @@ void run_panels_of_split(const Request& request) {
 }
 
 // The tiles and parts that a product of batch, rows, columns and depth takes on
-// so many multiprocessors.
+// so many multiprocessors, whose blocks may have so many bytes.
 void run_plan_panels(const Request& request) {
   const auto& sizes = request.integers("sizes");
   const auto plan = [&]<class Element>() {
     return cuda::plan_panels<Element>(sizes.at(0), sizes.at(1), sizes.at(2),
-                                      sizes.at(3), sizes.at(4));
+                                      sizes.at(3), sizes.at(4),
+                                      static_cast<int>(sizes.at(5)));
   };
   const cuda::PanelPlan best = request.text("type") == "float64"
                                    ? plan.operator()<double>()

@@ -126,10 +126,17 @@ def test_linear(cuda_emulator: Emulator, dtype: torch.dtype, activation: str, ti
 KIND_OF = ("large", "block", "small")
 
 
-def plan_panels(emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple[str, int]:
+MOST_BYTES = 227 * 1024  # of shared memory, that a block may have on 9.0
+
+
+def plan_panels(
+    emulator: Emulator, dtype: torch.dtype, sizes: tuple[int, ...], most_bytes: int = MOST_BYTES
+) -> tuple[str, int]:
     """The tiles, and panels of a part, for batch, rows, columns, depth and multiprocessors."""
     plan = torch.full((2,), 77)
-    emulator.run("plan_panels", ["plan"], plan=plan, type=name_of(dtype), sizes=sizes)
+    emulator.run(
+        "plan_panels", ["plan"], plan=plan, type=name_of(dtype), sizes=(*sizes, most_bytes)
+    )
     return KIND_OF[int(plan[0])], int(plan[1])
 
 
@@ -161,3 +168,9 @@ def test_which_tiles_are_taken(
 def test_what_few_small_tiles_leave_idle_parts_fill(cuda_emulator: Emulator) -> None:
     assert plan_panels(cuda_emulator, torch.float32, (1, 256, 256, 1024, 132)) == ("small", 8)
     assert plan_panels(cuda_emulator, torch.float32, (1, 2048, 2048, 64, 132)) == ("large", 4)
+
+
+def test_tiles_that_a_block_has_no_memory_for_are_not_taken(cuda_emulator: Emulator) -> None:
+    sizes = (1, 4096, 4096, 64, 132)
+    assert plan_panels(cuda_emulator, torch.float64, sizes, 101376) == ("large", 4)
+    assert plan_panels(cuda_emulator, torch.float64, sizes, 101375) == ("block", 8)

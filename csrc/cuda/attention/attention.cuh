@@ -704,7 +704,8 @@ class AttentionScores {
            column <= row + extent_.limits.last;
   }
 
-  // The same of a tile whose rows are keys: its neighbours are queries.
+  // What the mask makes of a tile whose rows are keys: its neighbours are
+  // queries.
   template <class Scores>
   __device__ __forceinline__ void mask_tile(Scores& tile,
                                             const TileLimits& limits,

@@ -70,7 +70,8 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   return true;
 }
 
-// Whether a block of that kernel has memory for the call's heads.
+// By the kernel of single warps for heads of that width, where a block of it
+// has memory for the call's; returns whether.
 template <class Element, int kWidth, bool kPlain, class Launch>
 bool launch_attention_forward_mma_of(const AttentionForward<Element>& call,
                                      const AttentionDevice& device,
@@ -87,8 +88,9 @@ bool launch_attention_forward_mma_of(const AttentionForward<Element>& call,
   return true;
 }
 
-// Whether there is a kernel of tensor cores for the call. Of values half as
-// wide as the tile for wider heads half of the products would be with zeros.
+// By single warps, where there is such a kernel for the call; returns whether.
+// Of values half as wide as the tile for wider heads half of the products would
+// be with zeros.
 template <class Element, class Launch>
 bool launch_attention_forward_mma(const AttentionForward<Element>& call,
                                   const AttentionDevice& device,

@@ -248,6 +248,7 @@ __global__ void __launch_bounds__(
   const int64_t output_tiles = call.template output_tiles<kWidth>();
   const int64_t tiles = call.template tile_count<Mma::kRows, kWidth>();
   const int64_t blocks = gridDim.x;
+  // An index of 64 bits would take registers through a tile, which has none.
   for (int turn = 0; blockIdx.x + turn * blocks < tiles; ++turn) {
     const int64_t index = blockIdx.x + turn * blocks;
     const int64_t batch = index / output_tiles / row_tiles;

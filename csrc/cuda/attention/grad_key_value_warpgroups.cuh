@@ -3,11 +3,12 @@
 // cuda/attention/gradients.cuh; for compute capability 9.0 alone.
 //
 // A block owns 128 keys, a warpgroup 64 of them; it walks the queries, 64 at a
-// time, those of all heads that share the key. As in grad_key_value_mma.cuh
-// tiles of scores are transposed, and what is made of them is operand A, in
-// registers, of the products that sum over the queries. Keys and values stay in
-// shared memory; queries, the gradient of the output, log-sum-exp and D come in
-// four stages.
+// time, those of all heads that share the key, from the last to the first: so
+// the sums of one head are those of joint_gradients_warpgroups.cuh, to the last
+// bit. As in grad_key_value_mma.cuh tiles of scores are transposed,
+// and what is made of them is operand A, in registers, of the products that sum
+// over the queries. Keys and values stay in shared memory; queries, the
+// gradient of the output, log-sum-exp and D come in four stages.
 //
 // Sums of 64 x 128 for either gradient, two tiles of 64 x 64 and what is made
 // of one of them are 208 of a thread's 240 registers. Only plain attention has

@@ -234,9 +234,9 @@ int64_t blocks_that_begin_together(const AttentionJointGradients<Element>& call,
 // Fewer blocks than a round would besides leave multiprocessors idle that the
 // query's own kernel keeps busy; and where more blocks begin together than
 // there are tiles of queries, they wait for longer than they save.
-// With copied panels it always is, but for that: where multiprocessors have one
-// block each, one of the key's own kernel takes for four products what this one
-// should take for six, and the query's, of two warps, comes on top (an H200
+// With copied panels half of the multiprocessors are enough: where they have
+// one block each, one of the key's own kernel takes for four products what this
+// one should take for six, and the query's, of two warps, comes on top (an H200
 // took 275 and 492 us for 1x8x1024x64).
 template <class Element>
 bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
@@ -244,8 +244,10 @@ bool joint_gradients_pay(const AttentionGradKeyValue<Element>& key_value,
   const int64_t rounds =
       suits_gradient_warpgroups(key_value.backward.problem, device) ? 3 : 4;
   const AttentionJointGradients<Element> call = {key_value, {}};
-  return (copies_joint_gradients(call.backward.problem, device) ||
-          call.tile_count() >= rounds * device.multiprocessors) &&
+  const int64_t least = copies_joint_gradients(call.backward.problem, device)
+                            ? device.multiprocessors / 2
+                            : rounds * device.multiprocessors;
+  return call.tile_count() >= least &&
          blocks_that_begin_together(call, device) <= call.row_tiles();
 }
 
@@ -258,8 +260,10 @@ bool launch_joint_gradient_warpgroups(
   const auto run = [&]<int kWidth>(MappedJointGradients<Element>& mapped) {
     AttentionJointGradients<Element>& call = mapped.call;
     make_memory(call, call.sum_count(kWidth), call.turn_count());
-    launch(attention_joint_gradients_warpgroups_kernel<Element, kWidth>,
-           std::min<int64_t>(call.tile_count(), device.multiprocessors),
+    const auto blocks =
+        std::min<int64_t>(call.tile_count(), device.multiprocessors);
+    call.together = static_cast<uint32_t>(call.owned_together(blocks));
+    launch(attention_joint_gradients_warpgroups_kernel<Element, kWidth>, blocks,
            launch_shape<JointGradientsWarpgroups<Element, kWidth>>(), mapped);
   };
   return launch_gradient_warpgroups(

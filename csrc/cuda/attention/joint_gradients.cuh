@@ -23,6 +23,7 @@ struct AttentionJointGradients : AttentionGradKeyValue<Element> {
   ResultBatch<Element> grad_query;
   float* sums = nullptr;  // sum_count()
   int* turns = nullptr;   // turn_count() zeros, the first one for tickets
+  uint32_t together = 1;  // owned_together(), where tickets go by joint_work()
 
   __host__ __device__ int64_t row_tiles() const {
     return tiles_of(this->backward.problem.rows, kJointRows);
@@ -35,7 +36,7 @@ struct AttentionJointGradients : AttentionGradKeyValue<Element> {
   }
   // Of how many matrices the tiles come by turns, where so many blocks take
   // them: as few as have four for each block, divided evenly.
-  __host__ __device__ int64_t owned_together(int64_t blocks) const {
+  int64_t owned_together(int64_t blocks) const {
     const int64_t times = tiles_of(tile_count(), static_cast<int>(4 * blocks));
     return tiles_of(this->partition.owned_count, static_cast<int>(times));
   }
@@ -88,11 +89,10 @@ __device__ __forceinline__ JointWork
 joint_work(const AttentionJointGradients<Element>& call, uint32_t ticket) {
   const auto column_tiles = static_cast<uint32_t>(call.column_tiles());
   const auto owned_count = static_cast<uint32_t>(call.partition.owned_count);
-  const auto together = static_cast<uint32_t>(call.owned_together(gridDim.x));
-  const uint32_t tiles = together * column_tiles;
-  const uint32_t first = ticket / tiles * together;
+  const uint32_t tiles = call.together * column_tiles;
+  const uint32_t first = ticket / tiles * call.together;
   const uint32_t left = owned_count - first;
-  const uint32_t here = together < left ? together : left;
+  const uint32_t here = call.together < left ? call.together : left;
   return {first + ticket % tiles % here, ticket % tiles / here};
 }
 

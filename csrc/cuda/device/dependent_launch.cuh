@@ -5,7 +5,9 @@
 //
 // The launch asks for it by LaunchShape::that_waits(), and does so where the
 // device has code for compute capability 9.0. Elsewhere, and where a kernel is
-// launched as any other, both functions do nothing.
+// launched as any other, both functions do nothing. Only behind a kernel of the
+// same call: one of somebody else's may itself have begun early, and end before
+// what this one needs has been written.
 #pragma once
 
 #include "cuda/device/device.cuh"

@@ -77,11 +77,11 @@ struct LaunchShape {
   LaunchShape(int threads_of_block, int dynamic_shared_bytes = 0)
       : threads(threads_of_block), shared_bytes(dynamic_shared_bytes) {}
 
-  // For a kernel that begins with wait_for_kernel_before(), behind another of
-  // this package's (dependent_launch.cuh).
-  LaunchShape that_waits() const {
+  // For a kernel that begins with wait_for_kernel_before(), where it follows
+  // another kernel of the same call (dependent_launch.cuh).
+  LaunchShape that_waits(bool follows = true) const {
     LaunchShape shape = *this;
-    shape.waits = true;
+    shape.waits = follows;
     return shape;
   }
 

@@ -19,7 +19,8 @@
 // sums need 16 numbers of shared memory for 64 multiplications.
 //
 // matmul and linear of float32 and float64 use cuda/gemm/large_product.cuh
-// where there are enough tiles of its size.
+// where there are enough tiles of its size, and its small ones where there are
+// few of these.
 //
 // float32 in TF32 (`Tf32`), where the user allows it: as the halves, with the
 // same bytes for as many products, each of half of the steps, so that the

@@ -13,15 +13,20 @@
 // multiply-adds, 96 loads and some 200 others, with the copies of the next
 // panel: 87 %, of 8 x 8 sums 70 %.
 //
-// float64: tensor cores, 128 x 128 sums of eight warps, 64 x 32 of each. Eight
-// steps of a warp are 16 products of 16 x 8 x 8, 32768 operations, and 24 loads
-// of a number a lane, 6 KiB: 5.3 operations a byte, where 290 operations a
+// float64: tensor cores, 128 x 128 sums of eight warps, 64 x 32 of each. Four
+// steps of a warp are 16 products of 16 x 8 x 4, 16384 operations, and 12 loads
+// of a number a lane, 3 KiB: 5.3 operations a byte, where 290 operations a
 // cycle (67 TFLOP/s, 132 multiprocessors at 1.75 GHz) need 54 of the 128 bytes
 // that shared memory gives. By 32 x 16 sums, as in block_product.cuh, they need
-// 109, and of the L2 cache 8 operations a byte, 8.4 TB/s at that rate.
+// 109, and of the L2 cache 8 operations a byte, 8.4 TB/s at that rate. Numbers
+// of four steps are loaded while those of the four before are multiplied.
 //
-// (An H100 ran the small tiles at 38 and 23 TFLOP/s, n = 4096, of 67 and 67,
-// these at 40 and 35.)
+// Small tiles: 32 x 64 sums of 128 threads (float32), 4 x 4 of each, and 32 x
+// 32 of four warps (float64), in four stages of 16 steps.
+//
+// (An H100 ran the tiles of block_product.cuh at 38 and 23 TFLOP/s, n = 4096,
+// of 67 and 67, large ones at 40 and 35; those of float64 then by products of
+// m8n8k4, and of 16 x 8 x 8 whose numbers were loaded ahead of each step.)
 #pragma once
 
 #include <algorithm>
@@ -251,24 +256,30 @@ int64_t cycles_of_panels(int64_t tiles, int64_t panels, int64_t each,
       rounds > 1
           ? kProducts * 100 / 128 / rate.shared
           : std::max(kProducts * 100 / 128 / rate.alone, rate.least_cycles);
-  return rounds * each * of_panel + cycles_of_parts(parts, elements);
+  using Number = typename Product::Sums::Value;
+  return rounds * each * of_panel +
+         cycles_of_parts(parts, elements * static_cast<int64_t>(sizeof(Number) /
+                                                                sizeof(float)));
 }
 
 // The tiles, and parts of the summed dimension, that take the fewest cycles.
 // The rates are shares that the loops allow: of float32 the multiply-adds among
-// a panel's instructions, of float64 what shared memory and the L2 cache leave.
-// Of block_product.cuh, which loads one panel ahead, an H200 took 13 us for
-// eight panels, and their sum, of n = 256 of float32, and 10 of float64. The
-// shares of small tiles, which no GPU has run, are two thirds of those
+// a panel's instructions, of float64 what is expected of products of 16 x 8
+// x 4. Of block_product.cuh, which loads one panel ahead, an H200 took 13 us
+// for eight panels, and their sum, of n = 256 of float32, and 10 of float64.
+// The shares of small tiles, which no GPU has run, are two thirds of those
 // expected.
 template <class Element>
 PanelPlan plan_panels(int64_t batch_count, int64_t rows, int64_t columns,
                       int64_t depth, int64_t multiprocessors,
-                      bool may_be_divided = true) {
+                      int most_shared_bytes, bool may_be_divided = true) {
   constexpr bool kIsSingle = sizeof(Element) == sizeof(float);
   PanelPlan best = {PanelTiles::block, 0, std::numeric_limits<int64_t>::max()};
   const auto consider = [&]<class Product>(PanelTiles kind,
                                            const PanelRate& rate) {
+    if (Product::kSharedBytes > most_shared_bytes) {
+      return;
+    }
     const int64_t tiles = batch_count * tiles_of(rows, Product::kRows) *
                           tiles_of(columns, Product::kColumns);
     const int64_t panels = tiles_of(depth, Product::kDepth);
@@ -299,10 +310,10 @@ PanelPlan plan_panels(int64_t batch_count, int64_t rows, int64_t columns,
 // Whether they would be large, of a product that is not divided.
 template <class Element>
 bool pays_large_product(int64_t batch_count, int64_t rows, int64_t columns,
-                        int64_t multiprocessors) {
+                        int64_t multiprocessors, int most_shared_bytes) {
   constexpr int64_t kDepth = 4096;
   return plan_panels<Element>(batch_count, rows, columns, kDepth,
-                              multiprocessors, false)
+                              multiprocessors, most_shared_bytes, false)
              .tiles == PanelTiles::large;
 }
 

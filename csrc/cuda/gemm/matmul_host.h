@@ -69,16 +69,15 @@ void launch_by_panels(const MatmulProblem<Input, Output>& problem,
                       const Epilogue& epilogue, const Tensor& output) {
   const PanelPlan plan = plan_panels<Input>(
       problem.batch_count, problem.rows, problem.columns, problem.depth,
-      multiprocessor_count(), problem.wanted == nullptr);
+      multiprocessor_count(), most_shared_bytes(),
+      problem.wanted == nullptr && problem.batch.count < kMaxBatchDims);
   const auto launch_tiles = [&]<class Product>() {
     launch_by_tiles<Product, Input>(problem, plan.panels_each, epilogue,
                                     output);
   };
   if (plan.tiles == PanelTiles::small) {
     launch_tiles.template operator()<SmallProduct<Input>>();
-  } else if (plan.tiles == PanelTiles::large &&
-             launch_shape<LargeProduct<Input>>().shared_bytes <=
-                 most_shared_bytes()) {
+  } else if (plan.tiles == PanelTiles::large) {
     launch_tiles.template operator()<LargeProduct<Input>>();
   } else {
     launch_tiles.template operator()<BlockProduct<Input>>();

@@ -25,8 +25,7 @@ void launch_warpgroups(const MatmulProblem<Number, Output>& problem,
                                    int64_t blocks, cudaStream_t stream,
                                    const Kept& kept) {
         launch(matmul_warpgroup_kernel<Input, Result, kTileColumns, Kept>,
-               blocks, launch_shape<Product>().that_waits(), stream, tiles,
-               kept);
+               blocks, launch_shape<Product>(), stream, tiles, kept);
       });
 }
 

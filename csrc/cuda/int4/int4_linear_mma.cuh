@@ -10,10 +10,11 @@
 // nothing of the weight is rounded. The sums of the activations are those of
 // products with ones.
 //
-// A block computes 16, 32 or 64 rows by 128 columns, a warp all rows by 32
+// A block computes 8, 16, 32 or 64 rows by 128 columns, a warp all rows by 32
 // columns, so that what it loads of the activations is multiplied by four
-// tiles. Of 16 rows a block has two teams of four warps, which take turns with
-// the slices of the summed dimension, and whose sums are added at the end.
+// tiles; up to 16 rows are turned around (int4_products.cuh). Of so few a block
+// has two teams of four warps, which take turns with the slices of the summed
+// dimension, and whose sums are added at the end.
 // Groups of 32, of 64 and of more columns are kernels of their own: where a
 // group ends is known to the compiler, and its sums begin with zeros that need
 // no instructions.
@@ -21,14 +22,14 @@
 // Operations: 2 M N K. Bytes: K N / 2 of the weight for 64 rows, K N / 32 of
 // scales and zeros where groups have 128 columns, M K N / 64 of activations,
 // from the L2 cache for the most part. What the machine code cannot surpass on
-// an H200 (bounds by tools/cuda_model.py; an H100 takes 20 us for one row and
-// 19 for 16 by 33 MB of weight, half of its memory's rate, and 61 for 128): for
-// a slice, of which a warp has 2 KiB of the weight, 16 rows of bfloat16 take
-// 433 instructions, so 108 cycles of a multiprocessor, and 65 of shared memory.
-// That is 4.6 TB/s of the weight, with scales and zeros what its memory gives;
-// of groups of 64 columns 481 instructions and 96 %, of 32 columns 586 and 88
-// %. 64 rows take 185 cycles of shared memory and 160 of the tensor cores, 2.7
-// TB/s.
+// an H200 (bounds by tools/cuda_model.py): for a slice, of which a warp has 2
+// KiB of the weight, up to 8 rows of bfloat16 take 312 instructions, so 78
+// cycles of a multiprocessor, 6.4 TB/s of the weight, and 16 rows 359, 5.5
+// TB/s; of groups of 64 columns 322 and 394, of 32 columns 390 and 487. The
+// memory gives 4.8. 64 rows take 185 cycles of shared memory and 160 of the
+// tensor cores, 2.7 TB/s. (Before products of few rows were turned around, 16
+// rows took 433: an H200 read 31 MB of weight and scales in 18.8 us for one
+// row, with instructions issued in half of the cycles. It has not run these.)
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,6 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
-#include "cuda/device/words.cuh"
-#include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"

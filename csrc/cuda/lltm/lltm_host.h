@@ -83,12 +83,13 @@ int64_t panels_of_block(int64_t tiles, int64_t panels, int64_t least = 8) {
       tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks, least);
 }
 
+// `follows`: whether another kernel of the call comes before.
 template <class Element, class Output>
-void launch_product(LltmProduct<Element, Output>& product,
+void launch_product(LltmProduct<Element, Output>& product, bool follows,
                     const Tensor& on_device) {
   using Number = Accumulator<Element>;
   using Product = BlockProduct<Element>;
-  const LaunchShape shape = launch_shape<Product>().that_waits();
+  const LaunchShape shape = launch_shape<Product>().that_waits(follows);
   const cudaStream_t stream = current_stream(on_device);
   const int64_t tiles = product.tile_count();
   const int64_t panels = product.panel_count();
