@@ -107,8 +107,8 @@ class Backward {
             static_cast<Element*>(gradients_.bias.mutable_data_ptr());
       }
       launch(lltm_gradient_kernel<Element>, step.tile_count(),
-             LaunchShape(kTileThreads).that_waits(), current_stream(grad_sums_),
-             step);
+             LaunchShape(kTileThreads).that_waits(t + 1 < plan_.steps),
+             current_stream(grad_sums_), step);
       if (t > 0) {
         auto* to = static_cast<Number*>(carried_h.mutable_data_ptr());
         multiply(MatrixOf<Element>{step.grad_sums, plan_.gates(), 1},
@@ -172,14 +172,14 @@ class Backward {
     product.a[1] = columns(first, plan_.rows() - first);
     product.b[1] = columns_as_panels(all_rows_of<Element>(plan_, hidden),
                                      plan_.hidden, plan_.rows() - first);
-    launch_product(product, true, grad_sums_);
+    launch_product(product, false, grad_sums_);
     product = {};
     product.c_row_stride = plan_.inner();
     product.c = to + plan_.hidden;
     product.a[0] = columns(0, plan_.rows());
     product.b[0] = columns_as_panels(all_rows_of<Element>(plan_, input),
                                      plan_.features, plan_.rows());
-    launch_product(product, true, grad_sums_);
+    launch_product(product, false, grad_sums_);
   }
 
   const LltmPlan& plan_;

@@ -79,7 +79,7 @@ bool launch_joint_gradients(const AttentionGradQuery<Element>& query,
         },
         [&](auto kernel, int64_t blocks, LaunchShape shape,
             const auto& arguments) {
-          launch(kernel, blocks, shape.that_waits(), stream, arguments);
+          launch(kernel, blocks, shape, stream, arguments);
         });
   }
   return false;

@@ -7,7 +7,8 @@
 // device has code for compute capability 9.0. Elsewhere, and where a kernel is
 // launched as any other, both functions do nothing. Only behind a kernel of the
 // same call: one of somebody else's may itself have begun early, and end before
-// what this one needs has been written.
+// what this one needs has been written; and a graph that is captured has no
+// such edge from what is no kernel.
 #pragma once
 
 #include "cuda/device/device.cuh"

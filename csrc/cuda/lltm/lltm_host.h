@@ -83,7 +83,8 @@ int64_t panels_of_block(int64_t tiles, int64_t panels, int64_t least = 8) {
       tiles, panels, int64_t{multiprocessor_count()} * Product::kBlocks, least);
 }
 
-// `follows`: whether another kernel of the call comes before.
+// `follows`: whether another kernel of the call comes right before, and no copy
+// or other operator of PyTorch's.
 template <class Element, class Output>
 void launch_product(LltmProduct<Element, Output>& product, bool follows,
                     const Tensor& on_device) {
