@@ -683,17 +683,24 @@ class AttentionScores {
             of.row_stride, of.column_stride, limits.rows, limits.columns};
   }
 
-  // What lies beyond the matrix is hidden afterwards.
+  // What lies beyond the matrix is hidden afterwards. Eight columns at a time,
+  // so that kernels without registers to spare have them.
   template <class Scores>
   __device__ __forceinline__ void mask_rows(Scores& tile, int64_t row_begin,
                                             int64_t column_begin) const {
     with_mask_type([&]<class Value>(const Value* data) {
       const auto corner = mask_corner(data, row_begin, column_begin);
-      MaskRow<Element, Scores> mask;
+      constexpr int kPart =
+          Scores::kThreadColumns < 8 ? Scores::kThreadColumns : 8;
+      static_assert(Scores::kThreadColumns % kPart == 0);
+      MaskRow<Element, Scores, kPart> mask;
       PKG_UNROLL
       for (int i = 0; i < Scores::kThreadRows; ++i) {
-        mask.load(corner, i);
-        mask.template apply<Value>(tile, i, ApplyMask());
+        PKG_UNROLL
+        for (int first = 0; first < Scores::kThreadColumns; first += kPart) {
+          mask.load(corner, i, first);
+          mask.template apply<Value>(tile, i, ApplyMask(), first);
+        }
       }
     });
   }

@@ -312,6 +312,9 @@ __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
     const __grid_constant__ DecodeAttention<Element> call) {
   wait_for_kernel_before();
   using Number = Accumulator<Element>;
+  // Parts whose numbers are loaded at once. (With two exponentials of float64
+  // the compiler spilled, nvcc 13.0.)
+  constexpr int kTogether = sizeof(Number) == sizeof(float) ? 8 : 1;
   const int64_t rows = call.shared_rows();
   const int64_t results = call.result_count();
   for (int64_t result = global_thread_index(); result < results;
@@ -321,14 +324,14 @@ __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
     const int64_t head = result / call.value_size / rows;
     const int64_t first = head * call.splits * rows + row;
     Number maximum = -Number(INFINITY);
-    PKG_UNROLL_BY(8)  // so many loads at a time
+    PKG_UNROLL_BY(kTogether)
     for (int64_t split = 0; split < call.splits; ++split) {
       maximum = fmax(maximum, call.states[2 * (first + split * rows)]);
     }
     const Number origin = maximum == -Number(INFINITY) ? Number(0) : maximum;
     Number sum = 0;
     Number total = 0;
-    PKG_UNROLL_BY(8)
+    PKG_UNROLL_BY(kTogether)
     for (int64_t split = 0; split < call.splits; ++split) {
       const int64_t index = first + split * rows;
       const Number factor = exp(call.states[2 * index] - origin);

@@ -197,8 +197,9 @@ class GradKeyValueMma {
 
  private:
   // Of the operands whose rows are keys, and of those whose rows are queries.
-  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
-  using Query = OperandTile<Element, kQueries, kThreads, OperandLines::outer>;
+  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer, false>;
+  using Query =
+      OperandTile<Element, kQueries, kThreads, OperandLines::outer, false>;
   using QueriesAsSteps = LinesAsSteps<Element, kQueries>;
   using Numbers = QueryNumbers<Weights, true>;
   using Dropout = TransposedDropout<Weights>;

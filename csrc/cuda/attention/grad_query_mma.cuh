@@ -125,8 +125,9 @@ class GradQueryMma {
 
  private:
   // Of the operands whose rows are queries, and of those whose rows are keys.
-  using Query = OperandTile<Element, kRows, kThreads, OperandLines::outer>;
-  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer>;
+  using Query =
+      OperandTile<Element, kRows, kThreads, OperandLines::outer, false>;
+  using Key = OperandTile<Element, kKeys, kThreads, OperandLines::outer, false>;
   using KeysAsSteps = LinesAsSteps<Element, kKeys>;
   using Numbers = QueryNumbers<Scores, false>;
 

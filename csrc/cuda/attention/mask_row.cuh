@@ -38,7 +38,8 @@ struct MaskCorner {
 };
 
 // Raw: its type is known where it is loaded and where it is applied.
-template <class Element, class Scores>
+// `kPart`: how many of the thread's columns it has at a time.
+template <class Element, class Scores, int kPart = Scores::kThreadColumns>
 class MaskRow {
  public:
   // Whether all columns that a fragment has at once may be loaded so.
@@ -52,9 +53,11 @@ class MaskRow {
            is_aligned(corner.data, kCount);
   }
 
-  // Of the thread's i-th row; row 0 first, which finds out how.
+  // Of the thread's i-th row, from its `first` column on; row 0 first, which
+  // finds out how.
   template <class Value>
-  __device__ __forceinline__ void load(const MaskCorner<Value>& corner, int i) {
+  __device__ __forceinline__ void load(const MaskCorner<Value>& corner, int i,
+                                       int first = 0) {
     const typename Scores::Thread thread;
     if (i == 0) {
       is_packed_ = has_vectors(corner);
@@ -66,13 +69,15 @@ class MaskRow {
       constexpr int kCount = kPacket<Value>;
       PKG_UNROLL
       for (int j = 0; j < kColumns; j += kCount) {
-        const int column = at_most(thread.column(j), corner.columns - kCount);
+        const int column =
+            at_most(thread.column(first + j), corner.columns - kCount);
         load_words<kCount>(j / kCount, row + column);
       }
     } else {
       PKG_UNROLL
       for (int j = 0; j < kColumns; ++j) {
-        const int column = at_most(thread.column(j), corner.columns - 1);
+        const int column =
+            at_most(thread.column(first + j), corner.columns - 1);
         load_words<1>(j, row + column * corner.column_stride);
       }
     }
@@ -81,11 +86,12 @@ class MaskRow {
   // Replaces each score by function(value of the mask, score).
   template <class Value, class Function>
   __device__ __forceinline__ void apply(Scores& tile, int i,
-                                        Function&& function) const {
+                                        Function&& function,
+                                        int first = 0) const {
     PKG_UNROLL
     for (int j = 0; j < kColumns; ++j) {
       constexpr int kCount = kPacket<Value>;
-      auto& score = tile.values[i][j];
+      auto& score = tile.values[i][first + j];
       score =
           is_packed_
               ? function(value_of<Value, kCount>(j / kCount, j % kCount), score)
@@ -94,7 +100,7 @@ class MaskRow {
   }
 
  private:
-  static constexpr int kColumns = Scores::kThreadColumns;
+  static constexpr int kColumns = kPart;
   static constexpr int kWordsOfColumn = sizeof(Element) > sizeof(uint32_t) ? 2
                                                                            : 1;
   static constexpr int kNeighbours = Scores::Thread::kNeighbours;

@@ -40,7 +40,8 @@ __device__ __forceinline__ Packet<Element, kCount> gathered(const Element* from,
 }
 
 template <class Element, int kOuterSize, int kThreads,
-          OperandLines kLines = OperandLines::as_it_lies>
+          OperandLines kLines = OperandLines::as_it_lies,
+          bool kCopiesWhole = true>
 class OperandTile {
  public:
   static constexpr int kOuter = kOuterSize;
@@ -185,11 +186,13 @@ class OperandTile {
   }
 
   // The copies of a whole slice need no sizes: of one that is computed the
-  // compiler makes some eight instructions (nvcc 13.0).
+  // compiler makes some eight instructions (nvcc 13.0). Kernels that have no
+  // register left for it do without (kCopiesWhole).
   template <class Layout, int kWidth>
   __device__ __forceinline__ void copy_vectors(const SharedSpan<Element>& to,
                                                const Slice& slice) const {
-    if (slice.lines >= kElements / kWidth && slice.width >= kWidth) {
+    if (kCopiesWhole && slice.lines >= kElements / kWidth &&
+        slice.width >= kWidth) {
       copy_vectors_of<Layout, kWidth>(to, slice,
                                       [](int, int) { return kVector; });
     } else {
