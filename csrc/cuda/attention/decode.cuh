@@ -314,7 +314,8 @@ __global__ void __launch_bounds__(kCombineThreads) decode_attention_combine(
   using Number = Accumulator<Element>;
   // Parts whose numbers are loaded at once. (With two exponentials of float64
   // the compiler spilled, nvcc 13.0.)
-  constexpr int kTogether = sizeof(Number) == sizeof(float) ? 8 : 1;
+  [[maybe_unused]] constexpr int kTogether =
+      sizeof(Number) == sizeof(float) ? 8 : 1;
   const int64_t rows = call.shared_rows();
   const int64_t results = call.result_count();
   for (int64_t result = global_thread_index(); result < results;
