@@ -40,7 +40,6 @@
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/joint_gradients.cuh"
 #include "cuda/attention/joint_gradients_panels.cuh"
-#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/copied_panel.cuh"
@@ -519,7 +518,6 @@ __global__ void __launch_bounds__(
     JointGradientsCopied<Element, kWidth>::kBlocks)
     attention_joint_gradients_copied_kernel(
         const __grid_constant__ AttentionJointGradients<Element> call) {
-  wait_for_kernel_before();
   using Block = JointGradientsCopied<Element, kWidth>;
   for_joint_tiles(call, [&](int64_t owned, int column_tile) {
     Block(call).make(owned, column_tile);

@@ -78,7 +78,6 @@
 #include "cuda/attention/grad_key_value_mma.cuh"
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/joint_gradients.cuh"
-#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/device/turns.cuh"
@@ -312,7 +311,6 @@ class JointGradQuery {
 template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
     const __grid_constant__ AttentionJointGradients<Element> call) {
-  wait_for_kernel_before();
   using GradQuery = JointGradQuery<Element, kWidth, kPlain>;
   using Mma = GradKeyValueMma<Element, kWidth, GradQuery>;
   static_assert(Mma::kKeys == kJointKeys<Element>);

@@ -34,7 +34,6 @@
 
 #include "cuda/attention/grad_key_value_panels.cuh"
 #include "cuda/attention/joint_gradients.cuh"
-#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/device/turns.cuh"
@@ -179,7 +178,6 @@ __global__ void __launch_bounds__(
     JointGradientsPanels<Element, kWidth>::kThreads)
     attention_joint_gradients_panels_kernel(
         const __grid_constant__ AttentionJointGradients<Element> call) {
-  wait_for_kernel_before();
   using Panels = JointGradientsPanels<Element, kWidth>;
   for_joint_tiles(call, [&](int64_t owned, int column_tile) {
     Panels(call).make(owned, column_tile);

@@ -102,7 +102,6 @@
 #include "cuda/attention/joint_gradients.cuh"
 #include "cuda/attention/key_value_stages.cuh"
 #include "cuda/device/bulk_copy.cuh"
-#include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/shared.cuh"
@@ -712,7 +711,6 @@ template <class Element, int kWidth>
 __global__ void __launch_bounds__(384, 1)
     attention_joint_gradients_warpgroups_kernel(
         const __grid_constant__ MappedJointGradients<Element> mapped) {
-  wait_for_kernel_before();
   // Nothing of it is compiled for devices that lack the instructions.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Block = JointGradientsWarpgroups<Element, kWidth>;

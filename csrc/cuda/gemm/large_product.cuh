@@ -266,7 +266,7 @@ int64_t cycles_of_panels(int64_t tiles, int64_t panels, int64_t each,
 // The rates are shares that the loops allow: of float32 the multiply-adds among
 // a panel's instructions, of float64 what is expected of products of 16 x 8
 // x 4. Of block_product.cuh, which loads one panel ahead, an H200 took 13 us
-// for eight panels, and their sum, of n = 256 of float32, and 10 of float64.
+// for eight panels of n = 256 of float32, without their sum, and 10 of float64.
 // The shares of small tiles, which no GPU has run, are two thirds of those
 // expected.
 template <class Element>

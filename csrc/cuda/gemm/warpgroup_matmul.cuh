@@ -345,7 +345,6 @@ __global__ void __launch_bounds__(
     matmul_warpgroup_kernel(
         const __grid_constant__ WarpgroupProblem<Input, Output> problem,
         const __grid_constant__ Epilogue epilogue) {
-  wait_for_kernel_before();
   let_next_kernel_begin();
   if constexpr (kCompilesWarpgroups) {
     multiply_by_warpgroups<Input, WarpgroupProduct<Input, kTileColumns>>(
