@@ -72,3 +72,12 @@ def launched_threads(library_of_operators: Path) -> Callable[[], int]:
     library = ctypes.CDLL(str(library_of_operators))
     function: Callable[[], int] = library.pkg_emulated_launched_threads
     return function
+
+
+@pytest.fixture(scope="session")
+def launched_kernel_type(library_of_operators: Path) -> Callable[[], bytes]:
+    """The mangled type of the last launch's kernel, in which its parameters' types are named."""
+    library = ctypes.CDLL(str(library_of_operators))
+    function: Callable[[], bytes] = library.pkg_emulated_launched_kernel_type
+    function.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+    return function

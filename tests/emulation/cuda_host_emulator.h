@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <typeinfo>
 
 #include "cuda/device/device.cuh"
 #include "device_memory.h"
@@ -76,6 +77,9 @@ inline int multiprocessor_count() {
 // Of a block of the last launch: tests see by them which kernel that was.
 inline int launched_threads = 0;
 
+// The type of the last launch's kernel, mangled: it names what kernels are given.
+inline const char* launched_kernel_type = "";
+
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
             cudaStream_t stream, const Arguments&... arguments) {
@@ -87,6 +91,7 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
   constexpr unsigned kFewBlocks = 5;
   if (pieces > 0) {
     launched_threads = shape.threads;
+    launched_kernel_type = typeid(kernel).name();
     emulation::set_most_shared_bytes(
         static_cast<size_t>(emulated_shared_bytes()));
     const emulation::KernelAccess access;

@@ -15,6 +15,10 @@ PKG_EXPORTED int pkg_emulated_launched_threads() {
   return pkg::cuda::launched_threads;
 }
 
+PKG_EXPORTED const char* pkg_emulated_launched_kernel_type() {
+  return pkg::cuda::launched_kernel_type;
+}
+
 PKG_EXPORTED void pkg_emulated_give_to_device(void* begin, size_t size) {
   pkg::emulation::give_to_device(begin, size);
 }
