@@ -77,7 +77,8 @@ inline int multiprocessor_count() {
 // Of a block of the last launch: tests see by them which kernel that was.
 inline int launched_threads = 0;
 
-// The type of the last launch's kernel, mangled: it names what kernels are given.
+// The type of the last launch's kernel, mangled: it names what a kernel is
+// given.
 inline const char* launched_kernel_type = "";
 
 template <class... Parameters, class... Arguments>

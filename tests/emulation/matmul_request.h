@@ -7,6 +7,7 @@
 #include "batches.h"
 #include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/matmul.cuh"
+#include "cuda/gemm/wide_product.cuh"
 #include "elements.h"
 #include "request.h"
 
@@ -54,8 +55,13 @@ bool with_tensor_core_types(const Request& request, Function&& function) {
 // for.
 template <class Input, class Function>
 void with_tiles(const Request& request, Function&& function) {
+  const std::string& tiles = request.text("tiles");
+  if constexpr (cuda::kHasWideProduct<Input>) {
+    if (tiles == "wide") {
+      return function.template operator()<cuda::WideProduct<Input>>();
+    }
+  }
   if constexpr (cuda::kHasLargeProduct<Input>) {
-    const std::string& tiles = request.text("tiles");
     if (tiles == "large") {
       return function.template operator()<cuda::LargeProduct<Input>>();
     }

@@ -57,7 +57,7 @@ def emulated_matmul(
     With a ``split_depth`` the summed dimension is divided into parts of so many steps, with
     ``tile_columns`` of 128 or 256 warpgroups multiply tiles of so many. float32 may be
     ``multiplied_as`` ``"tf32"``; float32 and float64 may be by ``tiles`` that are ``"large"``
-    or ``"small"``.
+    or ``"small"``, halves and bytes by ``"wide"`` ones.
     """
     c = torch.full(shape_of_product(a, b), 77, dtype=out_dtype or a.dtype)
     emulator.run(

@@ -7,8 +7,10 @@
 // eight times four matrices (ldmatrix) for 32 products (mma): 4 KiB of shared
 // memory, 32 cycles of a multiprocessor of which the products take 64 at the
 // rate of an A100. Two stages of 128 bytes of the summed dimension are 64 KiB,
-// so that two blocks fit into a multiprocessor by memory and by registers. On
-// compute capability 9.0 this is half of the rate: there matmul and linear use
+// so that two blocks fit into a multiprocessor by memory and by registers.
+// Where there are tiles enough matmul and linear use those of
+// cuda/gemm/wide_product.cuh, which take less of the L2 cache. On compute
+// capability 9.0 this is half of the rate: there they use
 // cuda/gemm/warpgroup_matmul.cuh where their operands allow it.
 //
 // float64: the tensor cores too, by panels of eight steps, 64 x 64 sums of

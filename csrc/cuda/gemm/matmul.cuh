@@ -17,6 +17,7 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/gemm/block_product.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_order.cuh"
 
 namespace pkg::cuda {
 
@@ -46,18 +47,16 @@ struct MatmulProblem {
   WideDivisor splits{};
   int64_t split_depth = 0;
 
-  // Known to the launch and not computed by each thread, whose registers the
-  // sums take.
-  WideDivisor row_tiles{};
-  WideDivisor column_tiles{};
+  TileOrder order{};
   int64_t tiles = 0;
 
   // Of the tiles that Product's blocks compute.
   template <class Product = BlockProduct<Input>>
   int64_t count_tiles() {
     split_depth = splits > 1 ? split_depth : depth;
-    row_tiles = tiles_of(rows, Product::kRows);
-    column_tiles = tiles_of(columns, Product::kColumns);
+    const int64_t row_tiles = tiles_of(rows, Product::kRows);
+    const int64_t column_tiles = tiles_of(columns, Product::kColumns);
+    order = TileOrder(row_tiles, column_tiles);
     tiles = batch_count * row_tiles * column_tiles;
     return tiles;
   }
@@ -185,10 +184,9 @@ __global__ void __launch_bounds__(Product::kThreads, Product::kBlocks)
     return;
   }
   for (int64_t index = blockIdx.x; index < problem.tiles; index += gridDim.x) {
-    const auto [rows, column_tile] = problem.column_tiles.divide(index);
-    const auto [batch, row_tile] = problem.row_tiles.divide(rows);
-    const int64_t row_begin = row_tile * Product::kRows;
-    const int64_t column_begin = column_tile * Product::kColumns;
+    const auto [batch, tile] = problem.order.place(index);
+    const int64_t row_begin = tile.row * Product::kRows;
+    const int64_t column_begin = tile.column * Product::kColumns;
 
     const PanelSource<Input> a = {
         problem.a + batch_offset(problem.batch, problem.a_batch_strides, batch),

@@ -12,6 +12,7 @@
 #include "cuda/gemm/six_products_host.h"
 #include "cuda/gemm/tf32_products_host.h"
 #include "cuda/gemm/warpgroup_matmul_host.h"
+#include "cuda/gemm/wide_product.cuh"
 #include "cuda/host/launch.h"
 
 namespace pkg::cuda {
@@ -51,14 +52,24 @@ template <class Element, class Input, class Output, class Epilogue>
 void launch_by_warps(const MatmulProblem<Input, Output>& problem,
                      const Epilogue& epilogue, const Tensor& output) {
   using Product = BlockProduct<Element>;
+  const int64_t multiprocessors = multiprocessor_count();
   const int64_t tiles = problem.batch_count *
                         tiles_of(problem.rows, Product::kRows) *
                         tiles_of(problem.columns, Product::kColumns);
-  launch_by_tiles<Product, Element>(
-      problem,
-      panels_of_split(tiles, tiles_of(problem.depth, Product::kDepth),
-                      int64_t{multiprocessor_count()} * Product::kBlocks),
-      epilogue, output);
+  const int64_t panels = tiles_of(problem.depth, Product::kDepth);
+  const int64_t panels_each =
+      panels_of_split(tiles, panels, multiprocessors * Product::kBlocks);
+  if constexpr (kHasWideProduct<Element>) {
+    if (panels_each >= panels &&
+        pays_wide_tiles<Element>(problem.batch_count, problem.rows,
+                                 problem.columns, multiprocessors,
+                                 most_shared_bytes())) {
+      launch_by_tiles<WideProduct<Element>, Element>(problem, panels, epilogue,
+                                                     output);
+      return;
+    }
+  }
+  launch_by_tiles<Product, Element>(problem, panels_each, epilogue, output);
 }
 
 // Of float32 by multiply-adds, and of float64: by the tiles that take the least

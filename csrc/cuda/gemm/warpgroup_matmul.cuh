@@ -3,12 +3,9 @@
 // along one of its dimensions, aligned to 16 bytes, and with one step from each
 // matrix of the batch to the next, or the same matrix for all.
 //
-// As many blocks as there are multiprocessors walk the tiles. Those that run
-// together should share rows and columns, which then come from the L2 cache:
-// 132 tiles of 128 x 256 in one row of tiles need 128 rows and 33792 columns,
-// 4.1 MiB for every stage, which takes 1024 cycles: 7.7 TB/s of an H200, whose
-// memory has 4.8. Sixteen rows of tiles at a time, column after column, need
-// 2048 rows and 2112 columns, 520 KiB: 1.0 TB/s.
+// As many blocks as there are multiprocessors walk the tiles, in the order of
+// tile_order.cuh: a stage takes 1024 cycles, and with tiles of one row would
+// need 7.7 TB/s of an H200, whose memory has 4.8; so it needs 1.0.
 //
 // A product of few tiles is divided along the summed dimension as that of
 // cuda/gemm/matmul.cuh is, whose second kernel adds the parts up.
@@ -29,6 +26,7 @@
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/panel.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_order.cuh"
 #include "cuda/gemm/warpgroup_product.cuh"
 
 namespace pkg::cuda {
@@ -212,20 +210,16 @@ struct WarpgroupProblem {
 
   template <class Product>
   __device__ __forceinline__ WarpgroupPlace place(int index) const {
-    constexpr int kGroupRows = 16;
     const int tiles_of_piece = row_tiles * column_tiles;
     const int piece = index / tiles_of_piece;
-    const int tile = index % tiles_of_piece;
-    const int group = tile / (kGroupRows * column_tiles);
-    const int in_group = tile % (kGroupRows * column_tiles);
-    const int rows_left = row_tiles - group * kGroupRows;
-    const int group_rows = rows_left < kGroupRows ? rows_left : kGroupRows;
+    const auto [row_tile, column_tile] =
+        tile_position(index % tiles_of_piece, row_tiles, column_tiles);
     const int split = piece % splits;
     const int panels_left = panels - split * panels_each;
     return {piece,
             piece / splits,
-            (group * kGroupRows + in_group % group_rows) * Product::kRows,
-            in_group / group_rows * Product::kColumns,
+            row_tile * Product::kRows,
+            column_tile * Product::kColumns,
             split * panels_each * Product::kDepth,
             panels_left < panels_each ? panels_left : panels_each};
   }

@@ -48,6 +48,13 @@ struct Int4Scale {
   }
 };
 
+// Products with the whole numbers of a group, and sums of its activations.
+template <class Sums, int kRowParts>
+struct Int4GroupSums {
+  Sums products = Sums(0);
+  float rows[kRowParts][4] = {};
+};
+
 // 16 rows or more, which are rows of the tile: operand A.
 template <class Element, int kRowParts>
 class Int4Product {
@@ -61,10 +68,7 @@ class Int4Product {
   static constexpr int kStepsOfWords = 1;
   using Words = uint32_t[kRowParts][4];
 
-  struct GroupSums {
-    Sums products = Sums(0);
-    float rows[kRowParts][4] = {};  // sums of activations
-  };
+  using GroupSums = Int4GroupSums<Sums, kRowParts>;
 
   __device__ __forceinline__ explicit Int4Product(
       const Activations& activations)
@@ -155,10 +159,7 @@ class Int4TurnedProduct {
   static constexpr int kStepsOfWords = 2 / kRowParts;
   using Words = uint32_t[4];
 
-  struct GroupSums {
-    Sums products = Sums(0);
-    float rows[kRowParts][4] = {};
-  };
+  using GroupSums = Int4GroupSums<Sums, kRowParts>;
 
   __device__ __forceinline__ explicit Int4TurnedProduct(const Activations&) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;

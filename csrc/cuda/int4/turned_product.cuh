@@ -21,6 +21,7 @@
 #include "cuda/device/wgmma.cuh"
 #include "cuda/device/words.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/gemm/tile_order.cuh"
 #include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/gemm/warpgroup_product.cuh"
 
@@ -58,23 +59,17 @@ struct TurnedTiles {
   int column_tiles;
   int pieces;
 
-  // Pieces that run together share rows and columns, as those of
-  // WarpgroupProblem do.
   __device__ __forceinline__ TurnedPlace place(int index) const {
-    constexpr int kTogether = 16;
     const int tiles = row_tiles * column_tiles;
     const int part = index / tiles;
-    const int tile = index % tiles;
-    const int first = tile / (kTogether * column_tiles) * kTogether;
-    const int within = tile - first * column_tiles;
-    const int left = row_tiles - first;
-    const int together = left < kTogether ? left : kTogether;
+    const auto [row_tile, column_tile] =
+        tile_position(index % tiles, row_tiles, column_tiles);
     const int begin = part % splits * slices_each;
     const int end = begin + slices_each;
     return {part / splits,
             part % splits,
-            (first + within % together) * tile_rows,
-            within / together * kTurnedColumns,
+            row_tile * tile_rows,
+            column_tile * kTurnedColumns,
             begin,
             end < slices ? end : slices};
   }
