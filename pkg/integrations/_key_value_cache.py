@@ -131,21 +131,28 @@ class KeyValueCache:
         exists = (places >= 0) & (places < self.room) & (pages >= 0) & (pages < len(self.keys))
         write_where(exists, index, (self.keys, k), (self.values, v))
 
+    def left_out(self, leftpad: Tensor) -> Tensor:
+        """How many of the first places are not the sequence's, int64 of shape (B,)."""
+        if leftpad.device.type == "cpu":
+            found = f"{self.name}: cache_leftpad leaves out numbers of places"
+            check_range(leftpad, 0, self.room, found)
+        return leftpad.long().clamp(min=0)
+
     def leave_out(self, leftpad: Tensor, lengths: Tensor) -> Tensor:
-        """From here on the first places are not the sequence's; how long it is without them.
+        """From here on what :meth:`left_out` says is; how long the sequence is without it.
 
         A page is one key then.
         """
         rows = torch.arange(self.batch, device=lengths.device)[:, None]
         if self.table is not None:
             rows = self.table.long()
-        places = leftpad.long()[:, None] + torch.arange(self.room, device=lengths.device)
+        places = leftpad[:, None] + torch.arange(self.room, device=lengths.device)
         # What lies beyond is never read, since the lengths end before.
         self.table = rows * self.page_size + places.clamp(max=self.room - 1)
         self.keys = self.keys.reshape(-1, 1, *self.keys.shape[2:])
         self.values = self.values.reshape(-1, 1, *self.values.shape[2:])
         self.page_size = 1
-        return (lengths - leftpad.long()).clamp(min=0)
+        return (lengths - leftpad).clamp(min=0)
 
 
 def write_where(exists: Tensor, index: Sequence[Tensor], *writes: tuple[Tensor, Tensor]) -> None:

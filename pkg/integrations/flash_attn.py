@@ -442,7 +442,7 @@ def flash_attn_with_kvcache(
         cache_batch_idx: Shape (B,), integers: which row of the cache belongs to each sequence. Not
             with ``block_table``.
         cache_leftpad: Shape (B,), integers: how many of the first places of the cache are not to be
-            seen. Not with ``block_table``.
+            seen, from 0 to all of them. Not with ``block_table``.
         block_table: Shape (B, pages of a sequence), int32 or int64.
         softmax_scale: As for :func:`flash_attn_func`, and so are the following.
         causal: Whether queries see no later keys.
@@ -461,10 +461,11 @@ def flash_attn_with_kvcache(
     Raises:
         RuntimeError: Shapes do not fit, dtypes or devices differ, arguments that exclude or need
             one another are given, a gradient would have to be recorded, or, on the CPU, the cache
-            or the rotary tables have no room for the new keys, or a page or row that is needed does
-            not exist. On CUDA, where looking would wait for the device, new keys without a place
-            are not written; with 16 queries and more, whose keys are copied, it is waited for,
-            after they were.
+            or the rotary tables have no room for the new keys, a page or row that is needed does
+            not exist, or ``cache_leftpad`` is negative or more than there is. On CUDA, where
+            looking would wait for the device, new keys without a place are not written, and a
+            negative ``cache_leftpad`` is 0; with 16 queries and more, whose keys are copied, it is
+            waited for, after they were.
         TypeError: ``cache_seqlens`` is neither a whole number nor a tensor.
 
     Example:
@@ -492,6 +493,7 @@ def flash_attn_with_kvcache(
             )
     cache = KeyValueCache(name, q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
+    left_out = None if cache_leftpad is None else cache.left_out(cache_leftpad)
     left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
         if k is None or v is None:
@@ -505,8 +507,8 @@ def flash_attn_with_kvcache(
         raise RuntimeError(
             f"{name}: rotary_cos or rotary_sin is given without k; they turn new keys"
         )
-    if cache_leftpad is not None:
-        lengths = cache.leave_out(cache_leftpad, lengths)
+    if left_out is not None:
+        lengths = cache.leave_out(left_out, lengths)
     options = (softmax_scale, left, right, softcap, alibi_slopes)
     if not return_softmax_lse:
         output = decode(q, cache, lengths, *options)

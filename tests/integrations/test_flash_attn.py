@@ -603,6 +603,8 @@ def test_what_cannot_be_done_is_refused_by_the_cache(changes: dict[str, Any], wo
         ({"block_table": torch.tensor([[1], [2]])}, "new keys on pages that are 1 to 2; .* and 1"),
         ({"cache_batch_idx": torch.tensor([-1, 0])}, "new keys on rows that are -1 to 0; .* and 1"),
         ({"cache_leftpad": torch.tensor([1])}, "cache_leftpad is torch.int64 of shape .1."),
+        ({"cache_leftpad": torch.tensor([0, -1])}, "of places that are -1 to 0; .* 0 and 6"),
+        ({"cache_leftpad": torch.tensor([7, 0])}, "of places that are 0 to 7; .* 0 and 6"),
         ({"cache_seqlens": torch.tensor([2, 5])}, "places of a sequence that are 2 to 6"),
     ],
 )
