@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 
+#include "host/integer_math.h"
 #include "host/pointwise.h"
 #include "host/tensor.h"
 
@@ -83,7 +84,7 @@ inline TiledLayout plan_pack_tensor_core_tiled_layout(const TensorView& w,
             shape_text(w), " has ", columns, " columns",
             is_pairs ? ", two in each byte" : "", "; with inner_k_tiles ",
             inner_k_tiles, " they must be a multiple of ", 16 * inner_k_tiles);
-  const int64_t tiles = (sizes[0] + kTiledRows - 1) / kTiledRows;
+  const int64_t tiles = ceil_div(sizes[0], kTiledRows);
   return {tiles * kTiledRows, columns, inner_k_tiles};
 }
 

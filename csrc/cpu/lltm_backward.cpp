@@ -24,6 +24,7 @@
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/tiles/matrix_product.h"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 #include "lltm.h"
 
@@ -123,7 +124,7 @@ class Backward {
       }
       return;
     }
-    const int64_t panels = (hidden + kColumns - 1) / kColumns;
+    const int64_t panels = ceil_div(hidden, kColumns);
     const int64_t stride = panels * kColumns;
     auto& weights_space = Workspace::of_this_thread<Slot::LltmWeights>();
     KGroup* packed = nullptr;
@@ -171,7 +172,7 @@ class Backward {
   // that each thread sums its own.
   void differentiate(int64_t step) {
     constexpr int64_t kFewest = 4096;  // states that are worth a thread
-    const int64_t vectors = (plan_.hidden + kLanes - 1) / kLanes;
+    const int64_t vectors = ceil_div(plan_.hidden, kLanes);
     const int64_t grain =
         kFewest / std::max<int64_t>(plan_.batch * kLanes, 1) + 1;
     parallel_for(vectors, threads_ > 1 ? grain : vectors,
@@ -183,7 +184,7 @@ class Backward {
 
   void differentiate(int64_t step, int64_t begin, int64_t end) const {
     // Of all three gates, each filled up to whole vectors.
-    const int64_t width = (end - begin + kLanes - 1) / kLanes * kLanes;
+    const int64_t width = round_up(end - begin, kLanes);
     Sum* run = Workspace::of_this_thread<Slot::LltmRun>().template request<Sum>(
         kLltmGates * width);
     for (int64_t row = 0; row < plan_.batch; row += kRun) {

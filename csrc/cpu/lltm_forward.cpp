@@ -28,6 +28,7 @@
 #include "cpu/lltm/product.h"
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/tiles/matrix_product.h"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 
 namespace pkg::cpu {
@@ -53,7 +54,7 @@ class Forward {
   Forward(const LltmPlan& plan, const LltmInputs& inputs, const Tensor& hidden,
           const Tensor& cells, const Tensor* gates)
       : plan_(plan),
-        blocks_((plan.hidden + kColumns - 1) / kColumns),
+        blocks_(ceil_div(plan.hidden, kColumns)),
         threads_(num_threads()),
         input_(view_of(inputs.input)),
         input_step_(lltm_strides(inputs.input).step),
@@ -148,7 +149,7 @@ class Forward {
 
   void run_rows_by_tiles(int64_t row, int64_t count, T* rows, Sum* sums) const {
     const int64_t inner = plan_.inner();
-    const int64_t width = (count + kLanes - 1) / kLanes * kLanes;
+    const int64_t width = round_up(count, kLanes);
     copy_rows(old_h_.from(row, 0), count, plan_.hidden, rows);
     copy_rows(input_.from(row, 0), count, plan_.features, rows + plan_.hidden);
     // A last block of few rows may be one that tiles do not multiply.
@@ -288,8 +289,8 @@ class Forward {
                            int64_t end_block) const {
     const int64_t most_rows =
         std::min(detail::even_block(rows, kMostLeftRows, kLanes),
-                 (rows + kLanes - 1) / kLanes * kLanes);
-    const int64_t width = (most_rows + kColumns - 1) / kColumns * kColumns;
+                 round_up(rows, kLanes));
+    const int64_t width = round_up(most_rows, kColumns);
     const int64_t hidden_depth = depth_of<Arithmetic>(plan_.hidden);
     KGroup* h =
         Workspace::of_this_thread<Slot::PackedLeft>().template request<KGroup>(
@@ -324,7 +325,7 @@ class Forward {
   // Packs rows as the right operand that they are when transposed.
   void pack_transposed(const MatrixView<T>& from, int64_t rows, int64_t inner,
                        KGroup* to) const {
-    const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
+    const int64_t width = round_up(rows, kColumns);
     for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
       pack_columns<Arithmetic>(from.from(0, k).transposed(), rows, values,
                                to + width * depth_of<Arithmetic>(k));
@@ -334,7 +335,7 @@ class Forward {
   void add_transposed(const MatrixView<T>& gate_weights, int64_t block,
                       int64_t inner, const KGroup* packed, int64_t rows,
                       Sum* sums, int64_t stride, bool first) const {
-    const int64_t width = (rows + kColumns - 1) / kColumns * kColumns;
+    const int64_t width = round_up(rows, kColumns);
     for_each_step<Arithmetic>(inner, [&](int64_t k, int64_t values) {
       multiply_in_place<T>(gate_weights.from(0, k), panel_columns(block),
                            values, packed + width * depth_of<Arithmetic>(k),

@@ -19,6 +19,7 @@
 #include "cpu/correlation/tile.h"
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/runtime/workspace.h"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 
 namespace pkg::cpu {
@@ -79,13 +80,13 @@ class Correlation {
     const int64_t images = end - begin;
     const int64_t wanted = kTasksOfThread * threads_;
     const int64_t rows = rows_of_task(images, wanted);
-    const int64_t row_tasks = (plan_.output[0] + rows - 1) / rows;
+    const int64_t row_tasks = ceil_div(plan_.output[0], rows);
     const int64_t tasks = std::max<int64_t>(images * row_tasks, 1);
     // All rows of the patch in a task reuse the row of input1, where there are
     // tasks enough; sums over a window reuse their products instead.
     const int64_t groups =
         has_window_ ? plan_.patch[0]
-                    : std::min(plan_.patch[0], (wanted + tasks - 1) / tasks);
+                    : std::min(plan_.patch[0], ceil_div(wanted, tasks));
     for_each_task(images * row_tasks * groups, threads_, [&](int64_t task) {
       const int64_t group = task % groups;
       const int64_t row = task / groups % row_tasks * rows;

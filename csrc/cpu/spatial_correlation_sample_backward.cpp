@@ -15,6 +15,7 @@
 #include "cpu/correlation/tile.h"
 #include "cpu/pointwise/pointwise.h"
 #include "cpu/runtime/workspace.h"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 #include "spatial_correlation_sample.h"
 
@@ -72,7 +73,7 @@ class ImageGradient {
     const int64_t rows = (end - begin) * plan_.size[0];
     const int64_t wanted = kTasksOfThread * threads_;
     // Groups of channels, where there are too few rows for all threads.
-    const int64_t most = (plan_.channels + kTileMost - 1) / kTileMost;
+    const int64_t most = ceil_div(plan_.channels, kTileMost);
     const int64_t groups = std::max<int64_t>(
         1, std::min(most, wanted / std::max<int64_t>(rows, 1)));
     for_each_task(rows * groups, threads_, [&](int64_t task) {

@@ -18,6 +18,7 @@
 #include <numeric>
 #include <span>
 
+#include "host/integer_math.h"
 #include "host/tensor.h"
 
 namespace pkg {
@@ -127,7 +128,7 @@ class ReachableSums {
     const Below below = below_[dims - 1];
     const int64_t last = std::min(last_index, target / stride);
     const int64_t beyond = std::max<int64_t>(target - below.sum, 0);
-    int64_t index = (beyond + stride - 1) / stride;
+    int64_t index = ceil_div(beyond, stride);
     // What is left for the smaller strides is a multiple of their divisor once
     // every so many steps.
     while (index <= last && (target - index * stride) % below.divisor != 0) {

@@ -102,6 +102,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -126,11 +127,11 @@ struct BackwardPlan {
                                : grad_mask_sums->slices(heads_at_once);
     // Two tasks a thread even out unequal ones, as few blocks make them: then
     // each is a task.
-    key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
+    key_blocks = ceil_div(shape.columns, kKeyBlock);
     const int64_t wanted = threads == 1                ? 1
                            : key_blocks <= 4 * threads ? key_blocks
                                                        : 2 * threads;
-    splits = std::clamp<int64_t>((wanted + slices - 1) / slices, 1,
+    splits = std::clamp<int64_t>(ceil_div(wanted, slices), 1,
                                  std::max<int64_t>(key_blocks, 1));
   }
 
@@ -183,7 +184,7 @@ class BackwardPass {
               problem.forward.key_heads(), problem.forward.threads,
               grad_mask_sums),
         sums_(problem.shape(), packing_.key_stride),
-        row_blocks_((problem.shape().rows + Way::kRows - 1) / Way::kRows) {
+        row_blocks_(ceil_div(problem.shape().rows, Way::kRows)) {
     if (grad_mask_sums != nullptr) {
       grad_mask_sums->allocate(plan_.splits);
     }

@@ -22,6 +22,7 @@
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/gemm/packing.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -123,7 +124,7 @@ struct PackedHead {
             round_up(left.size(kRowBlock) + (key_stride + value_stride) *
                                                 depth_of<Arithmetic>(kRowBlock),
                      16)),
-        size((shape.rows + kRowBlock - 1) / kRowBlock * block_size) {}
+        size(ceil_div(shape.rows, kRowBlock) * block_size) {}
 
   KGroup* queries(KGroup* block) const { return left.queries(block); }
   KGroup* grad_outputs(KGroup* block, int64_t rows) const {

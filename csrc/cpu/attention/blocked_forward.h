@@ -17,6 +17,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -40,23 +41,19 @@ struct ForwardPlan {
               int64_t strip_rows) {
     const int64_t wanted = threads > 1 ? 4 * threads : 1;
     const int64_t most = std::max<int64_t>(1, shape.rows / kLeastRows);
-    row_blocks =
-        std::max<int64_t>((shape.rows + kBlockRows - 1) / kBlockRows,
-                          std::min((wanted + batch - 1) / batch, most));
-    block_rows =
-        round_up((shape.rows + row_blocks - 1) / row_blocks, strip_rows);
-    row_blocks = (shape.rows + block_rows - 1) / block_rows;
-    const int64_t key_blocks = (shape.columns + kKeyBlock - 1) / kKeyBlock;
+    row_blocks = std::max<int64_t>(ceil_div(shape.rows, kBlockRows),
+                                   std::min(ceil_div(wanted, batch), most));
+    block_rows = round_up(ceil_div(shape.rows, row_blocks), strip_rows);
+    row_blocks = ceil_div(shape.rows, block_rows);
+    const int64_t key_blocks = ceil_div(shape.columns, kKeyBlock);
     splits =
         batch * row_blocks >= threads
             ? 1
             : std::min((wanted + batch * row_blocks - 1) / (batch * row_blocks),
                        std::max<int64_t>(key_blocks, 1));
-    split_columns = (key_blocks + splits - 1) / splits * kKeyBlock;
+    split_columns = ceil_div(key_blocks, splits) * kKeyBlock;
     splits = std::max<int64_t>(
-        1, split_columns == 0
-               ? 1
-               : (shape.columns + split_columns - 1) / split_columns);
+        1, split_columns == 0 ? 1 : ceil_div(shape.columns, split_columns));
   }
 };
 
@@ -96,7 +93,7 @@ class BlockedForward {
         outputs_(outputs),
         visible_keys_(problem),
         packing_(problem.shape),
-        key_blocks_((problem.shape.columns + kKeyBlock - 1) / kKeyBlock),
+        key_blocks_(ceil_div(problem.shape.columns, kKeyBlock)),
         heads_at_once_(std::clamp<int64_t>(
             Way::heads_at_once(packing_.size * int64_t{sizeof(Element)},
                                problem.threads),

@@ -27,6 +27,7 @@
 
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::attention {
 
@@ -65,10 +66,6 @@ constexpr int64_t heads_at_once(int64_t head_bytes, int64_t threads) {
   constexpr int64_t kOfL3 = int64_t{16} << 20;
   return std::max<int64_t>(
       (threads == 1 ? kOfL2 : kOfL3) / std::max<int64_t>(head_bytes, 1), 1);
-}
-
-constexpr int64_t round_up(int64_t value, int64_t unit) {
-  return (value + unit - 1) / unit * unit;
 }
 
 // Rows that strips over `rows` rows cover.

@@ -33,6 +33,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::attention {
 
@@ -55,11 +56,10 @@ class SplitPlan {
     for (int64_t head = 0; head < heads; ++head) {
       all += columns(head);
     }
-    keys_ = std::max(kLeastKeys,
-                     round_up((all + kTasks - 1) / kTasks, kDecodeKeys));
+    keys_ = std::max(kLeastKeys, round_up(ceil_div(all, kTasks), kDecodeKeys));
     first_[0] = 0;
     for (int64_t head = 0; head < heads; ++head) {
-      const int64_t splits = (columns(head) + keys_ - 1) / keys_;
+      const int64_t splits = ceil_div(columns(head), keys_);
       first_[head + 1] = first_[head] + std::max<int64_t>(splits, 1);
     }
   }

@@ -8,6 +8,7 @@
 
 #include "cpu/attention/decode_elements.h"
 #include "cpu/attention/decode_prefetch.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::attention {
 
@@ -35,7 +36,7 @@ class KeyBlocks {
         keys_(keys),
         column_(column),
         column_end_(column_end),
-        count_((column_end - column + keys - 1) / keys),
+        count_(ceil_div(column_end - column, keys)),
         key_size_(key_size),
         value_size_(value_size),
         ahead_(kScattered    ? kBlocksTouchedAhead

@@ -19,6 +19,7 @@
 #include "cpu/gemm/packing.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -116,8 +117,7 @@ struct Problem {
                   int64_t mask_offset, int64_t row, int64_t rows,
                   int64_t column, int64_t count,
                   Number* cap_slopes = nullptr) const {
-    const int64_t end = (count + simd::kLanes<Number> - 1) /
-                        simd::kLanes<Number> * simd::kLanes<Number>;
+    const int64_t end = round_up(count, simd::kLanes<Number>);
     if (modifiers) {
       modifiers.apply(scores, stride, scale, batch, row, column, rows, count,
                       cap_slopes);

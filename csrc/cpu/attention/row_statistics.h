@@ -21,6 +21,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -153,7 +154,7 @@ template <class Input>
 void compute_row_statistics(const BackwardProblem<Input>& problem) {
   constexpr int kLanes = simd::kLanes<simd::Compute<Input>>;
   const AttentionShape& shape = problem.shape();
-  const int64_t groups = (shape.rows + kLanes - 1) / kLanes;
+  const int64_t groups = ceil_div(shape.rows, kLanes);
   const int64_t grain = std::max<int64_t>(
       1, 16384 / (kLanes * std::max<int64_t>(shape.value_size, 1)));
   parallel_for(shape.batch() * groups, grain, [&](int64_t begin, int64_t end) {

@@ -11,6 +11,7 @@
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/lltm/gates.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -108,8 +109,7 @@ class ScoreModifiers {
       }
     }
     if (slopes != nullptr) {
-      std::fill(slopes + count, slopes + (count + kLanes - 1) / kLanes * kLanes,
-                Number{0});
+      std::fill(slopes + count, slopes + round_up(count, kLanes), Number{0});
     }
   }
 

@@ -30,6 +30,7 @@
 #include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 #if defined(PKG_HAS_TILES)
@@ -76,7 +77,7 @@ struct TilePackedHead {
         key_stride(round_up(shape.head_size, tiles::kStrip)),
         value_stride(round_up(shape.value_size, tiles::kStrip)),
         block_size(2 * kUnits * (query_units + grad_output_units) * kUnitBytes),
-        size((shape.rows + kRows - 1) / kRows * block_size) {}
+        size(ceil_div(shape.rows, kRows) * block_size) {}
 
   // Q and dO by rows, strip after strip, of the rows from `row` of the block.
   template <class Byte>

@@ -42,6 +42,7 @@
 #include "cpu/simd/transpose.h"
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/pack_tiles.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 #if defined(PKG_HAS_TILES)
@@ -391,7 +392,7 @@ class TileKeyBlockGradients {
                          float* to) {
     constexpr int64_t kMostUnits = 3;
     const int64_t size = problem_.shape().head_size;
-    const int64_t end = (seen.end + kStrip - 1) / kStrip;
+    const int64_t end = ceil_div(seen.end, kStrip);
     for (int64_t key = seen.begin / kStrip; key < end; key += kMostUnits) {
       for (int64_t column = 0; column < size; column += kStrip) {
         products_.template add<Weights>(

@@ -21,6 +21,7 @@
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 #if defined(PKG_HAS_TILES)
@@ -162,8 +163,8 @@ struct TilePackedKeyValue {
         value_block_size(
             tiles::packed_bytes<Values>(shape.value_size, kBlockUnits)),
         key_size(tiles::packed_bytes<Scores>(shape.columns, key_units)),
-        size(key_size +
-             (shape.columns + kKeyBlock - 1) / kKeyBlock * value_block_size) {}
+        size(key_size + ceil_div(shape.columns, kKeyBlock) * value_block_size) {
+  }
 
   // Keys from `column` on, a multiple of 32.
   const std::byte* keys(const std::byte* packed, int64_t column) const {

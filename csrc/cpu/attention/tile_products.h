@@ -11,6 +11,7 @@
 #include "cpu/simd/simd.h"
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/scheme.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -85,7 +86,7 @@ class TileProducts {
                 const Result& result) {
     const auto steps =
         static_cast<int>(tiles::steps_of<Scheme>(operands.units));
-    rows_a_step_ = (stored_.rows + steps - 1) / steps;
+    rows_a_step_ = ceil_div(stored_.rows, steps);
     tiles::multiply_micro_tile<Scheme>(tiles_of(size.rows),
                                        tiles_of(size.columns), operands.units,
                                        {operands.left,

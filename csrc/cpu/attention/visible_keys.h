@@ -20,6 +20,7 @@
 #include "cpu/gemm/arithmetic.h"
 #include "cpu/gemm/micro_kernel.h"
 #include "cpu/runtime/parallel.h"
+#include "host/integer_math.h"
 #include "scaled_dot_product_attention.h"
 
 namespace pkg::cpu::attention {
@@ -118,8 +119,8 @@ class VisibleKeys {
     const AttentionShape& shape = problem_.shape;
     // Rows that share their elements are one.
     const int64_t rows = tables_.row_stride == 0 ? 1 : shape.rows;
-    row_groups_ = (rows + kShortStripRows - 1) / kShortStripRows;
-    key_blocks_ = (shape.columns + kKeyBlock - 1) / kKeyBlock;
+    row_groups_ = ceil_div(rows, kShortStripRows);
+    key_blocks_ = ceil_div(shape.columns, kKeyBlock);
     ranges_.resize(static_cast<size_t>(tables * row_groups_ * key_blocks_));
     std::vector<int64_t> mask_offsets(static_cast<size_t>(tables));
     for (int64_t batch = 0; batch < shape.batch(); ++batch) {

@@ -16,13 +16,10 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/transpose.h"
+#include "host/integer_math.h"
 #include "spatial_correlation_sample.h"
 
 namespace pkg::cpu::spatial_correlation {
-
-constexpr int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 template <class Input>
 struct Images {
@@ -196,7 +193,7 @@ inline std::array<int64_t, 2> positions_of(const SpatialCorrelationPlan& plan,
   const int64_t stride = plan.stride[axis];
   const int64_t origin = plan.pixel(axis, 0, k);
   const auto at_least = [&](int64_t pixel) {
-    return pixel <= origin ? 0 : (pixel - origin + stride - 1) / stride;
+    return pixel <= origin ? 0 : ceil_div(pixel - origin, stride);
   };
   const int64_t begin = at_least(first);
   return {begin, std::max(begin, std::min(plan.output[axis], at_least(last)))};

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::spatial_correlation {
 
@@ -142,7 +143,7 @@ void with_count(int64_t count, const Function& function) {
 template <class Number, class Function>
 void for_each_tile(int64_t count, int64_t columns, const Function& function) {
   constexpr int64_t kLanes = simd::kLanes<Number>;
-  const int64_t tiles = (count + kTileMost - 1) / kTileMost;
+  const int64_t tiles = ceil_div(count, kTileMost);
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t first = count * tile / tiles;
     const int64_t size = count * (tile + 1) / tiles - first;

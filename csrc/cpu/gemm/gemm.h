@@ -21,6 +21,7 @@
 #include "cpu/runtime/cache.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -169,7 +170,7 @@ class ColumnsProduct {
     if constexpr (std::is_same_v<Accumulator, Output>) {
       partial_ = product.output;
     } else if (kc_ < product.inner) {
-      partial_stride_ = (product.columns + kColumns - 1) / kColumns * kColumns;
+      partial_stride_ = round_up(product.columns, kColumns);
       partial_ =
           Workspace::of_this_thread<Slot::PartialSums>()
               .template request<Accumulator>(product.rows * partial_stride_);

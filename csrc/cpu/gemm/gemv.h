@@ -13,6 +13,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -28,7 +29,7 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
     Vector<C> block[kVectors];
     const int elements =
         static_cast<int>(std::min<int64_t>(kVectors * kLanes, count - i));
-    const int vectors = (elements + kLanes - 1) / kLanes;
+    const int vectors = ceil_div(elements, kLanes);
     const int tail = elements - (vectors - 1) * kLanes;
     for (int v = 0; v < vectors; ++v) {
       const C* from = sums + i + v * kLanes;

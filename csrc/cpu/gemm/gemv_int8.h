@@ -16,6 +16,7 @@
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/reduce.h"
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -113,7 +114,7 @@ inline void multiply_vector(const int8_t* vector, int64_t stride,
   using Arithmetic = detail::Int8Arithmetic;
   constexpr int64_t kRun =
       simd::kLanes<detail::Int8KGroup> * int64_t{Arithmetic::kKGroupSize};
-  const int64_t padded = (inner + kRun - 1) / kRun * kRun;
+  const int64_t padded = round_up(inner, kRun);
   int8_t* x =
       Workspace::of_this_thread<Slot::PackedLeft>().request<int8_t>(padded);
   for (int64_t k = 0; k < inner; ++k) {

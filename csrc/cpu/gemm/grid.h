@@ -8,14 +8,15 @@
 
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/tile_registers.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::detail {
 
 // `total` in equal blocks of up to `most`, each a multiple of `unit`.
 inline int64_t even_block(int64_t total, int64_t most, int64_t unit) {
-  const int64_t blocks = std::max<int64_t>((total + most - 1) / most, 1);
-  const int64_t size = (total + blocks - 1) / blocks;
-  return (size + unit - 1) / unit * unit;
+  const int64_t blocks = std::max<int64_t>(ceil_div(total, most), 1);
+  const int64_t size = ceil_div(total, blocks);
+  return round_up(size, unit);
 }
 
 // Rectangles of the result for threads: rows x columns of them.
@@ -33,9 +34,8 @@ inline Grid choose_grid(int64_t row_units, int64_t column_units, int unit_rows,
   int64_t least = INT64_MAX;
   for (int64_t parts = 1; parts <= std::min(threads, row_units); ++parts) {
     const int64_t column_parts = std::min(threads / parts, column_units);
-    const int64_t rows = (row_units + parts - 1) / parts * unit_rows;
-    const int64_t columns =
-        (column_units + column_parts - 1) / column_parts * unit_columns;
+    const int64_t rows = ceil_div(row_units, parts) * unit_rows;
+    const int64_t columns = ceil_div(column_units, column_parts) * unit_columns;
     const int64_t cost = rows * columns + kPackingCost * (rows + columns);
     if (cost < least) {
       least = cost;
@@ -63,8 +63,8 @@ inline int64_t useful_threads(int64_t rows, int64_t columns, int64_t inner,
 template <class Arithmetic, class Body>
 void for_each_rectangle(int64_t rows, int64_t columns, int unit_rows,
                         int unit_columns, int64_t threads, const Body& body) {
-  const int64_t row_units = (rows + unit_rows - 1) / unit_rows;
-  const int64_t column_units = (columns + unit_columns - 1) / unit_columns;
+  const int64_t row_units = ceil_div(rows, unit_rows);
+  const int64_t column_units = ceil_div(columns, unit_columns);
   const Grid grid =
       choose_grid(row_units, column_units, unit_rows, unit_columns, threads);
   parallel_for(grid.rows * grid.columns, 1, [&](int64_t begin, int64_t end) {

@@ -20,6 +20,7 @@
 #include "cpu/runtime/cache.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/tile_registers.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -268,7 +269,7 @@ void multiply_micro_tile(int height, int columns, int64_t depth,
                          const Store& store) {
   constexpr int kLanes = simd::kLanes<typename Arithmetic::Accumulator>;
   typename Store::EdgeTile scratch;
-  const int vectors = (columns + kLanes - 1) / kLanes;
+  const int vectors = ceil_div(columns, kLanes);
   const int tail = columns - (vectors - 1) * kLanes;
   const auto sums =
       store.place(row, column, height, vectors, tail, depth, scratch);

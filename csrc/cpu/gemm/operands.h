@@ -11,6 +11,7 @@
 
 #include "cpu/gemm/blocking.h"
 #include "cpu/gemm/contract.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -32,15 +33,14 @@ struct MatrixView {
 // The depth of `inner` values: the k-groups that they fill.
 template <ProductArithmetic Arithmetic>
 constexpr int64_t depth_of(int64_t inner) {
-  return (inner + Arithmetic::kKGroupSize - 1) / Arithmetic::kKGroupSize;
+  return ceil_div(inner, Arithmetic::kKGroupSize);
 }
 
 // K-groups that a packed right operand takes.
 template <ProductArithmetic Arithmetic>
 constexpr int64_t packed_columns_size(int64_t columns, int64_t inner) {
   constexpr int64_t kColumns = kNR<Arithmetic>;
-  return (columns + kColumns - 1) / kColumns * kColumns *
-         depth_of<Arithmetic>(inner);
+  return round_up(columns, kColumns) * depth_of<Arithmetic>(inner);
 }
 
 // Calls body(first, count) for each block of `size` of `total`.

@@ -17,6 +17,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/packed_rows.h"
 #include "cpu/tiles/packed_product.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -46,8 +47,8 @@ template <class T>
 int64_t packed_right_elements(int64_t columns, int64_t inner) {
   using Arithmetic = typename ProductArithmeticOf<T>::type;
   constexpr int64_t kColumns = kNR<Arithmetic>;
-  return (columns + kColumns - 1) / kColumns * kColumns *
-         depth_of<Arithmetic>(inner) * Arithmetic::kKGroupSize;
+  return round_up(columns, kColumns) * depth_of<Arithmetic>(inner) *
+         Arithmetic::kKGroupSize;
 }
 
 namespace detail {
@@ -80,7 +81,7 @@ void pack_right_operand(const MatrixView<T>& right, int64_t columns,
   using KGroup = typename Arithmetic::KGroup;
   constexpr int kColumns = kNR<Arithmetic>;
   constexpr int kKGroupSize = Arithmetic::kKGroupSize;
-  const int64_t panels = (columns + kColumns - 1) / kColumns;
+  const int64_t panels = ceil_div(columns, kColumns);
   const int64_t panel_elements =
       kColumns * depth_of<Arithmetic>(inner) * kKGroupSize;
   parallel_for(
@@ -120,7 +121,7 @@ class PackedProduct {
         nc_(std::min(product.columns,
                      even_block(product.columns, kNC, kColumns))),
         left_(product.left, product.columns, product.inner, mc_, kc_),
-        sums_stride_((nc_ + kColumns - 1) / kColumns * kColumns) {
+        sums_stride_(round_up(nc_, kColumns)) {
     if (!std::is_same_v<Accumulator, Output> && kc_ < product.inner) {
       sums_ = Workspace::of_this_thread<Slot::PartialSums>()
                   .template request<Accumulator>(mc_ * sums_stride_);

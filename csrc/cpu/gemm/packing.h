@@ -23,6 +23,7 @@
 #include "cpu/runtime/cache.h"
 #include "cpu/simd/simd.h"
 #include "cpu/simd/transpose.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -416,12 +417,11 @@ void pack_columns(const MatrixView<Source>& right, int64_t columns,
   const int64_t run = detail::packed_together<Arithmetic, Source>(
       right.column_stride, right.row_stride, inner);
   // One, of which nothing is packed, where there are no columns.
-  const int64_t panels =
-      std::max<int64_t>((columns + kColumns - 1) / kColumns, 1);
+  const int64_t panels = std::max<int64_t>(ceil_div(columns, kColumns), 1);
   for_each_block(inner, run, [&](int64_t k, int64_t values) {
     int64_t next = k + values;
     const int64_t next_end = std::min(inner, next + values);
-    const int64_t share = (values + panels - 1) / panels;
+    const int64_t share = ceil_div(values, panels);
     for_each_block(columns, kColumns, [&](int64_t column, int64_t count) {
       for (int64_t end = std::min(next + share, next_end);
            prefetches && next < end; ++next) {

@@ -6,6 +6,7 @@
 
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/transpose.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::detail {
 namespace {
@@ -115,7 +116,7 @@ void turn_columns(const MatrixView<T>& right, int64_t columns, int64_t inner,
 template <class T>
 void multiply_small_turned(const Product<T, T>& product) {
   constexpr int64_t kLanes = simd::kLanes<T>;
-  const int64_t stride = (product.columns + kLanes - 1) / kLanes * kLanes;
+  const int64_t stride = round_up(product.columns, kLanes);
   T* turned =
       Workspace::of_this_thread<Slot::PackedRight>().template request<T>(
           product.inner * stride);
@@ -130,7 +131,7 @@ void multiply_small(const Product<T, T>& product) {
   constexpr int64_t kLanes = simd::kLanes<T>;
   for (int64_t column = 0; column < product.columns;) {
     const int64_t left = product.columns - column;
-    const int vectors = next_vectors((left + kLanes - 1) / kLanes);
+    const int vectors = next_vectors(ceil_div(left, kLanes));
     const int64_t width = vectors * kLanes;
     const int tail =
         static_cast<int>(kLanes - std::max(width - left, int64_t{0}));

@@ -14,6 +14,7 @@
 
 #include "cpu/simd/tile_registers.h"
 #include "cpu/tiles/pack_tiles.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -80,7 +81,7 @@ class GroupKernel {
   static constexpr int kLanes = simd::kLanes<float>;
   static constexpr int kRowsOfUnit = kRows / kUnits;
   static constexpr int kProducts = kParts * kRowTiles * 2;  // of a unit
-  static constexpr int kRowsBeside = (kRowsOfUnit + kProducts - 1) / kProducts;
+  static constexpr int kRowsBeside = ceil_div(kRowsOfUnit, kProducts);
 
   [[gnu::always_inline]] explicit GroupKernel(const GroupSums& sums)
       : stored_(sums.stored),

@@ -28,6 +28,7 @@
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/pack_tiles.h"
 #include "cpu/tiles/precision.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -68,7 +69,7 @@ class NextWords {
     const int64_t eights =
         std::min<int64_t>(tiles::kStrip, layout.rows - column) / kTiledRows;
     left_ = eights * bytes_ / kCacheLine;
-    each_ = (left_ + times - 1) / times;
+    each_ = ceil_div(left_, times);
   }
 
   void prefetch_some() {
@@ -210,8 +211,7 @@ class GroupTiles {
       NextWords next(
           weight_,
           first_column_ + column + (last_strip ? 0 : j + tiles::kStrip),
-          last_strip ? k + values : k, values,
-          (rows + tiles::kStrip - 1) / tiles::kStrip);
+          last_strip ? k + values : k, values, ceil_div(rows, tiles::kStrip));
       for (int64_t i = 0; i < rows; i += tiles::kStrip) {
         next.prefetch_some();
         const int64_t height = std::min<int64_t>(tiles::kStrip, rows - i);

@@ -35,6 +35,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/transpose.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 namespace detail {
@@ -195,9 +196,7 @@ class LimbPanels {
     return true;
   }
 
-  int64_t panels() const {
-    return (weight_.layout.rows + kPanelRows - 1) / kPanelRows;
-  }
+  int64_t panels() const { return ceil_div(weight_.layout.rows, kPanelRows); }
 
   // Micro-panels from `begin` to `end`.
   void multiply(int64_t begin, int64_t end) const {

@@ -8,6 +8,7 @@
 #include "cpu/gemm/operands.h"
 #include "cpu/int4/limbs.h"
 #include "cpu/runtime/workspace.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -21,7 +22,7 @@ class LimbRows {
       : rows_(rows),
         columns_(columns),
         group_blocks_(group_size / kTiledBlock),
-        chunks_((columns + kChunkColumns - 1) / kChunkColumns),
+        chunks_(ceil_div(columns, kChunkColumns)),
         groups_(columns / group_size),
         limbs_(Workspace::of_this_thread<Slot::Limbs>().template request<Chunk>(
             rows * chunks_)),

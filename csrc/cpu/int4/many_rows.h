@@ -16,6 +16,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/int4/group_tiles.h"
 #include "cpu/int4/products.h"
+#include "host/integer_math.h"
 #include "tensor_core_tiled_layout.h"
 
 namespace pkg::cpu {
@@ -142,12 +143,12 @@ class Rectangle {
         rows_(rows),
         columns_(columns),
         nc_(std::min(columns, even_block(columns, kNC, kColumns))),
-        padded_((nc_ + kColumns - 1) / kColumns * kColumns),
+        padded_(round_up(nc_, kColumns)),
         kc_(std::min(kInt4Depth, weight.layout.columns)),
         buffered_rows_(std::min(rows, even_block(rows, kBufferedRows, kMR))),
         mc_(std::min(rows, even_block(rows, kMC, kMR))) {
     const int64_t depth = depth_of<Arithmetic>(kc_);
-    const int64_t groups = (kc_ + weight.group_size - 1) / weight.group_size;
+    const int64_t groups = ceil_div(kc_, weight.group_size);
     packed_left_ = request<KGroup, Slot::PackedLeft>(mc_ * depth);
     totals_ = request<Number, Slot::PartialSums>(buffered_rows_ * padded_);
     packed_right_ = request<KGroup, Slot::PackedRight>(padded_ * depth);
@@ -191,8 +192,7 @@ class Rectangle {
               int64_t values) const {
     const int64_t depth = depth_of<Arithmetic>(values);
     const BlockScales<Number> scales(
-        weight_, k / weight_.group_size,
-        (values + weight_.group_size - 1) / weight_.group_size,
+        weight_, k / weight_.group_size, ceil_div(values, weight_.group_size),
         first_column_ + column, columns, padded_, numbers_);
     for_each_block(columns, kColumns, [&](int64_t j, int64_t count) {
       Panels::unpack(weight_, first_column_ + column + j,

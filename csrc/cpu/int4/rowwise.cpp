@@ -36,6 +36,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/workspace.h"
 #include "cpu/simd/transpose.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 namespace {
@@ -65,9 +66,7 @@ struct Int4Problem {
 };
 
 // Bytes that the even or the odd columns of a row take.
-int64_t padded_half(int64_t pairs) {
-  return (pairs + kCacheLine - 1) / kCacheLine * kCacheLine;
-}
+int64_t padded_half(int64_t pairs) { return round_up(pairs, kCacheLine); }
 
 // Bytes from one row of LeftRows to the next; rows that are read side by side
 // must not share sets of the cache.
@@ -112,7 +111,7 @@ template <int kRows, int kColumns>
     const Vector<int32_t> (&totals)[kRows][kColumns], int32_t* sums,
     int64_t stride) {
   constexpr int kCount = kRows * kColumns;
-  constexpr int kGroups = (kCount + kWordLanes - 1) / kWordLanes;
+  constexpr int kGroups = ceil_div(kCount, kWordLanes);
   alignas(64) int32_t all[kGroups * kWordLanes];
   for (int first = 0; first < kCount; first += kWordLanes) {
     Vector<int32_t> group[kWordLanes] = {};

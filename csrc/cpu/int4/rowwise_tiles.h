@@ -12,6 +12,7 @@
 #include "cpu/tiles/int4_blocks.h"
 #include "cpu/tiles/plain_product.h"
 #include "cpu/tiles/rows_in_place.h"
+#include "host/integer_math.h"
 #include "rowwise_scaled_linear.h"
 
 namespace pkg::cpu {
@@ -94,7 +95,7 @@ inline bool multiply_by_tiles(const RowwiseScaledLinearPlan& plan,
       plan.inner > kMostInner) {
     return false;
   }
-  const int64_t padded = (plan.inner + kUnits - 1) / kUnits * kUnits;
+  const int64_t padded = round_up(plan.inner, kUnits);
   const tiles::Registers registers;
   for (int64_t done = 0; done < rows; done += kMostRows) {
     const int64_t count = std::min(kMostRows, rows - done);

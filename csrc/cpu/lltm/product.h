@@ -22,6 +22,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/cache.h"
 #include "cpu/runtime/workspace.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu {
 
@@ -140,7 +141,7 @@ class LeftOperand {
   }
 
   // Micro-tiles of one micro-panel's product.
-  int64_t tiles() const { return (rows_ + kMR - 1) / kMR; }
+  int64_t tiles() const { return ceil_div(rows_, kMR); }
 
   void take(int64_t row, int64_t rows, KGroup* packed) {
     rows_ = rows;
@@ -326,7 +327,7 @@ class PanelProduct {
         parts_(parts),
         accumulation_length_(accumulation_length) {
     for (const Part<T>& part : parts_) {
-      panels_ += (part.columns + kColumns - 1) / kColumns;
+      panels_ += ceil_div(part.columns, kColumns);
     }
   }
 
@@ -362,7 +363,7 @@ class PanelProduct {
 
   Panel panel(int64_t index) const {
     for (const Part<T>& part : parts_) {
-      const int64_t panels = (part.columns + kColumns - 1) / kColumns;
+      const int64_t panels = ceil_div(part.columns, kColumns);
       if (index < panels) {
         const int64_t column = index * kColumns;
         return {&part, column, std::min(kColumns, part.columns - column)};

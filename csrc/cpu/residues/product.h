@@ -28,6 +28,7 @@
 #include "cpu/simd/simd.h"
 #include "cpu/tiles/lines.h"
 #include "cpu/tiles/plain_kernel.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -70,8 +71,7 @@ class ResidueProduct {
         columns_(columns),
         inner_(inner),
         sizes_(block_sizes(rows, columns, inner)),
-        blocks_((tiles::units_of<Bytes>(inner) + sizes_.units - 1) /
-                sizes_.units),
+        blocks_(ceil_div(tiles::units_of<Bytes>(inner), sizes_.units)),
         output_(output),
         output_stride_(output_stride),
         epilogue_(epilogue) {
@@ -385,7 +385,7 @@ class ResidueProduct {
     const int64_t lines_a_step = (lines + steps * calls - 1) / (steps * calls);
     alignas(64) int32_t sums[kTileElements];
     Beside<Handle> beside{nullptr, lines_a_step, handle,
-                          (kPieces + steps - 1) / steps, sums};
+                          ceil_div(kPieces, steps), sums};
     for_each_micro_tile(block, [&](int64_t i, int64_t j) {
       if (!wanted(i, j)) {
         return;
@@ -461,7 +461,7 @@ class ResidueProduct {
     const int64_t column = first_column + j * kStrip;
     const int64_t rows = std::min<int64_t>(kStrip, rows_ - row);
     const int64_t columns = std::min<int64_t>(kStrip, columns_ - column);
-    const int vectors = static_cast<int>((columns + kLanes - 1) / kLanes);
+    const int vectors = static_cast<int>(ceil_div(columns, kLanes));
     const int tail = static_cast<int>(columns - (vectors - 1) * kLanes);
     const int8_t* bytes = remainders_of(i, j);
     double* to = output_ + row * output_stride_ + column;

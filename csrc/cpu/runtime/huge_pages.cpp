@@ -1,5 +1,7 @@
 #include "cpu/runtime/huge_pages.h"
 
+#include "host/integer_math.h"
+
 #if defined(__linux__)
 
 #include <sys/mman.h>
@@ -25,7 +27,7 @@ bool are_allowed() {
 void advise(void* data, int64_t bytes, int advice) {
   static const bool kAreAllowed = are_allowed();
   const auto from = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (from + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t begin = round_up(from, kHugePage);
   const uintptr_t end =
       (from + static_cast<uintptr_t>(bytes)) / kHugePage * kHugePage;
   if (kAreAllowed && begin < end) {

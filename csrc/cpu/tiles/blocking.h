@@ -8,6 +8,7 @@
 #include "cpu/runtime/cache.h"
 #include "cpu/tiles/micro_kernel.h"
 #include "cpu/tiles/scheme.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -41,7 +42,7 @@ BlockSizes block_sizes(int64_t rows, int64_t columns, int64_t inner) {
   constexpr int64_t kMostColumnsOfShortBlocks = 384;
   const int64_t units = units_of<Scheme>(inner);
   const int64_t kc = even_block(units, block_units<Scheme>(inner), 1);
-  const int64_t blocks = (units + kc - 1) / kc;
+  const int64_t blocks = ceil_div(units, kc);
   const auto fits = [&](int64_t lines) {
     return blocks > 1 && blocks <= kMostBlocks &&
            packed_bytes<Scheme>(lines, units) <= kKeptBytes;

@@ -12,6 +12,7 @@
 #include "cpu/tiles/precision.h"
 #include "cpu/tiles/product.h"
 #include "cpu/tiles/rows_in_place.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::tiles {
 
@@ -41,9 +42,7 @@ bool is_large_enough(int64_t rows, int64_t columns, int64_t inner,
     return static_cast<double>(a) * static_cast<double>(b) *
            static_cast<double>(c);
   };
-  const auto filled_up = [](int64_t size) {
-    return (size + kStrip - 1) / kStrip * kStrip;
-  };
+  const auto filled_up = [](int64_t size) { return round_up(size, kStrip); };
   const double work = volume(rows, columns, inner);
   if (rows < least_rows || std::min(columns, inner) < kLeastLines ||
       rows + columns < kLeastUses || work < kLeastWork) {

@@ -12,6 +12,7 @@
 #include "cpu/tiles/plain_kernel.h"
 #include "cpu/tiles/range.h"
 #include "cpu/tiles/scheme.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -57,7 +58,7 @@ class OperandBlocks {
     constexpr Slot kSlot =
         side == Side::Left ? Slot::PackedLeft : Slot::PackedRight;
     const int64_t count =
-        keeps ? (units_of<Scheme>(inner) + units - 1) / units : kTurns;
+        keeps ? ceil_div(units_of<Scheme>(inner), units) : kTurns;
     buffers_ = Workspace::of_this_thread<kSlot>().template request<std::byte>(
         count * buffer_bytes_);
   }
@@ -84,7 +85,7 @@ class OperandBlocks {
       buffer_ = kTurns - 1 - buffer_;
     }
     next_unit_ = unit + units;
-    count_ = (lines + kTileRows - 1) / kTileRows * units;
+    count_ = ceil_div(lines, kTileRows) * units;
     done_ = 0;
     end_ = line + lines;
     at_ = {line, 0, 0};

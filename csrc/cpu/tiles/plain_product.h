@@ -26,6 +26,7 @@
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/store_rows.h"
 #include "cpu/tiles/transpose_tile.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -139,18 +140,18 @@ class PlainProduct {
         last ? place(row + i * kStrip, column + j * kStrip, rows, columns)
              : Sums{sums, 0, 0, 0, 0};
     const auto left = left_.packed();
-    multiply_plain_tile<Scheme>(
-        rows > kTileRows ? 2 : 1, columns > kTileRows ? 2 : 1, units,
-        {
-            left.strip(i),
-            left.layout_of(i),
-            right_.packed().strip(j),
-            first ? nullptr : sums,
-            in_registers_.sums,
-            kSumsStride,
-            Work{&PlainProduct::finish_some, this},
-            (to_finish_.rows + kFinishRows - 1) / kFinishRows,
-        });
+    multiply_plain_tile<Scheme>(rows > kTileRows ? 2 : 1,
+                                columns > kTileRows ? 2 : 1, units,
+                                {
+                                    left.strip(i),
+                                    left.layout_of(i),
+                                    right_.packed().strip(j),
+                                    first ? nullptr : sums,
+                                    in_registers_.sums,
+                                    kSumsStride,
+                                    Work{&PlainProduct::finish_some, this},
+                                    ceil_div(to_finish_.rows, kFinishRows),
+                                });
     finish();
     to_finish_ = in_registers_;
     in_registers_ = next;

@@ -32,6 +32,7 @@
 #include "cpu/tiles/scheme.h"
 #include "cpu/tiles/store_rows.h"
 #include "cpu/tiles/transpose_tile.h"
+#include "host/integer_math.h"
 
 #if defined(PKG_HAS_TILES)
 
@@ -230,9 +231,9 @@ class SplitProduct {
   void plan_steps(int64_t steps, int64_t micro_tiles) {
     finished_ = 0;
     finish_pieces_ = stored_.has_work ? kFinishPieces : 0;
-    pack_pieces_ = (pieces_left() + micro_tiles - 1) / micro_tiles;
-    pieces_a_step_ = (finish_pieces_ + pack_pieces_ + steps - 1) / steps;
-    fetches_a_step_ = (kFetches + steps - 1) / steps;
+    pack_pieces_ = ceil_div(pieces_left(), micro_tiles);
+    pieces_a_step_ = ceil_div(finish_pieces_ + pack_pieces_, steps);
+    fetches_a_step_ = ceil_div(kFetches, steps);
   }
   static void step(void* state) {
     auto& product = *static_cast<SplitProduct*>(state);

@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "cpu/simd/simd.h"
+#include "host/integer_math.h"
 
 namespace pkg::cpu::tiles {
 
@@ -121,11 +122,9 @@ constexpr int64_t block_units(int64_t inner) {
 
 template <class Scheme>
 constexpr int64_t units_of(int64_t inner) {
-  return (inner + Scheme::kValues - 1) / Scheme::kValues;
+  return ceil_div(inner, Scheme::kValues);
 }
-constexpr int64_t strips_of(int64_t lines) {
-  return (lines + kStrip - 1) / kStrip;
-}
+constexpr int64_t strips_of(int64_t lines) { return ceil_div(lines, kStrip); }
 template <class Scheme>
 constexpr int64_t packed_bytes(int64_t lines, int64_t units) {
   return strips_of(lines) * units * kUnitBytes<Scheme>;
