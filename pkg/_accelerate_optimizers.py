@@ -70,9 +70,15 @@ def _choosing(name: str, function: _Function) -> _Function:
         if fused:
             kwargs["fused"] = True
         if not route.counts_calls or not args or not args[0]:
-            return function(*args, **kwargs)
-        dtype = args[0][0].dtype
-        return route.run(f"optim.{name}", dtype, fused, lambda: function(*args, **kwargs))
+            function(*args, **kwargs)
+        else:
+            dtype = args[0][0].dtype
+            route.run(f"optim.{name}", dtype, fused, lambda: function(*args, **kwargs))
+        if fused:
+            # The other ways raise the version by which autograd, and whatever is made of a
+            # parameter, see that it was written.
+            torch.autograd.graph.increment_version(args[0])
+        return None
 
     step._before_pkg = function  # type: ignore[attr-defined]
     return step

@@ -334,6 +334,13 @@ def test_negated_tensors_are_resolved() -> None:
         torch.testing.assert_close(torch.addmm(n, n, n), n.clone() + n.clone() @ n.clone())
 
 
+def test_no_operand_is_read_where_alpha_is_zero() -> None:
+    c, a = torch.ones(64, 64), torch.full((64, 64), torch.inf)
+    with pkg.accelerate():
+        assert torch.equal(torch.addmm(c, a, a, alpha=0), c)
+        assert torch.equal(torch.baddbmm(c[None], a[None], a[None], alpha=0)[0], c)
+
+
 def test_an_output_that_is_an_input() -> None:
     a = operand(40, 900, dtype=torch.float32)
     b = operand(900, 40, dtype=torch.float32)

@@ -304,3 +304,23 @@ def test_several_groups_of_parameters() -> None:
     assert same_bits(fused[2:], plain[2:])
     for found, expected in itertools.islice(zip(fused, plain, strict=True), 2):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_counts_as_a_write(name: str) -> None:
+    """Or autograd would use a parameter that has changed since."""
+    parameters = weights()
+    optimizer = OPTIMIZERS[name](parameters)
+    with pkg.accelerate():
+        for step in range(2):  # of the first there is no momentum yet
+            output = (parameters[0] ** 3).sum()
+            give_gradients(parameters, step)
+            before = [each._version for each in parameters]
+            optimizer.step()
+            assert all(
+                each._version > version
+                for each, version in zip(parameters, before, strict=True)
+                if each.numel()
+            )
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                output.backward()

@@ -143,6 +143,10 @@ class KeyValueCache:
 
         A page is one key then.
         """
+        if lengths.device.type == "cpu":
+            found = f"{self.name}: cache_seqlens has numbers of places"
+            check_range(lengths, 0, self.room, found)
+        lengths = lengths.clamp(0, self.room)
         rows = torch.arange(self.batch, device=lengths.device)[:, None]
         if self.table is not None:
             rows = self.table.long()

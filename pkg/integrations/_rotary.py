@@ -90,7 +90,8 @@ def apply_rotary_emb(
         The shape and dtype of ``x``. Differentiable, in ``cos`` and ``sin`` too.
 
     Raises:
-        RuntimeError: Shapes do not match, or the tables have no row for a position.
+        RuntimeError: Shapes do not match, the tables have no row for a position, or, on the CPU,
+            ``cu_seqlens`` does not lead from 0 or more to the tokens or less without going back.
 
     Example:
         >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
@@ -105,11 +106,33 @@ def apply_rotary_emb(
         )
     turn = Rotary(name, cos, sin, interleaved)
     if cu_seqlens is None:
-        first = seqlen_offsets[:, None] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
+        first = seqlen_offsets
+        if isinstance(first, Tensor):
+            _check_indices(name, "seqlen_offsets", first, len(x))
+            first = first[:, None]
         turned = turn(x, first + torch.arange(x.shape[1], device=x.device))
     else:
+        _check_sequences(name, len(x), cu_seqlens, seqlen_offsets)
         turned = turn(x, _places_in_sequences(len(x), cu_seqlens, seqlen_offsets))
     return x.copy_(turned) if inplace else turned
+
+
+def _check_sequences(name: str, tokens: int, cu_seqlens: Tensor, offsets: int | Tensor) -> None:
+    _check_indices(name, "cu_seqlens", cu_seqlens, None)
+    if isinstance(offsets, Tensor):
+        _check_indices(name, "seqlen_offsets", offsets, len(cu_seqlens) - 1)
+    if cu_seqlens.device.type == "cpu":
+        check_range(cu_seqlens, 0, tokens, f"{name}: cu_seqlens has offsets")
+        check_range(cu_seqlens.diff(), 0, tokens, f"{name}: cu_seqlens has lengths of sequences")
+
+
+def _check_indices(name: str, argument: str, tensor: Tensor, count: int | None) -> None:
+    is_fit = tensor.dim() == 1 and (len(tensor) > 0 if count is None else len(tensor) == count)
+    if not is_fit or tensor.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(
+            f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
+            f"or int64 of shape [{'sequences + 1' if count is None else count}]"
+        )
 
 
 def _places_in_sequences(tokens: int, cu_seqlens: Tensor, offsets: int | Tensor) -> Tensor:

@@ -102,7 +102,10 @@ def _with_a_key(
     enable_gqa: bool,
 ) -> Tensor:
     # The sink, rounded to the query's dtype, and the rest of it, which has twice the digits.
-    exact = sinks.to(torch.promote_types(query.dtype, torch.float32)) / scale
+    # One that is infinite, or is so once it is scaled, takes all of the weight or none as the
+    # largest number does.
+    most = torch.finfo(query.dtype).max
+    exact = (sinks.to(torch.promote_types(query.dtype, torch.float32)) / scale).clamp(-most, most)
     high = exact.to(query.dtype)
     low = (exact.detach() - high.detach()).to(query.dtype)
     elements = torch.stack((high, low), -1)[:, None].expand(*query.shape[:3], 2)

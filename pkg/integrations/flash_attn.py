@@ -478,19 +478,13 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     _check_rank(name, 4, "(batch, tokens, heads, size)", q=q, k_cache=k_cache, v_cache=v_cache)
-    if records_gradients((q, k_cache, v_cache, k, v)):
+    if records_gradients((q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes)):
         raise RuntimeError(
             f"{name}: an argument requires grad, and this function is for inference alone; call it "
             "within torch.no_grad(), or flash_attn_func where a gradient is needed"
         )
-    for other, given in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-        if given is None:
-            continue
-        check_batch(name, other, given, len(q))
-        if block_table is not None:
-            raise RuntimeError(
-                f"{name}: {other} and block_table are both given; a paged cache has no {other}"
-            )
+    _check_rows(name, len(q), block_table, "cache_batch_idx", cache_batch_idx)
+    _check_rows(name, len(q), block_table, "cache_leftpad", cache_leftpad)
     cache = KeyValueCache(name, q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left_out = None if cache_leftpad is None else cache.left_out(cache_leftpad)
@@ -516,6 +510,19 @@ def flash_attn_with_kvcache(
             return output
     output, log_sum_exp = attend_to_copy(name, q, cache, lengths, *options)
     return (output, log_sum_exp) if return_softmax_lse else output
+
+
+def _check_rows(
+    name: str, batch: int, block_table: Tensor | None, argument: str, given: Tensor | None
+) -> None:
+    """Of what there is one of for each row of a cache without pages."""
+    if given is None:
+        return
+    check_batch(name, argument, given, batch)
+    if block_table is not None:
+        raise RuntimeError(
+            f"{name}: {argument} and block_table are both given; a paged cache has no {argument}"
+        )
 
 
 def _append(

@@ -490,6 +490,26 @@ def test_rotary_embedding_refuses_what_does_not_fit() -> None:
         ),
         ((x, table, table, False, False, -1), "cos is asked for rows that are -1 to 1"),
         ((x, table, table, False, False, 0, torch.tensor([0, 3])), "it must be \\(tokens, heads"),
+        (
+            (x, table, table, False, False, torch.tensor([0, 0, 0])),
+            "seqlen_offsets is torch.int64 of shape .3.; it must be int32 or int64 of shape .2.",
+        ),
+        (
+            (x, table, table, False, False, torch.tensor([True, False])),
+            "seqlen_offsets is torch.bool",
+        ),
+        (
+            (x[0], table, table, False, False, 0, torch.tensor([0, 2, 1, 3])),
+            "cu_seqlens has lengths of sequences that are -1 to 2",
+        ),
+        (
+            (x[0], table, table, False, False, 0, torch.tensor([0, 4])),
+            "cu_seqlens has offsets that are 0 to 4; .* between 0 and 3",
+        ),
+        (
+            (x[0], table, table, False, False, torch.tensor([0]), torch.tensor([0, 1, 3])),
+            "seqlen_offsets is torch.int64 of shape .1.; .* of shape .2.",
+        ),
     ):
         with pytest.raises(RuntimeError, match=words):
             ours.apply_rotary_emb(*arguments)
@@ -550,6 +570,14 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         ({"q": torch.zeros(2, 2, 4)}, "q is of shape .* must be .batch, tokens, heads, size"),
         ({"q": torch.zeros(2, 1, 2, 4, requires_grad=True)}, "inference alone"),
         (
+            {"cache_seqlens": 7, "cache_leftpad": TABLE[:, 0]},
+            "cache_seqlens has numbers of places that are 7 to 7; .* 0 and 6",
+        ),
+        (
+            {"cache_seqlens": -1, "cache_leftpad": TABLE[:, 0]},
+            "cache_seqlens has numbers of places that are -1 to -1",
+        ),
+        (
             {"v_cache": torch.zeros(2, 5, 1, 4)},
             "k_cache is torch.float32 of shape .* must be equal",
         ),
@@ -606,6 +634,11 @@ def test_what_cannot_be_done_is_refused_by_the_cache(changes: dict[str, Any], wo
         ({"cache_leftpad": torch.tensor([0, -1])}, "of places that are -1 to 0; .* 0 and 6"),
         ({"cache_leftpad": torch.tensor([7, 0])}, "of places that are 0 to 7; .* 0 and 6"),
         ({"cache_seqlens": torch.tensor([2, 5])}, "places of a sequence that are 2 to 6"),
+        (
+            {"rotary_cos": torch.ones(9, 2, requires_grad=True), "rotary_sin": torch.ones(9, 2)},
+            "inference alone",
+        ),
+        ({"alibi_slopes": torch.ones(2, requires_grad=True)}, "inference alone"),
     ],
 )
 def test_what_is_refused_leaves_the_cache_as_it_was(changes: dict[str, Any], words: str) -> None:

@@ -137,3 +137,26 @@ def test_sinks_of_another_shape_are_refused() -> None:
     query = torch.zeros(1, 4, 2, 8)
     with pytest.raises(RuntimeError, match=r"of shape \[3\]; they must be \[4\]"):
         attention_with_sinks(query, query, query, torch.zeros(3))
+
+
+@pytest.mark.parametrize(("sink", "weight"), [(-torch.inf, 1.0), (torch.inf, 0.0), (3e4, 0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sinks_that_take_none_or_all_of_the_weight(
+    sink: float, weight: float, dtype: torch.dtype
+) -> None:
+    query, key, value = (normal(1, 1, 3, 8, seed=seed).to(dtype) for seed in range(3))
+    sinks = torch.tensor([sink], dtype=dtype, requires_grad=True)
+    expected = weight * attention_with_sinks(
+        *(query, key, value, torch.tensor([-torch.inf], dtype=dtype)),
+        *(None, 0.0, False),
+        scale=0.1,
+        enable_gqa=False,
+    )
+    leaf = query.clone().requires_grad_()
+    output = attention_with_sinks(
+        leaf, key, value, sinks, None, 0.0, False, scale=0.1, enable_gqa=False
+    )
+    torch.testing.assert_close(output.detach(), expected, rtol=2e-3, atol=2e-3)
+    gradients = torch.autograd.grad(output.sum(), (leaf, sinks))
+    assert all(each.isfinite().all() for each in gradients)
+    assert gradients[1] == 0

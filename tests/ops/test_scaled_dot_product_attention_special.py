@@ -204,3 +204,34 @@ def test_lowest_number_in_place_of_infinity(
     expected = probabilities @ seen
     expected[..., : (rows + 1) // 2, :] = value.double().mean(-2, keepdim=True)
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("number", [-1e25, None], ids=["-1e25", "the lowest"])
+@pytest.mark.parametrize(("rows", "keys"), [*SHAPES, (1, 40)])
+def test_gradients_of_rows_that_a_large_number_hides(
+    rows: int, keys: int, number: float | None, dtype: torch.dtype
+) -> None:
+    """Beside such a maximum nothing is left of the logarithm of a row's sum, which they need."""
+    query, key, value, gradient = (
+        normal(1, 2, length, SIZE, seed=seed).to(dtype)
+        for seed, length in enumerate((rows, keys, keys, rows))
+    )
+    mask_dtype = torch.promote_types(dtype, torch.float32)
+    lowest = torch.finfo(mask_dtype).min if number is None else number
+    hidden = (rows + 1) // 2
+    mask = torch.zeros(rows, keys, dtype=mask_dtype)
+    mask[:hidden] = lowest
+    mask[:, keys // 2 :] = lowest
+    leaves = [each.double().requires_grad_() for each in (query, key, value)]
+    scores = leaves[0] @ leaves[1].mT * SIZE**-0.5
+    # The number swallows the scores: all keys have the same, which has their derivatives.
+    same = scores[..., :hidden, :] - scores[..., :hidden, :].detach()
+    seen = scores[..., hidden:, : keys // 2].softmax(-1)
+    output = same.softmax(-1) @ leaves[2], seen @ leaves[2][..., : keys // 2, :]
+    expected = torch.autograd.grad(torch.cat(output, -2), leaves, gradient.double())
+    tensors = {"query": query, "key": key, "value": value, "gradient": gradient}
+    found = results(pkg.ops.scaled_dot_product_attention, tensors, mask, False)[1:4]
+    for ours, exact in zip(found, expected, strict=True):
+        bound = 16 * torch.finfo(dtype).eps * exact.abs().max().item()
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=bound)

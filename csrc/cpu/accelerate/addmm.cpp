@@ -276,7 +276,9 @@ Answer addmm(const AddmmCall& call, AddmmOutput& output) {
   const bool is_well_formed =
       plan_operands(call, plan) && plan_result(call, output, plan);
   if (is_on()) {
-    const float gain = is_well_formed ? gain_of(call, output, plan) : 0;
+    // PyTorch reads no operand where alpha is 0: no NaN comes of them then.
+    const float gain =
+        is_well_formed && call.alpha != 0.0 ? gain_of(call, output, plan) : 0;
     if (gain > 0) {
       const TakenCall taken(call.op, plan.type, gain);
       run_taken(call, plan, output);

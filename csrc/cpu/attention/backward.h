@@ -304,17 +304,18 @@ void attention_gradients(BackwardProblem<Input>& problem,
                          const GradientTarget<Input>& grad_value,
                          GradMaskSums<Input>* grad_mask_sums = nullptr) {
   bool by_tiles = false;
+  const bool is_large = has_large_log_sum_exp(problem);
 #if defined(PKG_HAS_TILES)
   if constexpr (kTrainsByTiles<Input>) {
     by_tiles = goes_by_tiles<Input>(problem.shape(), true);
-    if (by_tiles &&
+    if (by_tiles && !is_large &&
         BackwardPass<Input, BackwardByTiles<Input>>(problem, grad_mask_sums)
             .run(grad_query, grad_key, grad_value)) {
       return;
     }
   }
 #endif
-  const RecomputedForward<Input> recomputed(problem, by_tiles);
+  const RecomputedForward<Input> recomputed(problem, by_tiles, is_large);
   compute_row_statistics(problem);
   BackwardPass<Input, BackwardByVectors<Input>>(problem, grad_mask_sums)
       .run(grad_query, grad_key, grad_value);

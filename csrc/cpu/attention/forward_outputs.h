@@ -53,11 +53,10 @@ struct ForwardOutputs {
                      residual + at);
     }
     const int64_t to = batch * log_sum_exp_stride + row;
-    const double exact = log_sum_exp_of(state);
-    log_sum_exp[to] = static_cast<Number>(exact);
+    const LogSumExp<Number> exact = log_sum_exp_of(state);
+    log_sum_exp[to] = exact.rounded;
     if (log_sum_exp_residual != nullptr) {
-      log_sum_exp_residual[to] =
-          static_cast<Number>(exact - static_cast<double>(log_sum_exp[to]));
+      log_sum_exp_residual[to] = exact.residual;
     }
   }
 };

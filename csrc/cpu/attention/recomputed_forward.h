@@ -1,7 +1,9 @@
 // The forward pass again, for the gradients of one that went another way than
-// the backward pass goes: by decoding, or by tiles.
+// the backward pass goes, by decoding or by tiles; and of one whose log-sum-exp
+// is so large that rounding took the sum's part of it.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -18,6 +20,27 @@
 
 namespace pkg::cpu::attention {
 
+// Whether a row's log-sum-exp is finite, and so large that its rounding changes
+// probabilities, relative to themselves, by 2^-14 in float32. Where a mask adds
+// -1e9 to all keys of a row, all of the sum's logarithm is lost, and as many
+// probabilities of 1 as there are keys would be made of it.
+template <class Input>
+bool has_large_log_sum_exp(const BackwardProblem<Input>& problem) {
+  using Number = simd::Compute<Input>;
+  constexpr Number kLarge = 1024;
+  const AttentionShape& shape = problem.shape();
+  for (int64_t batch = 0; batch < shape.batch(); ++batch) {
+    const auto rows = problem.log_sum_exp.at(shape, batch);
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      const Number magnitude = std::abs(*rows.at(row, 0));
+      if (magnitude > kLarge && magnitude != kInfinity<Number>) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // What the forward pass left, recomputed of scores that are accumulated as in
 // the backward pass; decoding, or tiles, did it in another order, and with
 // large scores their difference would be the largest error of the gradients.
@@ -27,8 +50,10 @@ class RecomputedForward {
   using Number = simd::Compute<Input>;
 
   // Replaces what `problem` has, where there is need. `by_tiles`: the forward
-  // pass may have gone by tiles, which the backward pass does not.
-  RecomputedForward(BackwardProblem<Input>& problem, bool by_tiles) {
+  // pass may have gone by tiles, which the backward pass does not. `is_large`:
+  // has_large_log_sum_exp().
+  RecomputedForward(BackwardProblem<Input>& problem, bool by_tiles,
+                    bool is_large) {
     if constexpr (std::is_same_v<Input, Number>) {
       const AttentionShape& shape = problem.shape();
       if (shape.batch() * shape.rows == 0) {
@@ -40,8 +65,13 @@ class RecomputedForward {
         problem.forward.accumulation_length = kShortAccumulationLength;
         run(problem);
         problem.log_sum_exp_residual = log_sum_exp_residual_.data();
-      } else if (by_tiles) {
-        run(problem);
+        return;
+      }
+    }
+    if (is_large || (by_tiles && std::is_same_v<Input, Number>)) {
+      run(problem);
+      if (is_large) {
+        problem.log_sum_exp_residual = log_sum_exp_residual_.data();
       }
     }
   }
@@ -55,15 +85,18 @@ class RecomputedForward {
     log_sum_exp_.resize(static_cast<size_t>(rows));
     log_sum_exp_residual_.resize(static_cast<size_t>(rows));
     output_.resize(static_cast<size_t>(rows * shape.value_size));
-    problem.output = {output_.data(), contiguous_operand(shape, 1, shape.rows,
-                                                         shape.value_size)};
+    const AttentionOperand layout =
+        contiguous_operand(shape, 1, shape.rows, shape.value_size);
+    // In half precision there is what rounding took off the one that is there.
+    if constexpr (std::is_same_v<Input, Number>) {
+      problem.output = {output_.data(), layout};
+    }
     problem.log_sum_exp = {log_sum_exp_.data(),
                            contiguous_operand(shape, 1, shape.rows, 1)};
     attention_forward_by_vectors(
-        problem.forward,
-        ForwardOutputs<Input>{output_.data(), nullptr, problem.output.layout,
-                              log_sum_exp_.data(), shape.rows,
-                              log_sum_exp_residual_.data()});
+        problem.forward, ForwardOutputs<Input>{output_.data(), nullptr, layout,
+                                               log_sum_exp_.data(), shape.rows,
+                                               log_sum_exp_residual_.data()});
   }
 
   std::vector<Input> output_;

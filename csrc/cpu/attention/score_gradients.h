@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "cpu/attention/backward_operands.h"
@@ -84,6 +85,25 @@ template <bool kPrecise, class Number, size_t kCount>
   }
 }
 
+// What rounding took off a large origin is more than the first term of a series
+// stands for: subtracts both from a whole number of registers of scores, and
+// returns statistics that leave them as they are. Where a mask adds -1e9 to
+// every key of a row, all of the sum's logarithm is in the residual.
+template <class Number>
+RowStatistics<Number> subtract_far_origin(
+    Number* scores, int64_t count, const RowStatistics<Number>& statistics) {
+  constexpr int kLanes = simd::kLanes<Number>;
+  const Number residual = statistics.origin_residual;
+  if (residual * residual <= std::numeric_limits<Number>::epsilon()) {
+    return statistics;
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+    simd::store(scores + i,
+                (simd::load(scores + i) - statistics.origin) - residual);
+  }
+  return {Number{0}, statistics.delta, Number{0}};
+}
+
 // Makes of a row's scores S and of dP' = dO V^T
 //   probabilities = M * P           P = exp(S - LSE)
 //   grad_scores   = P * (M * dP' - D)
@@ -91,9 +111,11 @@ template <bool kPrecise, class Number, size_t kCount>
 template <bool kPrecise, class Number>
 [[gnu::always_inline]] inline void differentiate_row(
     Number* probabilities, Number* grad_scores, int64_t count,
-    const RowStatistics<Number>& statistics, const Number* factors) {
+    const RowStatistics<Number>& of_row, const Number* factors) {
   using V = Vector<Number>;
   constexpr int kLanes = simd::kLanes<Number>;
+  const RowStatistics<Number> statistics =
+      subtract_far_origin(probabilities, count, of_row);
   const auto differentiate = [&](int64_t from, auto registers) {
     V probability[registers()];
     for (int i = 0; i < registers(); ++i) {

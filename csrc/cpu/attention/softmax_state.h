@@ -71,11 +71,24 @@ inline T origin_of(T maximum) {
   }
 }
 
+template <class Number>
+struct LogSumExp {
+  Number rounded;
+  Number residual;  // what rounding took off it
+};
+
 // The gradients recompute probabilities from it: one rounding, not two.
 template <class Number>
-double log_sum_exp_of(const SoftmaxState<Number>& state) {
-  return static_cast<double>(state.maximum) +
-         std::log(static_cast<double>(state.sum));
+LogSumExp<Number> log_sum_exp_of(const SoftmaxState<Number>& state) {
+  const auto maximum = static_cast<double>(state.maximum);
+  const double log_sum = std::log(static_cast<double>(state.sum));
+  const auto rounded = static_cast<Number>(maximum + log_sum);
+  if (!std::isfinite(rounded)) {
+    return {rounded, Number{0}};
+  }
+  // In this order: beside a large maximum nothing is left of the logarithm.
+  return {rounded, static_cast<Number>(maximum - static_cast<double>(rounded) +
+                                       log_sum)};
 }
 
 }  // namespace pkg::cpu::attention
