@@ -7,6 +7,7 @@
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/grad_mask.cuh"
 #include "cuda/attention/gradient_kernels.cuh"
+#include "cuda/attention/normalized_grad_output.cuh"
 #include "cuda/host/tensor_map.h"
 #include "host/namespace.h"
 
@@ -155,6 +156,23 @@ void launch_gradients(const BackwardCall& call,
   }
 }
 
+// To be kept until the launches are queued that read it.
+template <class Element>
+Tensor normalize_grad_output(const BackwardCall& call,
+                             AttentionBackward<Element>& backward) {
+  Tensor normalized = allocate_attention_output(call.shape, call.query);
+  launch(
+      attention_normalized_grad_output_kernel<Element>,
+      backward.problem.batch_count *
+          tiles_of(backward.problem.rows, kAttentionTile),
+      NormalizedScores<Element>::Thread::kThreads, call.stream,
+      AttentionNormalizedGradOutput<Element>{
+          backward, result_batch<Element>(call.shape, call.batch, normalized)});
+  backward.grad_output =
+      matrix_batch<Element>(call.shape, call.batch, normalized);
+  return normalized;
+}
+
 template <class MaskElement, class Element>
 void launch_grad_mask(const BackwardCall& call,
                       const AttentionBackward<Element>& backward) {
@@ -187,9 +205,12 @@ void launch_grad_mask(const BackwardCall& call,
 }
 
 template <class Element>
-void launch_all(const BackwardCall& call,
-                const AttentionBackward<Element>& backward,
+void launch_all(const BackwardCall& call, AttentionBackward<Element> backward,
                 bool needs_mask_grad) {
+  Tensor normalized;
+  if (backward.problem.mask.has_numbers()) {
+    normalized = normalize_grad_output(call, backward);
+  }
   launch_attention_delta(backward, call.stream);
   launch_gradients(call, backward);
   if (!needs_mask_grad) {

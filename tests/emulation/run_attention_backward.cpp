@@ -5,6 +5,7 @@
 #include "attention_request.h"
 #include "cuda/attention/grad_mask.cuh"
 #include "cuda/attention/gradient_kernels.cuh"
+#include "cuda/attention/normalized_grad_output.cuh"
 
 namespace pkg::emulation {
 namespace {
@@ -32,6 +33,17 @@ cuda::AttentionBackward<Element> backward_of(const Request& request) {
       .log_sum_exp = request.buffer<cuda::Accumulator<Element>>("log_sum_exp"),
       .delta = request.buffer<cuda::Accumulator<Element>>("delta"),
   };
+}
+
+template <class Element>
+void run_normalized_grad_output(const Request& request) {
+  const cuda::AttentionNormalizedGradOutput<Element> call = {
+      .backward = backward_of<Element>(request),
+      .normalized = result_batch<Element>(request, "normalized"),
+  };
+  launch_blocks(request, call.tile_count(),
+                cuda::NormalizedScores<Element>::Thread::kThreads,
+                cuda::attention_normalized_grad_output_kernel<Element>, call);
 }
 
 template <class Element>
@@ -144,7 +156,11 @@ void run_grad_mask(const Request& request) {
 
 bool run_attention_backward(const Request& request) {
   const std::string& kernel = request.text("kernel");
-  if (kernel == "attention_delta") {
+  if (kernel == "attention_normalized_grad_output") {
+    for_attention_type(request, [&]<class Element>() {
+      run_normalized_grad_output<Element>(request);
+    });
+  } else if (kernel == "attention_delta") {
     for_attention_type(request,
                        [&]<class Element>() { run_delta<Element>(request); });
   } else if (kernel == "attention_grad_query") {

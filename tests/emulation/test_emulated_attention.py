@@ -278,6 +278,12 @@ def emulated_backward(
     arguments["log_sum_exp"] = log_sum_exp
     grad_output = call.grad_output.expand(call.output_shape)
     arguments |= operand("grad_output", grad_output, call.batch)
+    if call.mask is not None and call.mask.is_floating_point():
+        normalized = torch.full_like(output, 77)
+        arguments |= operand("normalized", normalized, call.batch)
+        kernel = "attention_normalized_grad_output"
+        emulator.run(kernel, ["normalized"], blocks, **arguments)
+        arguments |= operand("grad_output", normalized, call.batch)
     arguments["delta"] = torch.full_like(log_sum_exp, 77)
     arguments |= {"most_shared_bytes": shared_bytes, "warpgroups": warpgroups}
     arguments["copied_panels"] = int(copied_panels)
@@ -591,6 +597,79 @@ def test_a_row_without_keys_is_zero_and_passes_no_gradient(
     output, _, grad_query = results[:3]
     for result in (output, grad_query):
         assert (result[:, [0, 40, 65]] == 0).all()
+
+
+HIDDEN = slice(60, 67)  # rows of two tiles
+
+
+def with_hidden_rows(call: Call) -> tuple[Call, Call]:
+    """A mask that hides the rows by a large finite number, and a call with the same scores.
+
+    The number is so large that nothing is left of a product beside it: every key of those rows has
+    the same weight, as where the query is zero.
+    """
+    assert call.mask is not None
+    mask, query = call.mask.clone(), call.query.clone()
+    mask[..., HIDDEN, :] = torch.finfo(mask.dtype).min / 2
+    same = call.mask.clone()
+    same[..., HIDDEN, :] = query[..., HIDDEN, :] = 0
+    return replace(call, mask=mask), replace(call, mask=same, query=query)
+
+
+def grad_scores_of_hidden_rows(call: Call) -> Tensor:
+    """Exactly, where the weights of all keys that a row sees are the same."""
+    assert call.grad_output is not None
+    weights = torch.ones(call.rows, call.columns, dtype=torch.float64)
+    weights = weights.tril() if call.is_causal else weights
+    weights = (weights / weights.sum(-1, keepdim=True))[HIDDEN]
+    factors = call.kept().double()[..., HIDDEN, :] / (1 - call.dropout) if call.dropout else 1
+    grad_output = call.grad_output.double()[..., HIDDEN, :]
+    value = call.with_groups(call.value.double(), True)
+    grad_weights = grad_output @ value.mT * factors
+    delta = (grad_output * (weights * factors @ value)).sum(-1, keepdim=True)
+    return weights * (grad_weights - delta)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=name_of)
+@pytest.mark.parametrize("kind", ["own", "float32", "causal", "dropout", "grouped"])
+def test_gradients_of_rows_that_a_large_number_hides(
+    cuda_emulator: Emulator, dtype: torch.dtype, kind: str
+) -> None:
+    rows, columns = 70, 140
+    mask_dtype = dtype if kind == "own" or dtype == torch.float64 else torch.float32
+    options: dict[str, Any] = {"causal": {"is_causal": True}, "dropout": {"dropout": 0.3}}.get(
+        kind, {}
+    )
+    lead, key_lead = ((2, 4), (2, 2)) if kind == "grouped" else ((2,), (2,))
+    call = make(
+        *lead,
+        key_lead=key_lead,
+        rows=rows,
+        columns=columns,
+        head=16,
+        dtype=dtype,
+        mask=torch.randn(rows, columns).to(mask_dtype),
+        enable_gqa=kind == "grouped",
+        **options,
+    )
+    hiding, same = with_hidden_rows(call)
+    outputs = emulated_forward(cuda_emulator, hiding)
+    results = [outputs[0], *emulated_backward(cuda_emulator, hiding, outputs)]
+    exact = exact_results(same)
+    bounds = bounds_of(same, exact)
+    # A key's gradient is made of the query, which the other call has as zero.
+    query = call.with_groups(call.query.double())[..., HIDDEN, :]
+    grad_scores = grad_scores_of_hidden_rows(call)
+    scale = 16**-0.5
+    missing = scale * grad_scores.mT @ query
+    spread = scale * grad_scores.abs().mT @ query.abs()
+    relative = 4 * (columns + 16) * torch.finfo(accumulator(call)).eps
+    relative += 4 * torch.finfo(dtype).eps
+    like = call.with_groups(call.key, True)
+    exact[3] = exact[3] + missing.sum_to_size(like.shape)
+    bounds[3] = bounds[3] + relative * spread.sum_to_size(like.shape)
+    names = ["output", *RESULTS[2:]]
+    assert_near(names, results, [exact[0], *exact[2:]], [bounds[0], *bounds[2:]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)

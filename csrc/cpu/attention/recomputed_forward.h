@@ -3,12 +3,12 @@
 // is so large that rounding took the sum's part of it.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
 
+#include "attention_large_log_sum_exp.h"
 #include "cpu/attention/backward_problem.h"
 #include "cpu/attention/blocked_forward.h"
 #include "cpu/attention/decoding_forward.h"
@@ -20,20 +20,14 @@
 
 namespace pkg::cpu::attention {
 
-// Whether a row's log-sum-exp is finite, and so large that its rounding changes
-// probabilities, relative to themselves, by 2^-14 in float32. Where a mask adds
-// -1e9 to all keys of a row, all of the sum's logarithm is lost, and as many
-// probabilities of 1 as there are keys would be made of it.
+// Whether any row's log-sum-exp is large.
 template <class Input>
 bool has_large_log_sum_exp(const BackwardProblem<Input>& problem) {
-  using Number = simd::Compute<Input>;
-  constexpr Number kLarge = 1024;
   const AttentionShape& shape = problem.shape();
   for (int64_t batch = 0; batch < shape.batch(); ++batch) {
     const auto rows = problem.log_sum_exp.at(shape, batch);
     for (int64_t row = 0; row < shape.rows; ++row) {
-      const Number magnitude = std::abs(*rows.at(row, 0));
-      if (magnitude > kLarge && magnitude != kInfinity<Number>) {
+      if (is_large_log_sum_exp(*rows.at(row, 0))) {
         return true;
       }
     }
@@ -63,27 +57,26 @@ class RecomputedForward {
       // their scores in short parts: so does this.
       if (decodes(problem.forward, true)) {
         problem.forward.accumulation_length = kShortAccumulationLength;
-        run(problem);
-        problem.log_sum_exp_residual = log_sum_exp_residual_.data();
+        run(problem, true);
         return;
       }
     }
     if (is_large || (by_tiles && std::is_same_v<Input, Number>)) {
-      run(problem);
-      if (is_large) {
-        problem.log_sum_exp_residual = log_sum_exp_residual_.data();
-      }
+      run(problem, is_large);
     }
   }
 
  private:
   static constexpr int64_t kShortAccumulationLength = 16;
 
-  void run(BackwardProblem<Input>& problem) {
+  void run(BackwardProblem<Input>& problem, bool keeps_residual) {
     const AttentionShape& shape = problem.shape();
     const int64_t rows = shape.batch() * shape.rows;
     log_sum_exp_.resize(static_cast<size_t>(rows));
-    log_sum_exp_residual_.resize(static_cast<size_t>(rows));
+    if (keeps_residual) {
+      log_sum_exp_residual_.resize(static_cast<size_t>(rows));
+      problem.log_sum_exp_residual = log_sum_exp_residual_.data();
+    }
     output_.resize(static_cast<size_t>(rows * shape.value_size));
     const AttentionOperand layout =
         contiguous_operand(shape, 1, shape.rows, shape.value_size);
@@ -94,9 +87,10 @@ class RecomputedForward {
     problem.log_sum_exp = {log_sum_exp_.data(),
                            contiguous_operand(shape, 1, shape.rows, 1)};
     attention_forward_by_vectors(
-        problem.forward, ForwardOutputs<Input>{output_.data(), nullptr, layout,
-                                               log_sum_exp_.data(), shape.rows,
-                                               log_sum_exp_residual_.data()});
+        problem.forward,
+        ForwardOutputs<Input>{
+            output_.data(), nullptr, layout, log_sum_exp_.data(), shape.rows,
+            keeps_residual ? log_sum_exp_residual_.data() : nullptr});
   }
 
   std::vector<Input> output_;

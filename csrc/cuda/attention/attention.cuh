@@ -96,6 +96,10 @@ struct AttentionMask {
   BatchStrides batch_strides;
   int64_t row_stride;
   int64_t column_stride;
+
+  bool has_numbers() const {
+    return type == MaskType::element || type == MaskType::single;
+  }
 };
 
 // ALiBi's slopes, one for each matrix of the batch.
