@@ -22,6 +22,7 @@ FORWARD = "_flash_attention_forward"
 FORWARD_INTO = "_flash_attention_forward_no_dropout_inplace"
 BACKWARD = "_flash_attention_backward"
 _NAME = "varlen_attn on the CPU, by pkg"
+_RNG_STATE = torch.uint64
 
 
 def kernels() -> Iterator[tuple[str, _Kernel]]:
@@ -33,20 +34,25 @@ def kernels() -> Iterator[tuple[str, _Kernel]]:
     }
     for name, function in ours.items():
         if hasattr(torch.ops.aten, name):
-            yield name, _kernel(function, name, _accelerate_routes.original(name) or _refusal(name))
+            yield name, _kernel(function, name, _accelerate_routes.original(name))
 
 
-def _kernel(ours: _Kernel, name: str, theirs: _Kernel) -> _Kernel:
+def _kernel(ours: _Kernel, name: str, theirs: _Kernel | None) -> _Kernel:
     keys = _accelerate_routes.CPU_KEYS
     operator = BACKWARD if name == BACKWARD else FORWARD
+    refuse = _refusal(name) if theirs is None else theirs
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not _accelerate_routes.attention_is_on():
-            return theirs(keys, *args, **kwargs)
+        is_on = _accelerate_routes.attention_is_on()
+        # What our forward pass left, of which PyTorch may have no kernel to make gradients.
+        is_of_ours = name == BACKWARD and theirs is None and args[12].dtype == _RNG_STATE
+        if not is_on and not is_of_ours:
+            return refuse(keys, *args, **kwargs)
         begin = time.perf_counter_ns()
         results = ours(*args, **kwargs)
-        nanoseconds = time.perf_counter_ns() - begin
-        _accelerate_routes.count_taken(operator, args[0].dtype, nanoseconds)
+        if is_on:
+            nanoseconds = time.perf_counter_ns() - begin
+            _accelerate_routes.count_taken(operator, args[0].dtype, nanoseconds)
         return results
 
     return kernel
@@ -119,8 +125,8 @@ def _forward(
     return (
         _laid_out_like(query, output),
         log_sum_exp,
-        query.new_zeros(2, dtype=torch.uint64),
-        query.new_zeros((), dtype=torch.uint64),
+        query.new_zeros(2, dtype=_RNG_STATE),
+        query.new_zeros((), dtype=_RNG_STATE),
         query.new_empty(0),
     )
 

@@ -138,6 +138,25 @@ def test_gradients_in_float64() -> None:
         )
 
 
+@pytest.mark.parametrize("switches_on", [False, True])
+def test_gradients_behind_the_block(switches_on: bool) -> None:
+    """Those of a forward pass within it, whether or not another block is entered."""
+    side = starts(4, 6)
+    leaves = [packed(10, torch.float32, 2).requires_grad_() for _ in range(3)]
+
+    def output() -> Tensor:
+        return varlen.varlen_attn(*leaves, side, side, 6, 6, **options_of("causal"))
+
+    with pkg.accelerate():
+        expected = torch.autograd.grad(output().sum(), leaves)
+        behind = output().sum()
+    counts()
+    with pkg.accelerate(switches_on):
+        actual = torch.autograd.grad(behind, leaves)
+    assert all(map(torch.equal, actual, expected))
+    assert ((BACKWARD, "float32") in counts()) == switches_on
+
+
 def test_padding_behind_the_sequences() -> None:
     """Zeros for it, and for its gradients; what the sequences get is what they get alone."""
     side, options = starts(4, 6), options_of("causal")

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ops._arguments import bounds, check_instance, check_range
+from ..ops._arguments import INDICES, bounds, check_indices, check_instance, check_range
 from ..ops.decode_attention import decode_attention
 
 # From so many queries of a sequence on, packing its cache and multiplying blocks is faster.
 _MANY_QUERIES = 16
-_INDICES = (torch.int32, torch.int64)
 
 
 class KeyValueCache:
@@ -44,7 +43,7 @@ class KeyValueCache:
             self.table = rows[:, None]
         elif block_table is not None:
             is_fit = block_table.dim() == 2 and len(block_table) == batch
-            if not is_fit or block_table.dtype not in _INDICES:
+            if not is_fit or block_table.dtype not in INDICES:
                 raise RuntimeError(
                     f"{name}: block_table is {block_table.dtype} of shape "
                     f"{list(block_table.shape)}; it must be int32 or int64 and (batch, pages of a "
@@ -82,7 +81,7 @@ class KeyValueCache:
         check_instance(self.name, "cache_seqlens", given, (int, torch.SymInt, Tensor), must_be)
         if not isinstance(given, Tensor):
             return torch.full((self.batch,), given, dtype=torch.int64, device=device)
-        check_batch(self.name, "cache_seqlens", given, self.batch)
+        check_indices(self.name, "cache_seqlens", given, self.batch, "the batch of q")
         return given.long()
 
     def places_of_new(self, lengths: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +95,12 @@ class KeyValueCache:
                 raise RuntimeError(
                     f"{self.name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it "
                     f"must be {cache.dtype} of shape {list(expected)}, as q, k and the cache say"
+                )
+            if any(n > 1 and s == 0 for n, s in zip(cache.shape, cache.stride(), strict=True)):
+                raise RuntimeError(
+                    f"{self.name}: {argument}_cache is of shape {list(cache.shape)} and strides "
+                    f"{list(cache.stride())}, several elements in one place of memory; it cannot "
+                    "be written to so: clone it"
                 )
         places = lengths[:, None] + torch.arange(k.shape[1], device=lengths.device)
         is_on_cpu = places.device.type == "cpu"
@@ -311,11 +316,3 @@ def _check_pages(name: str, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor
 def with_infinity(log_sum_exp: Tensor) -> Tensor:
     """Infinite where there are no keys, and in float32: what flash-attn gives."""
     return log_sum_exp.masked_fill(log_sum_exp == -math.inf, math.inf)
-
-
-def check_batch(name: str, argument: str, tensor: Tensor, batch: int) -> None:
-    if tensor.shape != (batch,) or tensor.dtype not in _INDICES:
-        raise RuntimeError(
-            f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
-            f"or int64 of shape [{batch}], for the batch of q"
-        )

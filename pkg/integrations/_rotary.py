@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops._arguments import check_range
+from ..ops._arguments import check_indices, check_range
 from ..ops.rotary_embedding import rotary_embedding
 
 
@@ -108,7 +108,7 @@ def apply_rotary_emb(
     if cu_seqlens is None:
         first = seqlen_offsets
         if isinstance(first, Tensor):
-            _check_indices(name, "seqlen_offsets", first, len(x))
+            check_indices(name, "seqlen_offsets", first, len(x), "the batch of x")
             first = first[:, None]
         turned = turn(x, first + torch.arange(x.shape[1], device=x.device))
     else:
@@ -118,21 +118,12 @@ def apply_rotary_emb(
 
 
 def _check_sequences(name: str, tokens: int, cu_seqlens: Tensor, offsets: int | Tensor) -> None:
-    _check_indices(name, "cu_seqlens", cu_seqlens, None)
+    check_indices(name, "cu_seqlens", cu_seqlens, None, "sequences + 1")
     if isinstance(offsets, Tensor):
-        _check_indices(name, "seqlen_offsets", offsets, len(cu_seqlens) - 1)
+        check_indices(name, "seqlen_offsets", offsets, len(cu_seqlens) - 1, "the sequences")
     if cu_seqlens.device.type == "cpu":
         check_range(cu_seqlens, 0, tokens, f"{name}: cu_seqlens has offsets")
         check_range(cu_seqlens.diff(), 0, tokens, f"{name}: cu_seqlens has lengths of sequences")
-
-
-def _check_indices(name: str, argument: str, tensor: Tensor, count: int | None) -> None:
-    is_fit = tensor.dim() == 1 and (len(tensor) > 0 if count is None else len(tensor) == count)
-    if not is_fit or tensor.dtype not in (torch.int32, torch.int64):
-        raise RuntimeError(
-            f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
-            f"or int64 of shape [{'sequences + 1' if count is None else count}]"
-        )
 
 
 def _places_in_sequences(tokens: int, cu_seqlens: Tensor, offsets: int | Tensor) -> Tensor:

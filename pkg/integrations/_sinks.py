@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..ops._attention import drawn_seed
+from ..ops._autocast import dtype_under_autocast
 from ..ops._forward_mode import may_be_forward_mode
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
@@ -71,6 +72,9 @@ def attention_with_sinks(
             f"[{query.shape[1]}], one for each head of the query"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    # Before a sink is rounded to it.
+    dtype = dtype_under_autocast(query)
+    query, key, value = (each.to(dtype) for each in (query, key, value))
     if may_have_derivatives((query, key, value, sinks, attn_mask)):
         if window_left >= 0:
             raise RuntimeError(

@@ -13,11 +13,13 @@ and results are deterministic whatever ``deterministic`` is.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..ops._arguments import check_indices
 from ..ops._attention import drawn_seed
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
@@ -25,7 +27,6 @@ from ..ops.scaled_dot_product_attention_varlen import scaled_dot_product_attenti
 from ._key_value_cache import (
     KeyValueCache,
     attend_to_copy,
-    check_batch,
     decode,
     out_of_pages,
     with_infinity,
@@ -488,6 +489,7 @@ def flash_attn_with_kvcache(
     cache = KeyValueCache(name, q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left_out = None if cache_leftpad is None else cache.left_out(cache_leftpad)
+    _check_scores(name, q, softcap, alibi_slopes)
     left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
         if k is None or v is None:
@@ -518,10 +520,25 @@ def _check_rows(
     """Of what there is one of for each row of a cache without pages."""
     if given is None:
         return
-    check_batch(name, argument, given, batch)
+    check_indices(name, argument, given, batch, "the batch of q")
     if block_table is not None:
         raise RuntimeError(
             f"{name}: {argument} and block_table are both given; a paged cache has no {argument}"
+        )
+
+
+def _check_scores(name: str, q: Tensor, softcap: float, slopes: Tensor | None) -> None:
+    """Refuses what the operators would refuse when new keys have been written already."""
+    if not math.isfinite(softcap):
+        raise RuntimeError(f"{name}: softcap is {softcap}; it must be finite")
+    if slopes is None:
+        return
+    is_fit = slopes.shape in (q.shape[2:3], (q.shape[0], q.shape[2]))
+    if not is_fit or slopes.dtype not in (torch.float32, q.dtype) or slopes.device != q.device:
+        raise RuntimeError(
+            f"{name}: alibi_slopes is {slopes.dtype} of shape {list(slopes.shape)} on "
+            f"{slopes.device}; it must be torch.float32 or {q.dtype} of shape [{q.shape[2]}] or "
+            f"{[q.shape[0], q.shape[2]]} on {q.device}"
         )
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..ops._arguments import check_instance
+from ..ops._autocast import dtype_under_autocast
 from ..ops._tensor_core_tiled_layout import GROUP_SIZES, INNER_K_TILES
 from ..ops.int4_linear import int4_linear
 from ..ops.pack_tensor_core_tiled_layout import pack_tensor_core_tiled_layout
-from ._autocast import dtype_under_autocast
 from ._parameters import refuse_lazy
 from ._tracing import node_or_refusal
 from .linear import refuse_activation

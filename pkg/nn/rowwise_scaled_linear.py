@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..ops._arguments import check_instance
+from ..ops._autocast import dtype_under_autocast
 from ..ops.quantize_rowwise import quantize_rowwise
 from ..ops.rowwise_scaled_linear_s4s4 import rowwise_scaled_linear_s4s4
 from ..ops.rowwise_scaled_linear_s8s4 import rowwise_scaled_linear_s8s4
-from ._autocast import dtype_under_autocast
 from ._parameters import refuse_lazy
 from ._tracing import node_or_refusal
 from .linear import refuse_activation

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+INDICES = (torch.int32, torch.int64)
+
 
 def check_tensor(name: str, argument: str, value: Any, must_be: str) -> None:
     """Refuses what is no tensor.
@@ -76,6 +78,30 @@ def check_range(values: Tensor, least: int, most: int, found: str) -> None:
             raise RuntimeError(
                 f"{found} that are {first} to {last}; they must lie between {least} and {most}"
             )
+
+
+def check_indices(
+    name: str, argument: str, tensor: Tensor, count: int | None, counted: str
+) -> None:
+    """Refuses what is no row of int32 or int64.
+
+    Args:
+        name: The function that was called.
+        argument: The argument's name.
+        tensor: The argument.
+        count: How many there must be; None: one or more.
+        counted: What there is one of for each, in words.
+
+    Raises:
+        RuntimeError: The dtype or the shape is another.
+    """
+    is_fit = tensor.dim() == 1 and (len(tensor) > 0 if count is None else len(tensor) == count)
+    if not is_fit or tensor.dtype not in INDICES:
+        shape = f"({counted},)" if count is None else f"[{count}], for {counted}"
+        raise RuntimeError(
+            f"{name}: {argument} is {tensor.dtype} of shape {list(tensor.shape)}; it must be int32 "
+            f"or int64 of shape {shape}"
+        )
 
 
 def is_kept_otherwise(tensor: Tensor) -> bool:

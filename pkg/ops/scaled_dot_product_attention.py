@@ -565,7 +565,8 @@ torch.library.register_vmap("pkg::scaled_dot_product_attention_backward", _vmap_
 torch.library.register_vmap(
     "pkg::attention_dropout_mask", partial(each_slice, torch.ops.pkg.attention_dropout_mask.default)
 )
-register_lower_precision_autocast("scaled_dot_product_attention", keeps=("alibi_slopes",))
+for _name in ("scaled_dot_product_attention", "scaled_dot_product_attention_forward"):
+    register_lower_precision_autocast(_name, keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention", _record, observed_as="scaled_dot_product_attention_forward"
 )

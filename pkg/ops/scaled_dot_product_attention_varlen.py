@@ -556,7 +556,8 @@ torch.library.register_vmap(
     "pkg::scaled_dot_product_attention_varlen_backward",
     partial(each_slice, torch.ops.pkg.scaled_dot_product_attention_varlen_backward.default),
 )
-register_lower_precision_autocast("scaled_dot_product_attention_varlen", keeps=("alibi_slopes",))
+for _name in ("scaled_dot_product_attention_varlen", "scaled_dot_product_attention_varlen_forward"):
+    register_lower_precision_autocast(_name, keeps=("alibi_slopes",))
 register_recording(
     "scaled_dot_product_attention_varlen",
     _record,

@@ -639,6 +639,10 @@ def test_what_cannot_be_done_is_refused_by_the_cache(changes: dict[str, Any], wo
             "inference alone",
         ),
         ({"alibi_slopes": torch.ones(2, requires_grad=True)}, "inference alone"),
+        ({"alibi_slopes": torch.ones(3)}, "alibi_slopes is torch.float32 of shape .3. .* .2. or"),
+        ({"alibi_slopes": torch.ones(2).half()}, "alibi_slopes is torch.float16"),
+        ({"softcap": math.nan}, "softcap is nan; it must be finite"),
+        ({"v_cache": torch.zeros(1, 6, 2, 4).expand(2, -1, -1, -1)}, "v_cache is .* clone it"),
     ],
 )
 def test_what_is_refused_leaves_the_cache_as_it_was(changes: dict[str, Any], words: str) -> None:
@@ -649,6 +653,34 @@ def test_what_is_refused_leaves_the_cache_as_it_was(changes: dict[str, Any], wor
         cache_call(**(caches | new | changes))
     assert not keys.any()
     assert not values.any()
+
+
+@pytest.mark.parametrize("name", ["plain", "weights", "packed", "cache", "copied cache", "sums"])
+def test_autocast_computes_in_its_dtype(name: str) -> None:
+    """As :func:`pkg.ops.scaled_dot_product_attention` does."""
+    queries = 20 if name == "copied cache" else 4
+    q = normal(2, queries, 2, 8).float()
+    k, v = (normal(2, 24, 2, 8, seed=seed).float() for seed in (1, 2))
+    starts = torch.arange(3) * 24
+    rows = torch.arange(3) * queries
+    packed = (rows, starts, queries, 24, 0.0, None, True, (-1, -1), 0.0, None, False, True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        if name in ("plain", "weights"):
+            return ours.flash_attn_func(q, k, v, causal=True, return_attn_probs=name == "weights")
+        if name == "packed":
+            return ours.flash_attn_varlen_func(*(t.flatten(0, 1) for t in (q, k, v)), *packed)
+        sums = {"return_softmax_lse": name == "sums"}
+        return ours.flash_attn_with_kvcache(q, k, v, cache_seqlens=24, causal=True, **sums)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        results = call(q, k, v)
+    expected = call(*(each.bfloat16() for each in (q, k, v)))
+    if not isinstance(results, tuple):
+        results, expected = (results,), (expected,)
+    assert results[0].dtype == torch.bfloat16
+    for result, other in zip(results[:2], expected[:2], strict=True):
+        assert torch.equal(result, other)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,17 @@ def test_sinks_are_as_exact_in_training(dtype: torch.dtype) -> None:
     torch.testing.assert_close(trained, output, rtol=2 * torch.finfo(dtype).eps, atol=0.0)
 
 
+def test_autocast_computes_in_its_dtype_in_training_too() -> None:
+    tensors = [normal(1, 2, rows, 8, seed=rows).float() for rows in (5, 9, 9)]
+    sinks = torch.tensor([0.3, 77777.0])  # which float16 does not hold
+    rounded = attention_with_sinks(*(each.half() for each in tensors), sinks)
+    for recording in (False, True):
+        with torch.autocast("cpu", torch.float16):
+            output = attention_with_sinks(*tensors, sinks.clone().requires_grad_(recording))
+        assert output.dtype == torch.float16
+        torch.testing.assert_close(output, rounded, rtol=2**-9, atol=0.0)
+
+
 def test_a_mask_with_one_column_broadcasts_in_training_too() -> None:
     query, mask = normal(2, 2, 5, 8), torch.tensor([True, False])[:, None, None, None]
     output = attention_with_sinks(query, query, query, torch.ones(2).double(), mask)

@@ -783,7 +783,11 @@ class TestAttentionForward(OperatorTests):
     op = torch.ops.pkg.scaled_dot_product_attention_forward.default
     reference = staticmethod(forward_reference)
     options = MappingProxyType(
-        {"nondifferentiable_outputs": {1, 2}, "nondifferentiable_inputs": {"alibi_slopes"}}
+        {
+            "autocast": "lower",
+            "nondifferentiable_outputs": {1, 2},
+            "nondifferentiable_inputs": {"alibi_slopes"},
+        }
     )
     # Values are compared of all samples. These checks TestAttention makes of every one of the same
     # calls, by the same kernel and formula: here a third shows that the part is registered as the

@@ -556,6 +556,7 @@ class TestAttentionVarlenForward(OperatorTests):
     reference = staticmethod(forward_reference)
     options = MappingProxyType(
         {
+            "autocast": "lower",
             "nondifferentiable_outputs": {1, 2},
             "nondifferentiable_inputs": {"alibi_slopes"},
             "structural_inputs": STRUCTURE,

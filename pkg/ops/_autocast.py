@@ -1,4 +1,4 @@
-"""What autocast makes of a module's input."""
+"""What autocast makes of an input."""
 
 from __future__ import annotations
 
