@@ -15,6 +15,7 @@
 #include "cuda/int4/int4_linear_wide.cuh"
 #include "cuda/int4/int4_written_out.h"
 #include "cuda/int4/tiled_layout_host.h"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 #include "int4_linear.h"
 
@@ -59,7 +60,7 @@ void launch_half(Int4LinearProblem<Element>& problem, const Tensor& output) {
       int64_t{multiprocessor_count()} * Block::kBlocks, Block::kLeastTurns);
   std::optional<Tensor> parts;
   if (each < turns) {
-    problem.splits = (turns + each - 1) / each;
+    problem.splits = ceil_div(turns, each);
     problem.split_depth = each * Block::kTurn;
     parts = allocate_parts(problem, output);
   }

@@ -4,6 +4,7 @@
 #include "cuda/host/rows.h"
 #include "cuda/int4/quantize_held_rows.cuh"
 #include "cuda/int4/quantize_rowwise.cuh"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 #include "quantize_rowwise.h"
 
@@ -16,8 +17,8 @@ void launch_quantize(const QuantizeProblem<Element>& problem,
   const bool is_held = with_held_group(problem, [&]<int kGroup>() {
     using Rows = HeldRows<Element, kGroup>;
     launch(quantize_held_rows_kernel<Element, kGroup>,
-           (problem.rows + Rows::kRows - 1) / Rows::kRows, launch_shape<Rows>(),
-           stream, problem);
+           ceil_div(problem.rows, Rows::kRows), launch_shape<Rows>(), stream,
+           problem);
   });
   if (!is_held) {
     launch(quantize_rowwise_kernel<Element>, problem.block_count(),

@@ -22,6 +22,7 @@
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -90,7 +91,7 @@ struct RotaryProblem {
 
   __host__ __device__ int64_t block_count() const {
     const int64_t rows_of_block = kRotaryThreads >> lanes_shift;
-    return items == 0 ? 0 : (rows + rows_of_block - 1) / rows_of_block;
+    return items == 0 ? 0 : ceil_div(rows, rows_of_block);
   }
 };
 

@@ -1,5 +1,6 @@
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/dropout.cuh"
+#include "host/integer_math.h"
 #include "host/namespace.h"
 
 namespace pkg::cuda {
@@ -20,8 +21,8 @@ Tensor attention_dropout_mask(const Tensor& seed, int64_t batch, int64_t rows,
       columns,
   };
   launch(attention_dropout_mask_kernel,
-         (mask.quad_count() + kDropoutThreads - 1) / kDropoutThreads,
-         kDropoutThreads, current_stream(seed), mask);
+         ceil_div(mask.quad_count(), kDropoutThreads), kDropoutThreads,
+         current_stream(seed), mask);
   return output;
 }
 

@@ -2,16 +2,18 @@
 // type that the sum of both has.
 #pragma once
 
+#include "host/compiler.h"
+
 namespace pkg {
 
 template <class Number, class Divisor>
-constexpr auto ceil_div(Number number, Divisor divisor) {
+PKG_HOST_DEVICE constexpr auto ceil_div(Number number, Divisor divisor) {
   return (number + divisor - 1) / divisor;
 }
 
 // To the next multiple.
 template <class Number, class Multiple>
-constexpr auto round_up(Number number, Multiple multiple) {
+PKG_HOST_DEVICE constexpr auto round_up(Number number, Multiple multiple) {
   return ceil_div(number, multiple) * multiple;
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/attention/decode_kernels.cuh"
 #include "cuda/host/launch.h"
 #include "decode_attention.h"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -32,7 +33,7 @@ DecodeTensor<const Element> decode_operand(const Tensor& tensor) {
 inline int64_t decode_splits(int64_t capacity, int64_t pieces, int64_t blocks) {
   constexpr int64_t kLeastKeys = 4 * kDecodeTile;
   const int64_t wanted = pieces == 0 ? 1 : blocks / pieces;
-  const int64_t most = (capacity + kLeastKeys - 1) / kLeastKeys;
+  const int64_t most = ceil_div(capacity, kLeastKeys);
   return std::max<int64_t>(1, std::min(wanted, most));
 }
 

@@ -59,6 +59,7 @@
 #include "cuda/gemm/large_product.cuh"
 #include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -215,7 +216,7 @@ class AttentionCopied {
       return {first, tiles};
     }
     const int parts = static_cast<int>(call_.parts.count);
-    const int each = (tiles + parts - 1) / parts;
+    const int each = ceil_div(tiles, parts);
     const int before = each * static_cast<int>(part);
     const int left = tiles > before ? tiles - before : 0;
     return {first + int64_t{before} * kKeys, left < each ? left : each};

@@ -8,6 +8,7 @@
 #include "cuda/attention/forward_mma.cuh"
 #include "cuda/attention/forward_panels.cuh"
 #include "cuda/attention/forward_warpgroups.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -125,7 +126,7 @@ bool launch_attention_forward_mma(const AttentionForward<Element>& call,
 inline double time_of_busiest(int64_t blocks, int warps, double work,
                               int64_t multiprocessors) {
   constexpr int kMostWarps = 8;
-  const int64_t own = (blocks + multiprocessors - 1) / multiprocessors;
+  const int64_t own = ceil_div(blocks, multiprocessors);
   const int64_t at_once = kMostWarps / warps;
   const auto last = static_cast<double>(own % at_once);
   const double rate = std::min(1.0, 0.175 * warps * last);
@@ -159,7 +160,7 @@ int64_t copied_forward_parts(const AttentionForward<float>& call,
       multiprocessors);
   int64_t best = 0;
   for (int64_t parts = 1; parts <= std::max<int64_t>(most, 1); ++parts) {
-    const int64_t each = (key_tiles + parts - 1) / parts;
+    const int64_t each = ceil_div(key_tiles, parts);
     const double time = time_of_busiest(
         tiles * parts, Block::kThreads / 32,
         static_cast<double>(Block::kRows * (each + 1)) / 0.70, multiprocessors);

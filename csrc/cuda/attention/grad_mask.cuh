@@ -21,6 +21,7 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -117,8 +118,7 @@ struct AttentionGradMask {
   }
   int64_t suitable_splits() const {
     const int64_t tiles = tile_count();
-    const int64_t wanted =
-        tiles == 0 ? 1 : (kGradMaskBlocks + tiles - 1) / tiles;
+    const int64_t wanted = tiles == 0 ? 1 : ceil_div(kGradMaskBlocks, tiles);
     const int64_t steps = step_count();
     return steps < 1 ? 1 : wanted < steps ? wanted : steps;
   }

@@ -108,6 +108,7 @@
 #include "cuda/device/turns.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -173,7 +174,7 @@ class JointGradientsWarpgroups
   // Where each begins, behind what comes in stages.
   static constexpr int kAlignment = 1024 / sizeof(Element);
   static constexpr int kGradScoresIndex =
-      (Stages::kElements + kAlignment - 1) / kAlignment * kAlignment;
+      round_up(Stages::kElements, kAlignment);
   static constexpr int kPieceElements = Piece::kBytes / sizeof(Element);
   static constexpr int kPiecesIndex =
       kGradScoresIndex + kGradScores * GradScores::kElements;

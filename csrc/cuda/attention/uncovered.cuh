@@ -19,6 +19,7 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -43,7 +44,7 @@ struct UncoveredTokens {
   int64_t heads;
 
   __host__ __device__ int64_t block_count() const {
-    return (tokens + kUncoveredThreads - 1) / kUncoveredThreads;
+    return ceil_div(tokens, kUncoveredThreads);
   }
 
   // Whatever the offsets are, what is covered lies in a sequence_range.

@@ -21,6 +21,7 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -86,8 +87,8 @@ struct CorrelationClasses {
     position_classes =
         position_step < position_count ? position_step : position_count;
     shift_classes = shift_step < shift_count ? shift_step : shift_count;
-    positions = (position_count + position_step - 1) / position_step;
-    shifts = (shift_count + shift_step - 1) / shift_step;
+    positions = ceil_div(position_count, position_step);
+    shifts = ceil_div(shift_count, shift_step);
   }
 };
 

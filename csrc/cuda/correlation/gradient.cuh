@@ -39,6 +39,7 @@
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/shared.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -414,7 +415,7 @@ class CorrelationGradientBlock {
   // it is as far to the next gradient.
   __device__ __forceinline__ void load_single_grads(int64_t index, int shifts,
                                                     uint32_t with_grads) const {
-    constexpr int kOwnShifts = (Width::kShifts + kAtATime - 1) / kAtATime;
+    constexpr int kOwnShifts = ceil_div(Width::kShifts, kAtATime);
     const int begin = thread() / kOfShift;
     const uint32_t own = with_grads >> begin;
     Number grads[kOwnShifts];

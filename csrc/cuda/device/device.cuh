@@ -20,6 +20,7 @@
 #else
 
 #include "cuda_emulator.h"
+#include "host/integer_math.h"
 
 #endif
 
@@ -101,7 +102,7 @@ template <class... Parameters>
 constexpr int64_t parameter_bytes() {
   int64_t bytes = 0;
   [[maybe_unused]] const auto add = [&](int64_t size, int64_t alignment) {
-    bytes = (bytes + alignment - 1) / alignment * alignment + size;
+    bytes = round_up(bytes, alignment) + size;
   };
   (add(sizeof(Parameters), alignof(Parameters)), ...);
   return bytes;

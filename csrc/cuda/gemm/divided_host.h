@@ -11,6 +11,7 @@
 #include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/host/launch.h"
 #include "cuda/host/tensor_map.h"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -57,7 +58,7 @@ void launch_whole_or_divided(const MatmulProblem<Number, Output>& problem,
                  epilogue);
     return;
   }
-  const int64_t splits = (panels + panels_each - 1) / panels_each;
+  const int64_t splits = ceil_div(panels, panels_each);
   const Tensor parts = allocate_parts(problem, splits, output);
   const auto divided =
       warpgroup_problem<Product>(problem, operands, a, b, panels_each,

@@ -67,6 +67,7 @@
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/panel.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -230,7 +231,7 @@ FewRowsPlan plan_few_rows(int64_t batches, int64_t columns, int64_t depth,
   for (int shift = Shape::kLeastShift; shift <= kFewRowsShift; ++shift) {
     pieces = batches * tiles_of(columns, Shape::block_columns(shift));
     const int64_t turns = tiles_of(depth, Shape::kTurn << shift);
-    const int64_t time = (pieces + blocks - 1) / blocks * (turns + kEnds);
+    const int64_t time = ceil_div(pieces, blocks) * (turns + kEnds);
     if (shift == Shape::kLeastShift || time < least) {
       least = time;
       plan.share_shift = shift;

@@ -41,6 +41,7 @@
 #include "cuda/gemm/matmul.cuh"
 #include "cuda/gemm/stages.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -247,9 +248,8 @@ template <class Product>
 int64_t cycles_of_panels(int64_t tiles, int64_t panels, int64_t each,
                          int64_t elements, int64_t multiprocessors,
                          const PanelRate& rate) {
-  const int64_t parts = panels == 0 ? 1 : (panels + each - 1) / each;
-  const int64_t rounds =
-      (tiles * parts + multiprocessors - 1) / multiprocessors;
+  const int64_t parts = panels == 0 ? 1 : ceil_div(panels, each);
+  const int64_t rounds = ceil_div(tiles * parts, multiprocessors);
   constexpr int64_t kProducts =
       int64_t{Product::kRows} * Product::kColumns * Product::kDepth;
   const int64_t of_panel =

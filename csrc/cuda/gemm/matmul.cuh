@@ -18,6 +18,7 @@
 #include "cuda/gemm/block_product.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_order.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -79,7 +80,7 @@ inline int64_t panels_of_split(int64_t tiles, int64_t panels, int64_t blocks,
     return panels;
   }
   const int64_t splits = blocks / tiles;
-  const int64_t each = (panels + splits - 1) / splits;
+  const int64_t each = ceil_div(panels, splits);
   return each > least ? each : least;
 }
 
@@ -148,7 +149,7 @@ MatmulProblem<Input, Number> divided(
     const MatmulProblem<Input, Output>& problem, int64_t split_depth,
     Number* parts) {
   auto result = multiplied_as<Input>(problem, parts);
-  result.splits = (problem.depth + split_depth - 1) / split_depth;
+  result.splits = ceil_div(problem.depth, split_depth);
   result.split_depth = split_depth;
   result.batch_count *= result.splits;
   const int dimension = result.batch.count++;

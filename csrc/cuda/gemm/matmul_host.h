@@ -14,6 +14,7 @@
 #include "cuda/gemm/warpgroup_matmul_host.h"
 #include "cuda/gemm/wide_product.cuh"
 #include "cuda/host/launch.h"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -37,7 +38,7 @@ void launch_by_tiles(const MatmulProblem<Input, Output>& problem,
            stream, whole, epilogue);
     return;
   }
-  const int64_t splits = (panels + panels_each - 1) / panels_each;
+  const int64_t splits = ceil_div(panels, panels_each);
   const Tensor parts = allocate_parts(problem, splits, output);
   auto parts_of_product = divided(whole, panels_each * Product::kDepth,
                                   static_cast<Sum*>(parts.mutable_data_ptr()));

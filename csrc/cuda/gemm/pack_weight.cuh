@@ -7,13 +7,14 @@
 #include <cstdint>
 
 #include "cuda/gemm/transpose.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
 // Elements between the rows of a packed weight of so many columns.
 __host__ __device__ constexpr int64_t packed_pitch(int64_t out_features) {
   constexpr int64_t kUnit = 8;  // 16 bytes of the narrowest element
-  return (out_features + kUnit - 1) / kUnit * kUnit;
+  return round_up(out_features, kUnit);
 }
 
 template <class Word>

@@ -15,13 +15,14 @@
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/device/words.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
 constexpr int kFragment = 4;
 
 __host__ __device__ constexpr int64_t tiles_of(int64_t size, int tile) {
-  return (size + tile - 1) / tile;
+  return ceil_div(size, tile);
 }
 
 // A thread's place in the block's tile. By default it is computed_here: places

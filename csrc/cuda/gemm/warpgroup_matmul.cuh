@@ -28,6 +28,7 @@
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_order.cuh"
 #include "cuda/gemm/warpgroup_product.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -167,8 +168,8 @@ inline WarpgroupPlan plan_warpgroups(int64_t batch_count, int64_t rows,
         batch_count * tiles_of(rows, 128) * tiles_of(columns, width.columns);
     for (const int64_t each :
          {panels, panels_of_split(tiles, panels, blocks)}) {
-      const int64_t parts = (panels + each - 1) / each;
-      const int64_t rounds = (tiles * parts + blocks - 1) / blocks;
+      const int64_t parts = ceil_div(panels, each);
+      const int64_t rounds = ceil_div(tiles * parts, blocks);
       const int64_t cycles =
           rounds * each * width.cycles_of_panel +
           cycles_of_parts(parts, batch_count * rows * columns);
@@ -248,7 +249,7 @@ WarpgroupProblem<Input, Result> warpgroup_problem(
   result.b_has_batch = operands.b.tensor.matrices > 1;
   result.panels = panels;
   result.panels_each = each;
-  result.splits = (panels + each - 1) / each;
+  result.splits = ceil_div(panels, each);
   result.row_tiles = static_cast<int>(tiles_of(problem.rows, Product::kRows));
   result.column_tiles =
       static_cast<int>(tiles_of(problem.columns, Product::kColumns));

@@ -16,6 +16,7 @@
 #include "cuda/gemm/block_product.cuh"
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -42,7 +43,7 @@ bool pays_wide_tiles(int64_t batch_count, int64_t rows, int64_t columns,
   const auto rounds = [&]<class Product>() {
     const int64_t tiles = batch_count * tiles_of(rows, Product::kRows) *
                           tiles_of(columns, Product::kColumns);
-    return (tiles + multiprocessors - 1) / multiprocessors;
+    return ceil_div(tiles, multiprocessors);
   };
   return 3 * rounds.template operator()<WideProduct<Element>>() <
          2 * rounds.template operator()<BlockProduct<Element>>();

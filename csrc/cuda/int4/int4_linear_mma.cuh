@@ -43,6 +43,7 @@
 #include "cuda/gemm/tile.cuh"
 #include "cuda/int4/int4_linear.cuh"
 #include "cuda/int4/int4_products.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -99,7 +100,7 @@ class Int4Block {
   // of the first team. On return every thread is done with the memory.
   __device__ __forceinline__ void multiply(Sums& totals) const {
     constexpr int kTurnWords = kTurn / kWordSteps;
-    const int turns = (end_ - begin_ + kTurnWords - 1) / kTurnWords;
+    const int turns = ceil_div(end_ - begin_, kTurnWords);
     Slice next = first_slice();
     pass_through_stages<kStages>(
         0, turns, [&](int, int stage) { load(slice_memory(stage), next); },

@@ -17,6 +17,7 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"
+#include "host/integer_math.h"
 #include "quantize_rowwise_scale.h"
 
 namespace pkg::cuda {
@@ -40,7 +41,7 @@ struct QuantizeProblem {
   int bits;  // 8 or 4
 
   __host__ __device__ int64_t block_count() const {
-    return (rows + kQuantizeRows - 1) / kQuantizeRows;
+    return ceil_div(rows, kQuantizeRows);
   }
 };
 

@@ -44,6 +44,7 @@
 #include "cuda/gemm/tile.cuh"
 #include "cuda/int4/rowwise_scale.cuh"
 #include "cuda/int4/rowwise_slice.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -94,7 +95,7 @@ struct RowwiseScaledProblem : RowwiseScaling {
     weight_is_dense = weight_stride == 1 && is_whole(weight) &&
                       weight_column_stride % 16 == 0;
     split_slices = each < kRowwiseMostSlices ? each : kRowwiseMostSlices;
-    splits = slices() == 0 ? 1 : (slices() + split_slices - 1) / split_slices;
+    splits = slices() == 0 ? 1 : ceil_div(slices(), split_slices);
     column_tiles = tiles_of(columns, kRowwiseTile);
     tiles = tiles_of(rows, kRowwiseTile) * column_tiles;
   }

@@ -12,6 +12,7 @@
 
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -26,7 +27,7 @@ struct TiledWords {
 
   __host__ __device__ int64_t words() const { return rows * columns / 8; }
   __host__ __device__ int64_t pieces() const {
-    return (words() + kTiledThreads - 1) / kTiledThreads;
+    return ceil_div(words(), kTiledThreads);
   }
 };
 

@@ -24,6 +24,7 @@
 #include "cuda/gemm/tile_order.cuh"
 #include "cuda/gemm/warpgroup_matmul.cuh"
 #include "cuda/gemm/warpgroup_product.cuh"
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
@@ -82,7 +83,7 @@ inline TurnedTiles turned_tiles(int64_t batch_count, int64_t rows,
                                 int64_t each) {
   const int64_t slices = tiles_of(depth, kTurnedSlice);
   each = each == 0 ? slices : each;
-  const int64_t parts = (slices + each - 1) / each;
+  const int64_t parts = ceil_div(slices, each);
   const int64_t row_tiles = tiles_of(rows, tile_rows);
   const int64_t column_tiles = tiles_of(columns, kTurnedColumns);
   const int64_t pieces = batch_count * row_tiles * column_tiles * parts;
@@ -111,7 +112,7 @@ inline TurnedPlan plan_turned(int64_t batch_count, int64_t rows,
   const auto plan_of = [&](int64_t each) {
     const TurnedTiles tiles =
         turned_tiles(batch_count, rows, columns, depth, tile_rows, each);
-    const int64_t rounds = (tiles.pieces + blocks - 1) / blocks;
+    const int64_t rounds = ceil_div(tiles.pieces, blocks);
     return TurnedPlan{
         tiles, rounds * tiles.slices_each * slice_cycles +
                    cycles_of_parts(tiles.splits, batch_count * rows * columns)};

@@ -6,6 +6,7 @@
 
 #include "cuda/host/launch.h"
 #include "cuda/pointwise/pointwise.cuh"
+#include "host/integer_math.h"
 #include "host/pointwise.h"
 
 namespace pkg::cuda {
@@ -83,8 +84,8 @@ void launch_dense(const PointwiseCall<Function::kInputs>& call,
   }
   constexpr int64_t kPerBlock = kPointwiseThreads * (16 / sizeof(Element));
   launch(pointwise_dense<Element, Function>,
-         (operands.count + kPerBlock - 1) / kPerBlock, kPointwiseThreads,
-         stream, operands, function);
+         ceil_div(operands.count, kPerBlock), kPointwiseThreads, stream,
+         operands, function);
 }
 
 template <class Number, class Indices, class Function>
@@ -99,8 +100,8 @@ void launch_strided(const PointwiseCall<Function::kInputs>& call,
     operands.input_types[input] = element_type(dtype_of(*call.inputs[input]));
   }
   launch(pointwise_strided<Number, Indices, Function>,
-         (operands.count + kPointwiseThreads - 1) / kPointwiseThreads,
-         kPointwiseThreads, stream, operands, function);
+         ceil_div(operands.count, kPointwiseThreads), kPointwiseThreads, stream,
+         operands, function);
 }
 
 template <class Number, class Function>
