@@ -210,7 +210,7 @@ def test_lowest_number_in_place_of_infinity(
 @pytest.mark.parametrize("number", [-1e25, None], ids=["-1e25", "the lowest"])
 @pytest.mark.parametrize(("rows", "keys"), [*SHAPES, (1, 40)])
 def test_gradients_of_rows_that_a_large_number_hides(
-    rows: int, keys: int, number: float | None, dtype: torch.dtype
+    device: torch.device, rows: int, keys: int, number: float | None, dtype: torch.dtype
 ) -> None:
     """Beside such a maximum nothing is left of the logarithm of a row's sum, which they need."""
     query, key, value, gradient = (
@@ -231,7 +231,8 @@ def test_gradients_of_rows_that_a_large_number_hides(
     output = same.softmax(-1) @ leaves[2], seen @ leaves[2][..., : keys // 2, :]
     expected = torch.autograd.grad(torch.cat(output, -2), leaves, gradient.double())
     tensors = {"query": query, "key": key, "value": value, "gradient": gradient}
-    found = results(pkg.ops.scaled_dot_product_attention, tensors, mask, False)[1:4]
+    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    found = results(pkg.ops.scaled_dot_product_attention, tensors, mask.to(device), False)[1:4]
     for ours, exact in zip(found, expected, strict=True):
         bound = 16 * torch.finfo(dtype).eps * exact.abs().max().item()
-        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=bound)
+        torch.testing.assert_close(ours.double().cpu(), exact, rtol=0, atol=bound)
