@@ -4,7 +4,8 @@
 #include <string>
 
 #include "batches.h"
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/kernel_choice.h"
+#include "cuda/attention/problem.cuh"
 #include "elements.h"
 #include "program.h"
 

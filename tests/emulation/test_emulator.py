@@ -982,7 +982,7 @@ PLANTED = {
     ),
     "numbers of a matrix that every thread writes": (
         *JOINT_GRADIENTS_WITH_FEATURES,
-        "cuda/attention/attention.cuh",
+        "cuda/attention/scores.cuh",
         "    if (threadIdx.x == 0) {\n      place()[0] =",
         "    {\n      place()[0] =",
         "race on shared",
@@ -1047,14 +1047,14 @@ PLANTED = {
     ),
     "numbers of the first matrix for all": (
         *JOINT_GRADIENTS_WITH_FEATURES,
-        "cuda/attention/attention.cuh",
+        "cuda/attention/scores.cuh",
         "    if (threadIdx.x == 0) {\n      place()[0] =",
         "    if (threadIdx.x == 0 && batch == 0) {\n      place()[0] =",
         "assert",
     ),
     "mask of another key": (
         *JOINT_GRADIENTS_WITH_FEATURES,
-        "cuda/attention/attention.cuh",
+        "cuda/attention/scores.cuh",
         "        last_column = column;\n",
         "",
         "heap-buffer-overflow|assert",
@@ -1209,7 +1209,7 @@ PLANTED = {
     ),
     "words of dropout that are not exchanged": (
         *HALF_GRADIENTS,
-        "cuda/attention/attention.cuh",
+        "cuda/attention/scores.cuh",
         "transpose_quads<4>(words.words);",
         "",
         "assert",

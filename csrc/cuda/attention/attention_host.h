@@ -1,5 +1,4 @@
 // The host side that the kernels of attention share: a call's shape and
-// operands as cuda/attention/attention.cuh wants them.
 #pragma once
 
 #include <array>
@@ -7,6 +6,7 @@
 
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/host/launch.h"
 #include "scaled_dot_product_attention.h"
 

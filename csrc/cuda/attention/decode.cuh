@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"

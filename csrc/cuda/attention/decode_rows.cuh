@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/attention/decode.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/gemm/panel.cuh"

@@ -8,6 +8,7 @@
 
 #include "cuda/attention/attention_host.h"
 #include "cuda/attention/decode_host.h"
+#include "cuda/attention/problem.cuh"
 
 namespace pkg::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"

@@ -46,10 +46,12 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/forward_panels.cuh"
 #include "cuda/attention/forward_parts.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/attention/tile_limits.cuh"
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"

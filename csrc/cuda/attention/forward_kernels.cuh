@@ -8,6 +8,9 @@
 #include "cuda/attention/forward_mma.cuh"
 #include "cuda/attention/forward_panels.cuh"
 #include "cuda/attention/forward_warpgroups.cuh"
+#include "cuda/attention/kernel_choice.h"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/tile_limits.cuh"
 #include "host/integer_math.h"
 
 namespace pkg::cuda {

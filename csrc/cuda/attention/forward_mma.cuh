@@ -51,8 +51,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/plain_scores.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/shared.cuh"

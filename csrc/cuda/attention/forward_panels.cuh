@@ -33,8 +33,10 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/panel_shape.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"

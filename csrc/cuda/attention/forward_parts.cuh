@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"

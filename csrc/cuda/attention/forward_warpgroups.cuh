@@ -52,9 +52,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/forward.cuh"
 #include "cuda/attention/mapped_operand.cuh"
+#include "cuda/attention/plain_scores.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/attention/tile_turn.cuh"
 #include "cuda/attention/warpgroup_lines.cuh"
 #include "cuda/device/device.cuh"

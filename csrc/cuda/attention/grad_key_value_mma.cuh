@@ -31,6 +31,9 @@
 
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/gradients_mma.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/attention/tile_limits.cuh"
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"

@@ -16,6 +16,8 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/panel_shape.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"

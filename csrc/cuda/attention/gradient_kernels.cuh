@@ -14,6 +14,9 @@
 #include "cuda/attention/joint_gradients_mma.cuh"
 #include "cuda/attention/joint_gradients_panels.cuh"
 #include "cuda/attention/joint_gradients_warpgroups.cuh"
+#include "cuda/attention/kernel_choice.h"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/tile_limits.cuh"
 
 namespace pkg::cuda {
 

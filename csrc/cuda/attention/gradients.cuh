@@ -27,7 +27,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/panel_shape.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/gemm/tile.cuh"

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/mapped_operand.cuh"
 #include "cuda/attention/tile_turn.cuh"

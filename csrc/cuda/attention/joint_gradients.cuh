@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/turns.cuh"
 #include "cuda/gemm/tile.cuh"

@@ -40,6 +40,8 @@
 #include "cuda/attention/gradients.cuh"
 #include "cuda/attention/joint_gradients.cuh"
 #include "cuda/attention/joint_gradients_panels.cuh"
+#include "cuda/attention/kernel_choice.h"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/gemm/copied_panel.cuh"

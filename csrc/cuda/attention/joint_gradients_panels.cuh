@@ -34,6 +34,7 @@
 
 #include "cuda/attention/grad_key_value_panels.cuh"
 #include "cuda/attention/joint_gradients.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
 #include "cuda/device/turns.cuh"

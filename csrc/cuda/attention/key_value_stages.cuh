@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/attention/gradients_warpgroups.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/mbarrier.cuh"
 #include "cuda/device/numeric.cuh"

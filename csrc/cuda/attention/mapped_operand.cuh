@@ -18,7 +18,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/problem.cuh"
+#include "cuda/attention/tile_limits.cuh"
 #include "cuda/device/batch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/tensor_map.cuh"

@@ -20,6 +20,8 @@
 
 #include "attention_large_log_sum_exp.h"
 #include "cuda/attention/gradients.cuh"
+#include "cuda/attention/panel_shape.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/problem.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/numeric.cuh"
 #include "cuda/device/warp.cuh"

@@ -1,5 +1,4 @@
 // The host side of attention over packed sequences: a call as the kernels of
-// cuda/attention/attention.cuh want it. The batch has three dimensions:
 // sequences, key heads and the query heads that share one; the strides of the
 // first are 0, since a sequence is found by its offsets.
 #pragma once
@@ -8,6 +7,7 @@
 #include <optional>
 
 #include "cuda/attention/attention_host.h"
+#include "cuda/attention/problem.cuh"
 #include "cuda/attention/uncovered.cuh"
 #include "scaled_dot_product_attention_varlen.h"
 

@@ -20,11 +20,12 @@
 #else
 
 #include "cuda_emulator.h"
-#include "host/integer_math.h"
 
 #endif
 
 #include <cstdint>
+
+#include "host/integer_math.h"
 
 namespace pkg::cuda {
 
