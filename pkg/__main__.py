@@ -60,10 +60,20 @@ def _missing(error: ModuleNotFoundError) -> ImportError:
 
 
 def numbers(text: str) -> list[int]:
-    """Positive numbers with commas between them."""
+    """Numbers of threads with commas between them.
+
+    Raises:
+        argparse.ArgumentTypeError: a number is larger than that of the machine's processors, of
+            which thousands are more threads than a process can have.
+    """
     found = [int(part) for part in text.split(",")]
     if min(found) < 1:
         raise ValueError(text)
+    processors = os.cpu_count() or 1
+    if max(found) > processors:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is more threads than the {processors} processors of this machine"
+        )
     return found
 
 
@@ -217,7 +227,9 @@ def bench(options: argparse.Namespace) -> int:
         picture=options.picture,
     )
     try:
-        right = harness.run(options.operators or sorted({*known} - {WHOLE_MODELS}), run)
+        right = harness.run(
+            [*dict.fromkeys(options.operators)] or sorted({*known} - {WHOLE_MODELS}), run
+        )
     except ImportError as error:
         problem = _missing(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"pkg bench: {problem}", file=sys.stderr)

@@ -12,8 +12,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable
-from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, overload
+from types import CoroutineType, TracebackType
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
 import torch.nn.attention
@@ -49,6 +49,8 @@ _open: list[_Block] = []
 # What torch.nn.attention keeps of this package's attention while it is the one in use.
 _active: AttentionHandle | None = None
 _counts: dict[tuple[str, str], Counts] = {}
+# Whether the last call turned acceleration off, and freed memory is still kept.
+_is_memory_due = False
 
 
 class Report:
@@ -183,7 +185,11 @@ class Acceleration:
         @functools.wraps(function)
         def accelerated(*args: Any, **kwargs: Any) -> Any:
             with block():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if isinstance(result, CoroutineType):  # of another decorator's function
+                result.close()
+                _refuse_async(function)
+            return result
 
         return accelerated  # type: ignore[return-value]
 
@@ -198,6 +204,7 @@ class Acceleration:
         for blocks in (self._blocks, _open):
             blocks[:] = [each for each in blocks if each is not block]
         settle()
+        _give_memory_back_if_due()
 
     def _abandon(self, block: _Block) -> None:
         """Closes a block without a report, however far it is begun or closed."""
@@ -216,7 +223,11 @@ class Acceleration:
 
     def _take_back(self) -> None:
         """What the call of accelerate() did; a block or a function does it in its place."""
-        _calls[:] = [each for each in _calls if each.made() is not self]
+        global _is_memory_due
+        left = [each for each in _calls if each.made() is not self]
+        if len(left) < len(_calls):
+            _is_memory_due = False
+        _calls[:] = left
 
     def report(self) -> Report:
         """What was counted since acceleration was turned on, or since the last report."""
@@ -240,11 +251,7 @@ def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool)
     waits = _of_kind(inspect.iscoroutinefunction, function)
     waits = waits or _of_kind(inspect.isasyncgenfunction, function)
     if waits:
-        raise TypeError(
-            f"pkg.accelerate: {_name(waits)} is an async function, which it does not wrap: it "
-            "would be on for whatever else runs while that waits. Write `with pkg.accelerate():` "
-            "around what computes in it"
-        )
+        _refuse_async(waits)
     steps = _of_kind(inspect.isgeneratorfunction, function)
     if is_timed and steps:
         raise TypeError(
@@ -252,6 +259,14 @@ def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool)
             "print a report: leave report out, and write `with pkg.accelerate(report=True):` "
             "around the loop over it"
         )
+
+
+def _refuse_async(function: Callable[..., Any]) -> NoReturn:
+    raise TypeError(
+        f"pkg.accelerate: {_name(function)} is an async function, which it does not wrap: it would "
+        "be on for whatever else runs while that waits. Write `with pkg.accelerate():` around what "
+        "computes in it"
+    )
 
 
 def _of_kind(
@@ -379,6 +394,7 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         >>> with pkg.accelerate(report=True):  # doctest: +SKIP
         ...     train(model)
     """
+    global _is_memory_due
     _refuse_to_be_compiled()
     if not isinstance(on, bool) and not callable(on):
         raise TypeError(
@@ -401,8 +417,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         made = Acceleration(switch)
         _forget_replaced()
         made._hold()
-        if not _newest().is_on:
-            _freed_memory.give_back()
+        # Of a call in a block that is on, once that has ended.
+        _is_memory_due = not on
+        _give_memory_back_if_due()
     if replaced is not None:
         print(replaced)
     return made
@@ -429,6 +446,13 @@ def settle() -> None:
     # every page cleared anew.
     if newest.keeps_memory:
         _freed_memory.keep()
+
+
+def _give_memory_back_if_due() -> None:
+    global _is_memory_due
+    if _is_memory_due and not _newest().is_on:
+        _is_memory_due = False
+        _freed_memory.give_back()
 
 
 def _newest() -> _Switch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -50,9 +51,10 @@ def quantize_(
     A layer that cannot be quantised stays as it is, and one warning names each of them and says
     why: ``in_features`` that are no multiple of ``group_size``, ``out_features`` that are none of
     8, a weight that another module uses too (as an embedding does that is tied to the output, and
-    :class:`torch.nn.MultiheadAttention` that of its ``out_proj``), that a hook computes, or that
-    is not finite, an activation, hooks on its state, or, without a ``filter``, a ``forward`` of its
-    own. A layer that occurs in several places is quantised once. Its other hooks go with it.
+    :class:`torch.nn.MultiheadAttention` that of its ``out_proj``), that a hook computes, or that is
+    not finite, an activation, hooks on its state, one that :func:`torch.compile` has compiled, or,
+    without a ``filter``, a ``forward``, parameters, buffers or modules of its own. A layer that
+    occurs in several places is quantised once. Its other hooks go with it.
 
     Only linear layers are quantised. Another warning says how much else stays floating where that
     is a tenth or more of the elements of matrices, embeddings not counted: experts in parameters of
@@ -119,6 +121,7 @@ def quantize_(
     owners = _owners(model)
     # Their weights are read by the parent, which calls no module.
     read = {each.out_proj for each in model.modules() if isinstance(each, MultiheadAttention)}
+    compiled = _compiled(model)
     matrices = _matrices(model)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     skipped: dict[str, str] = {}
@@ -129,7 +132,11 @@ def quantize_(
         reason = _why_not_layer(module) if filter is None else None
         if module in read:
             reason = "torch.nn.MultiheadAttention reads its weight"
+        elif module in compiled:
+            reason = "torch.compile has compiled it: quantise before"
         reason = reason or _why_not(module, group_size, owners)
+        if reason is None and filter is None:
+            reason = _why_not_with_all(module)
         if reason is None:
             replaced[module] = _quantised(module, group_size)
         else:
@@ -183,6 +190,19 @@ def _owners(model: torch.nn.Module) -> dict[Tensor, int]:
         for parameter in module.parameters(recurse=False):
             count[parameter] = count.get(parameter, 0) + 1
     return count
+
+
+def _compiled(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The modules that are compiled themselves, not as a part of others.
+
+    What stands for such a module calls a method of the very object.
+    """
+    compiled = {each for each in model.modules() if each._compiled_call_impl is not None}
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # slow to import
+    if frames is not None:
+        wrappers = (each for each in model.modules() if isinstance(each, frames.OptimizedModule))
+        compiled.update(each._orig_mod for each in wrappers)
+    return compiled
 
 
 def _matrices(model: torch.nn.Module) -> dict[Tensor, int]:
@@ -245,6 +265,15 @@ def _why_not_layer(module: torch.nn.Module) -> str | None:
     return None
 
 
+def _why_not_with_all(module: torch.nn.Module) -> str | None:
+    """What of a layer that nobody asked for by a filter would be lost, in words."""
+    if is_parametrized(module):
+        return None
+    parts = (module._parameters, module._buffers, module._modules)
+    more = sorted(set().union(*parts) - {"weight", "bias"})
+    return f"it has {', '.join(more)} besides, which would be lost" if more else None
+
+
 def _why_not(module: torch.nn.Module, group_size: int, owners: dict[Tensor, int]) -> str | None:
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and is_lazy(weight):
@@ -258,8 +287,9 @@ def _why_not(module: torch.nn.Module, group_size: int, owners: dict[Tensor, int]
         return f"it applies {activation!r}, which Int4Linear does not"
     if owners.get(weight, 1) > 1:
         return "its weight is another module's too"
-    if "weight" in module.__dict__ and module._forward_pre_hooks:
-        return "a hook computes its weight"
+    for name in ("weight", "bias"):
+        if name in module.__dict__ and module._forward_pre_hooks:
+            return f"a hook computes its {name}"
     # Those of a parametrisation go with it: what is quantised is the weight that it computes.
     if not is_parametrized(module) and any(module.__dict__[name] for name in _STATE_HOOKS):
         return "it has hooks on its state_dict"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from .nn.linear import Linear
+from .nn.linear import Linear, activation_of
 from .nn.multihead_attention import MultiheadAttention
 from .ops._arguments import check_instance, is_kept_otherwise
 
@@ -16,6 +16,9 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.Linear: Linear,
     torch.nn.MultiheadAttention: MultiheadAttention,
 }
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Attributes that our modules have and PyTorch's have not.
+_OF_OURS = {"activation", "_packed"}
 # Of a module that was replaced: what it was.
 _REPLACES = "_pkg_replaces"
 
@@ -29,14 +32,15 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     optimiser holds are untouched, and ``state_dict`` is what it was. :func:`restore_modules` takes
     ours out again.
 
-    Modules of a subclass, of which nobody knows what else it does, parametrised ones, and those
-    whose weights are of a tensor subclass with a way of its own to keep them, as torchao's
-    quantised ones are, stay as they are. Code that asks for the exact type, ``type(module) is
-    torch.nn.Linear``, sees the change; ``isinstance`` does not. What PyTorch's fused inference path
-    of ``torch.nn.TransformerEncoderLayer`` computes, it computes without calling any module.
-    ``torch.fx.symbolic_trace`` makes a node of each call, as of PyTorch's modules;
-    ``torch.jit.script`` does not compile ours, and ``torch.onnx.export`` has no operator for them:
-    restore the model's before.
+    Modules of a subclass, of which nobody knows what else it does, parametrised ones, those whose
+    weights are not of a floating dtype, are sparse, or are of a tensor subclass with a way of its
+    own to keep them, as torchao's quantised ones are, and those that have attributes of the names
+    that ours need, ``activation`` or ``_packed``, stay as they are. Code that asks for the exact
+    type, ``type(module) is torch.nn.Linear``, sees the change; ``isinstance`` does not. What
+    PyTorch's fused inference path of ``torch.nn.TransformerEncoderLayer`` computes, it computes
+    without calling any module. ``torch.fx.symbolic_trace`` makes a node of each call, as of
+    PyTorch's modules; ``torch.jit.script`` does not compile ours, and ``torch.onnx.export`` has no
+    operator for them: restore the model's before.
 
     Args:
         model: Any module, itself one of these too.
@@ -58,12 +62,21 @@ def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
     check_instance("replace_modules", "model", model, torch.nn.Module, "a torch.nn.Module")
     for module in model.modules():
         original = type(module)
-        if original in _OURS and not any(map(is_kept_otherwise, module.parameters())):
+        if original in _OURS and _can_be_ours(module):
             if original is torch.nn.Linear:
                 module.__dict__["activation"] = None  # before a call of ours could ask for it
             module.__dict__[_REPLACES] = original
             module.__class__ = _OURS[original]
     return model
+
+
+def _can_be_ours(module: torch.nn.Module) -> bool:
+    """Whether ours computes the same of its parameters, and needs none of the names it has."""
+    is_plain = all(
+        each.layout == torch.strided and each.dtype in _FLOATING and not is_kept_otherwise(each)
+        for each in module.parameters()
+    )
+    return is_plain and not _OF_OURS & module.__dict__.keys()
 
 
 def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
@@ -73,8 +86,8 @@ def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
     modules: restore a model before them.
 
     A module whose class has been changed since, as parametrizations and FSDP's ``fully_shard`` do,
-    stays as it is, and one warning names each of them: this function restores it once that is
-    undone.
+    or one that was given an activation, stays as it is, and one warning names each of them: this
+    function restores it once that is undone.
 
     Args:
         model: Any module.
@@ -94,7 +107,11 @@ def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
         if type(module) not in (original, _OURS[original]):
             skipped[name] = _why_not_restored(module)
             continue
-        for ours in ("activation", "_packed") if original is torch.nn.Linear else ():
+        activation = activation_of(module)
+        if activation is not None:
+            skipped[name] = f"it applies {activation!r} since, which a torch.nn.Linear would not"
+            continue
+        for ours in _OF_OURS if original is torch.nn.Linear else ():
             module.__dict__.pop(ours, None)
         del module.__dict__[_REPLACES]
         module.__class__ = original

@@ -668,6 +668,19 @@ def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
     assert not is_on()
 
 
+def test_an_async_function_behind_a_decorator_is_refused_where_it_is_called() -> None:
+    """Not before: a decorator may well run what waits, and return when that is done."""
+
+    @torch.no_grad()
+    async def wait() -> None:
+        pass
+
+    for wrapped in (pkg.accelerate(wait), pkg.accelerate()(wait)):
+        with pytest.raises(TypeError, match=r"wait is an async function.*around what"):
+            wrapped()
+    assert not is_on()
+
+
 class Counting:
     """An object that is called as a generator function."""
 

@@ -202,6 +202,7 @@ def test_what_a_tensor_is_decides(way_of: Callable[..., str], symbols: None) -> 
         "negated": complex_tensor.conj().imag,
         "negated, out of its graph": complex_tensor.conj().imag.data,
         "zero without memory": torch._efficientzerotensor(4, 4),
+        "a part of such a one": torch._efficientzerotensor(5, 4)[1:],
         "of a float8 dtype": a.to(torch.float8_e5m2),
         "quantised": torch.quantize_per_tensor(a, 0.1, 0, torch.qint8),
         "nested": torch.nested.nested_tensor([a, a[1:]]),

@@ -275,6 +275,26 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     assert (pushed[1].double() - expected).abs().max() <= bound
 
 
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_gradient_of_zeros_without_memory(name: str) -> None:
+    """Behind ``cat``, whose gradients are parts of one: they begin behind its first element."""
+    operator, plain, tensors, tangents = case(name)
+    every = tuple(range(len(tensors)))
+
+    def second(function: Function) -> tuple[Tensor, ...]:
+        def weighted(*given: Tensor) -> Tensor:
+            twice = torch.cat([function(*given).flatten(), function(*given).flatten()])
+            return (twice * torch.arange(len(twice))).sum()
+
+        def pushed(*given: Tensor) -> Tensor:
+            return jvp(weighted, given, tangents)[1]
+
+        result: tuple[Tensor, ...] = grad(pushed, argnums=every)(*tensors)
+        return result
+
+    torch.testing.assert_close(second(operator), second(plain))
+
+
 def test_modules_in_place_of_pytorchs() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
     x = torch.randn(5, 3, dtype=torch.float64)

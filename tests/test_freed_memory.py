@@ -110,6 +110,18 @@ def test_it_is_given_back() -> None:
     assert mapped == 1
 
 
+def test_what_is_turned_off_in_a_block_is_given_back_at_its_end() -> None:
+    program = "held = resident(); block.__exit__(None, None, None)\n"
+    program += "print(held - resident(), mapped(2000))"
+    begin = "block = pkg.accelerate(); block.__enter__(); pkg.accelerate(False)"
+    _, found = lines(begin, program)
+    returned, mapped = found
+    assert returned > 40 << 20
+    assert mapped == 1
+    (found,) = lines("with pkg.accelerate():\n    with pkg.accelerate(False): pass")
+    assert found[1] == 0
+
+
 def test_a_block_without_acceleration_ends_with_it() -> None:
     (found,) = lines("pkg.accelerate()\nwith pkg.accelerate(False): pass")
     assert found[1] == 0

@@ -137,6 +137,24 @@ def test_the_hint_of_causality(options: dict[str, Any], need_weights: bool, padd
         ours(tokens, tokens, tokens, is_causal=True)
 
 
+@pytest.mark.tracing
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_learnt_key_is_of_any_batch(need_weights: bool) -> None:
+    class Attended(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = pkg.nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.attention(tokens, tokens, tokens, need_weights=need_weights)[0]
+
+    model = Attended().eval()
+    sizes = ({0: torch.export.Dim("batch", min=2, max=99)},)
+    program = torch.export.export(model, (torch.randn(4, 6, 8),), dynamic_shapes=sizes).module()
+    other = torch.randn(3, 6, 8)
+    torch.testing.assert_close(program(other), model(other))
+
+
 @pytest.mark.parametrize("average", [False, True])
 def test_without_a_batch(average: bool) -> None:
     for options in MODULES.values():

@@ -554,6 +554,62 @@ def test_layers_with_hooks_that_cannot_go_along_stay() -> None:
     assert isinstance(model[2], pkg.nn.Int4Linear)
 
 
+def test_layers_whose_state_would_be_lost_stay() -> None:
+    pruned, adapted, scaled = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+    prune.random_unstructured(pruned, "bias", 0.5)
+    adapted.low_rank = nn.Linear(64, 64, bias=False)
+    adapted.register_forward_hook(lambda module, inputs, out: out + module.low_rank(inputs[0]))
+    scaled.gain = nn.Parameter(torch.ones(1))
+    model = nn.Sequential(pruned, adapted, scaled, nn.Linear(64, 64))
+    before = {*model.state_dict()} - {"3.weight"}
+    with pytest.warns(UserWarning, match="not quantised") as caught:
+        pkg.quantize_(model, 32)
+    assert [str(each.message) for each in caught] == [
+        "not quantised: 0: a hook computes its bias; 1: it has low_rank besides, which would be "
+        "lost; 2: it has gain besides, which would be lost"
+    ]
+    assert before - {"1.low_rank.weight"} <= {*model.state_dict()}
+    assert isinstance(model[1].low_rank, pkg.nn.Int4Linear)
+    assert isinstance(model[3], pkg.nn.Int4Linear)
+    model(torch.randn(3, 64))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_layers_that_are_compiled_themselves_stay(in_place: bool) -> None:
+    layer = nn.Linear(64, 64)
+    compiled = torch.compile(layer, backend="eager")
+    if in_place:
+        layer.compile(backend="eager")
+        compiled = layer
+    model = nn.Sequential(compiled, nn.Linear(64, 64))
+    weight = layer.weight
+    with pytest.warns(UserWarning, match="0.*: torch.compile has compiled it: quantise before"):
+        pkg.quantize_(model, 32)
+    assert layer.weight is weight
+    assert isinstance(model[1], pkg.nn.Int4Linear)
+    whole = torch.compile(nn.Sequential(nn.Linear(64, 64)), backend="eager")
+    pkg.quantize_(whole, 32)
+    assert isinstance(whole._orig_mod[0], pkg.nn.Int4Linear)
+    input = torch.randn(3, 64)
+    assert torch.equal(whole(input), whole._orig_mod[0](input))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, -100.0, 3e4])
+def test_values_far_from_zero_are_within_a_step(offset: float) -> None:
+    """Of what sixteen steps have to reach: the group, and what rounding the zero moves them."""
+    weight = offset + 0.003 * torch.randn(16, 64, dtype=torch.float64)
+    linear = nn.Linear(64, 16, bias=False).double()
+    linear.weight.data.copy_(weight)
+    layer = pkg.nn.Int4Linear.from_linear(linear, 32)
+    groups = weight.unflatten(-1, (-1, 32))
+    roundoff = torch.finfo(torch.bfloat16).eps / 2
+    ends = groups.amax(-1) - groups.amin(-1) + 2 * roundoff * groups.abs().amax(-1)
+    # float32 holds the values, and bfloat16 the scale.
+    bound = ends / 15 * (1 + 4 * roundoff) + 2**-23 * groups.abs().amax(-1)
+    error = (weight_of(layer).unflatten(-1, (-1, 32)) - groups).abs().amax(-1)
+    assert (error <= bound).all()
+
+
 class Adapted(nn.Module):
     """A linear layer and an adapter, under the names that peft gives."""
 

@@ -99,6 +99,30 @@ def test_what_else_a_module_may_be_stays() -> None:
         pkg.restore_modules(None)
 
 
+def test_what_ours_cannot_compute_stays() -> None:
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5))
+    model[0].to(torch.complex64)
+    model[1].weight = torch.nn.Parameter(model[1].weight.detach().to_sparse_csr())
+    model[2].weight = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.int64), requires_grad=False)
+    model[3].activation = "the user's"
+    model[4]._packed = 5
+    pkg.replace_modules(model)
+    assert {type(each) for each in model} == {torch.nn.Linear}
+    pkg.restore_modules(model)
+    assert (model[3].activation, model[4]._packed) == ("the user's", 5)
+
+
+def test_what_was_given_an_activation_since_stays_until_that_is_taken() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    pkg.replace_modules(model)
+    model[0].activation = "relu"
+    with pytest.warns(UserWarning, match="not restored: 0: it applies 'relu' since"):
+        pkg.restore_modules(model)
+    assert type(model[0]) is pkg.nn.Linear
+    model[0].activation = None
+    assert type(pkg.restore_modules(model)[0]) is torch.nn.Linear
+
+
 def test_what_was_parametrised_since_stays_until_that_is_undone() -> None:
     def changed(model: Tied) -> list[tuple[torch.nn.Module, str]]:
         parametrizations.weight_norm(model.second)

@@ -90,8 +90,8 @@ class BorrowedTensors {
     }
     const auto count = static_cast<size_t>(dims);
     const TensorView view(data, {sizes, count}, {strides, count}, dtype);
-    const bool is_readable =
-        (data != nullptr && has_memory(tensor)) || product(view.sizes) == 0;
+    const bool is_readable = has_memory(tensor, data, element_size(dtype)) ||
+                             product(view.sizes) == 0;
     return is_readable ? std::optional(view) : std::nullopt;
   }
 
@@ -123,10 +123,15 @@ class BorrowedTensors {
            TORCH_SUCCESS;
   }
 
-  // A storage that was freed leaves its tensors with an offset for an address.
-  static bool has_memory(AtenTensorHandle tensor) {
+  // A storage that was freed, and one of zeros that are kept without memory,
+  // leave their tensors with an offset for an address.
+  static bool has_memory(AtenTensorHandle tensor, const void* data,
+                         int64_t element_size) {
+    int64_t offset = 0;
     int64_t bytes = 0;
-    return aoti_torch_get_storage_size(tensor, &bytes) == TORCH_SUCCESS &&
+    return aoti_torch_get_storage_offset(tensor, &offset) == TORCH_SUCCESS &&
+           reinterpret_cast<int64_t>(data) != offset * element_size &&
+           aoti_torch_get_storage_size(tensor, &bytes) == TORCH_SUCCESS &&
            bytes > 0;
   }
 

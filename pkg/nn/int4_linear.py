@@ -236,6 +236,10 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     # What is rounded to the values has to be what they are multiplied with: bfloat16.
     scales = ((most - least) / 15).clamp(min=1e-9).bfloat16()
     zeros = (least + scales.float() * 8).bfloat16()
+    # Where they are rounded by several steps, of values far from zero, sixteen of these have to
+    # reach further, with half a step to spare at either end.
+    reach = torch.maximum((most - zeros.float()) / 7.5, (zeros.float() - least) / 8.5)
+    scales = torch.where(reach > scales.float(), (reach * (1 + 2**-8)).bfloat16(), scales)
     steps = (groups - zeros.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)
     values = steps.round() + 8
     values = values.clamp(0, 15).int().flatten(-2)

@@ -305,7 +305,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 for each in (self.bias_k, self.bias_v)
             )
             k, v = (
-                torch.cat((each, bias.expand(len(each), -1, -1, -1)), 2)
+                torch.cat((each, bias.expand(each.shape[0], -1, -1, -1)), 2)
                 for each, bias in zip((k, v), biases, strict=True)
             )
             added += 1

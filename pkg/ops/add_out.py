@@ -90,6 +90,15 @@ def _count_write(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.autograd.graph.increment_version(out)
 
 
+def _resolve_negation(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """PyTorch's own way wants what is written to be returned."""
+    a, b = a.resolve_neg(), b.resolve_neg()
+    written = torch.empty(out.shape, dtype=out.dtype, device=out.device) if out.is_neg() else out
+    add_out(a, b, written)
+    if written is not out:
+        out.copy_(written)
+
+
 def _vmap(
     info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, out: Tensor
 ) -> tuple[None, None]:
@@ -97,6 +106,16 @@ def _vmap(
         raise RuntimeError(
             "add_out: under vmap an input has a batch dimension and out has none to hold the "
             "results; pass an out that is mapped over too"
+        )
+    slices = [
+        each.shape if dim is None else (*each.shape[:dim], *each.shape[dim + 1 :])
+        for each, dim in zip((a, b, out), in_dims, strict=True)
+    ]
+    summed = torch.broadcast_shapes(*slices[:2])
+    if tuple(slices[2]) != tuple(summed):
+        raise RuntimeError(
+            f"add_out: under vmap out has shape {tuple(slices[2])} but a and b broadcast to "
+            f"{tuple(summed)}"
         )
     a, b = promoted_for_vmap(a, b, in_dims[:2])
     a, b, out = batch_to_front((a, b, out), in_dims)
@@ -107,5 +126,6 @@ def _vmap(
 
 library.impl("add_out", _refuse_derivatives, "Autograd")
 library.impl("add_out", _count_write, "ADInplaceOrView")
+library.impl("add_out", _resolve_negation, "Negative")
 torch.library.register_vmap("pkg::add_out", _vmap)
 register_sharding("add_out", "a ..., b ..., out ... ->")

@@ -333,6 +333,7 @@ def _with_batched_weight(
     activation: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Output and activation's argument under vmap of weight or bias, dimension 0 the batch's."""
+    _check_slices(in_dims, input, weight, bias, activation)
     if in_dims[0] is not None:
         input = input.movedim(in_dims[0], 0)
     batch, lead = [], list(input.shape[:-1])
@@ -353,6 +354,28 @@ def _with_batched_weight(
     shape = [sums.shape[0], *lead, *([] if one_dimension else [sums.shape[-1]])]
     sums = sums.reshape(shape)
     return activated(sums, activation).to(input.dtype), sums.to(input.dtype)
+
+
+def _check_slices(
+    in_dims: Sequence[int | None],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+) -> None:
+    """Refuses what the operator refuses of a slice, which other functions would compute."""
+    slices = [
+        each if each is None or dim is None else each.select(dim, 0)
+        for each, dim in zip((input, weight, bias), in_dims, strict=False)
+    ]
+    for name, each in (("weight", slices[1]), ("bias", slices[2])):
+        torch._check(
+            each is None or each.dtype == input.dtype,
+            lambda name=name, each=each: (
+                f"linear: {name} is {each.dtype} but input is {input.dtype}; convert one of them"
+            ),
+        )
+    _fake(slices[0], slices[1], slices[2], activation)
 
 
 def _vmap(

@@ -244,6 +244,27 @@ class TestAddOut(OperatorTests):
                 torch.ops.pkg.add_out(a, a, out)
         assert out.tolist() == [2, 2, 2]
 
+    def test_an_out_that_is_negated_where_it_is_read(self, device: torch.device) -> None:
+        complex_numbers = torch.zeros(2, 3, dtype=torch.complex64, device=device)
+        out = complex_numbers.conj().imag
+        assert out.is_neg()
+        version = out._version
+        a, b = torch.rand(2, 3, device=device), torch.ones(2, 3, device=device)
+        pkg.ops.add_out(a, b, out)
+        assert torch.equal(out, a + b)
+        assert torch.equal(complex_numbers.imag, -(a + b))
+        assert out._version > version
+        pkg.ops.add_out(out, b, out)
+        assert torch.equal(out, a + b + b)
+        pkg.ops.add_out(a.neg(), out, b)
+        assert torch.equal(b, out - a)
+
+    def test_the_shape_of_a_slice_is_checked_under_vmap(self, device: torch.device) -> None:
+        a, out = torch.ones(2, 3, device=device), torch.zeros(2, 4, 3, device=device)
+        with pytest.raises(RuntimeError, match=r"out has shape \(4, 3\) but a and b broadcast to"):
+            torch.vmap(pkg.ops.add_out, out_dims=None)(a, a, out)
+        assert not out.any()
+
     def test_gradients_are_allowed_where_none_are_recorded(self, device: torch.device) -> None:
         a, out = torch.ones(3, device=device, requires_grad=True), torch.ones(3, device=device)
         with torch.no_grad():

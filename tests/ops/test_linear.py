@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import references
@@ -137,6 +138,35 @@ class TestLinear(OperatorTests):
 
     def errors(self) -> list[ErrorSample]:
         return wrong_calls()
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"activation": "tanh"}, "activation is 'tanh'; supported are"),
+            ({"bias": torch.ones(1)}, r"bias has shape \(1,\) but must have shape \(4,\)"),
+            ({"bias": torch.ones(4, 4)}, r"bias has shape \(4, 4\) but must have shape \(4,\)"),
+            ({"bias": torch.ones(4).double()}, "bias is torch.float64 but input is torch.float32"),
+            ({"input": torch.ones(5, 3).half()}, "weight is torch.float32 but input is torch.f"),
+            ({"input": torch.ones(5, 7)}, "input of shape .* a row of input has 7 elements"),
+            ({"weight": torch.ones(2, 4, 2, 3)}, "weight has shape .* but must have shape .out_f"),
+        ],
+    )
+    @pytest.mark.parametrize("records", [False, True])
+    def test_a_weight_of_each_slice_is_checked(
+        self, device: torch.device, change: dict[str, Any], words: str, records: bool
+    ) -> None:
+        """As in a call of one slice: what computes the batch would take more."""
+        given = {
+            "input": torch.ones(5, 3),
+            "weight": torch.ones(2, 4, 3),
+            "bias": torch.ones(4),
+            "activation": "gelu",
+        }
+        given |= change
+        weight = given.pop("weight").to(device).requires_grad_(records)
+        input, bias = given["input"].to(device), given["bias"].to(device)
+        with pytest.raises(RuntimeError, match=f"linear(_forward)?: {words}"):
+            torch.vmap(lambda each: pkg.ops.linear(input, each, bias, given["activation"]))(weight)
 
     @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
     def test_is_rounded_once(self, device: torch.device, activation: str | None) -> None:
