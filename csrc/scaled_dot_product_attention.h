@@ -151,10 +151,14 @@ inline void broadcast_lead_sizes(AttentionShape& shape, const TensorView& query,
     for (const TensorView* other : {&key, &value}) {
       const int64_t other_size =
           lead_size(enable_gqa && i == 0 ? query : *other, i);
-      PKG_CHECK(size == other_size || size == 1 || other_size == 1, op,
-                ": the leading dimensions of query ", shape_text(query),
-                ", key ", shape_text(key), " and value ", shape_text(value),
-                " do not broadcast");
+      const bool may_share =
+          i == 0 && !enable_gqa && other_size > 0 && size % other_size == 0;
+      PKG_CHECK(
+          size == other_size || size == 1 || other_size == 1, op,
+          ": the leading dimensions of query ", shape_text(query), ", key ",
+          shape_text(key), " and value ", shape_text(value),
+          " do not broadcast",
+          may_share ? "; pass enable_gqa=True where heads share keys" : "");
       size = size == 1 ? other_size : size;
     }
     shape.lead_sizes[shape.lead_dims - 1 - i] = size;

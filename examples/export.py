@@ -82,7 +82,9 @@ def run_in_a_new_process(file: Path, example: Path, *, imports_pkg: bool) -> boo
         print(f"{file.name}: {done.stdout.strip()}")
     else:
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        print(f"{file.name}, with{'' if imports_pkg else 'out'} import pkg: {said[-1]}")
+        # Of all that PyTorch says, what names the operators.
+        named = [line for line in said if "pkg::" in line] or said
+        print(f"{file.name}, with{'' if imports_pkg else 'out'} import pkg: {named[-1].strip()}")
     return done.returncode == 0
 
 

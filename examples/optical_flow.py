@@ -42,13 +42,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=words[0])
     parser.add_argument("--picture", type=Path, default=SAMPLE, help="default: matplotlib's sample")
     parser.add_argument("--longest", type=int, default=512, help="side, in pixels (%(default)s)")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("output"))
+    output = Path(__file__).with_name("output")
+    parser.add_argument("--output", type=Path, default=output, help="folder of the picture")
     motion = Motion()
     for name, help_ in (
         ("degrees", "that the picture turns"),
         ("zoom", "by which it grows"),
-        ("right", "pixels that it goes to the right, of 512"),
-        ("down", "likewise"),
+        ("right", "by which it moves to the right, in 512ths of its width"),
+        ("down", "the same, downwards"),
     ):
         default = getattr(motion, name)
         parser.add_argument(f"--{name}", type=float, default=default, help=f"{help_} ({default})")

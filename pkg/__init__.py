@@ -52,6 +52,10 @@ else:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         return importlib.import_module(".testing", __name__)
 
+    def __dir__() -> list[str]:
+        """What is public, ``pkg.testing`` too."""
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
 
 __all__ = [
     "__version__",

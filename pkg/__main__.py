@@ -160,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
         "operators",
         nargs="*",
         metavar="OPERATOR",
-        help="all when none is named; models: pkg.accelerate() beside none",
+        help="those to time, named as in pkg.ops, before any --cases; all when none is named; "
+        "models: whole models with pkg.accelerate() and without",
     )
     bench.add_argument("--device", type=device, default="cpu", help="cpu (the default) or cuda")
     bench.add_argument(
@@ -191,7 +192,11 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("name", help="of the operator: my_op")
     new.add_argument("schema", help="'my_op(Tensor x, float alpha) -> Tensor'")
     commands.add_parser(
-        "tune", help="measure where pkg.accelerate() is faster on this processor (a minute)"
+        "tune",
+        help="measure where pkg.accelerate() is faster on this processor (a minute or two)",
+        description="Measures, in a minute or two, which of PyTorch's operators run faster here on "
+        "this processor, shows it, and names the file that keeps it; pkg.accelerate() then reads "
+        "that before the table that comes with the package. Deleting the file undoes it.",
     )
     doctor = commands.add_parser(
         "doctor", help="how fast PyTorch's own operators are on this machine (under a minute)"

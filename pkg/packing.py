@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from typing import TypeVar
 
 import torch
 
 from .nn.linear import Linear, why_not_packed
 from .ops._arguments import check_instance
 
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 
-def pack_weights_(model: torch.nn.Module) -> torch.nn.Module:
+
+def pack_weights_(model: _Module) -> _Module:
     """Packs the weight of every :class:`pkg.nn.Linear` of a model, for inference on frozen weights.
 
     What :meth:`pkg.nn.Linear.pack_weight` says of one layer is true of them all: **until the model
@@ -45,7 +48,11 @@ def pack_weights_(model: torch.nn.Module) -> torch.nn.Module:
         raise RuntimeError("pack_weights_: the model is in training mode; call eval() first")
     layers = {name: each for name, each in model.named_modules() if isinstance(each, Linear)}
     if not layers:
-        warnings.warn("nothing was packed: the model has no pkg.nn.Linear", stacklevel=2)
+        warnings.warn(
+            "nothing was packed: the model has no pkg.nn.Linear; pkg.replace_modules(model) makes "
+            "those of PyTorch ours",
+            stacklevel=2,
+        )
     skipped: dict[str, str] = {}
     for name, layer in layers.items():
         reason = why_not_packed(layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from .nn.int4_linear import Int4Linear, is_finite, why_not_int4
 from .nn.linear import Linear, activation_of
 from .ops._arguments import check_instance, is_kept_otherwise
 
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 Filter = Callable[[torch.nn.Module, str], bool]
 
 # What computes `input @ weight.T + bias` and, apart from an activation, nothing else.
@@ -43,6 +45,12 @@ def _is_linear(module: torch.nn.Module, name: str) -> bool:
     return isinstance(module, torch.nn.Linear)
 
 
+@overload
+def quantize_(
+    model: torch.nn.Linear, group_size: int = 128, filter: Filter | None = None
+) -> torch.nn.Module: ...
+@overload
+def quantize_(model: _Module, group_size: int = 128, filter: Filter | None = None) -> _Module: ...
 def quantize_(
     model: torch.nn.Module, group_size: int = 128, filter: Filter | None = None
 ) -> torch.nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -16,6 +16,8 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.Linear: Linear,
     torch.nn.MultiheadAttention: MultiheadAttention,
 }
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attributes that our modules have and PyTorch's have not.
 _OF_OURS = {"activation", "_packed"}
@@ -23,7 +25,7 @@ _OF_OURS = {"activation", "_packed"}
 _REPLACES = "_pkg_replaces"
 
 
-def replace_modules(model: torch.nn.Module) -> torch.nn.Module:
+def replace_modules(model: _Module) -> _Module:
     """Makes PyTorch's modules in a model ours, in place, where there is one of ours.
 
     :class:`torch.nn.Linear` becomes :class:`pkg.nn.Linear`, :class:`torch.nn.MultiheadAttention`
@@ -79,7 +81,7 @@ def _can_be_ours(module: torch.nn.Module) -> bool:
     return is_plain and not _OF_OURS & module.__dict__.keys()
 
 
-def restore_modules(model: torch.nn.Module) -> torch.nn.Module:
+def restore_modules(model: _Module) -> _Module:
     """Undoes :func:`replace_modules`, in place; modules that were ours before stay ours.
 
     A packed weight is given up. ``torch.jit.script`` and ``torch.onnx.export`` want PyTorch's

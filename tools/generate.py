@@ -103,7 +103,12 @@ def operators_init(root: Path = ROOT) -> str:
     """The text of ``pkg/ops/__init__.py``."""
     names = public_modules(root)
     helpers = {"pack_int4": ("pack_int4", "unpack_int4")}  # in plain PyTorch, not in __all__
-    lines = ['"""The public operators, one module each. Made by ``make generate``."""', ""]
+    lines = [
+        '"""The operators: functions of tensors, on the CPU and on CUDA, one module each."""',
+        "",
+        "# Made by `make generate`.",
+        "",
+    ]
     for module in sorted([*names, *helpers]):
         if module in helpers:
             lines += [f"from .{module} import {name} as {name}" for name in helpers[module]]

@@ -39,7 +39,8 @@ def describe(training: Training, corpus: Corpus, vocabulary: Vocabulary) -> str:
     """What is about to be trained, on what, and on which machine."""
     config = training.model.config
     weights = sum(parameter.numel() for parameter in training.model.parameters())
-    threads = f", {torch.get_num_threads()} threads" if training.device.type == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'s' * (count > 1)}" if training.device.type == "cpu" else ""
     return (
         f"text: {corpus.characters:,} characters, {len(vocabulary)} different ones\n"
         f"model: {config.layers} layers, {config.heads} heads, width {config.width}, "

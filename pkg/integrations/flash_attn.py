@@ -14,6 +14,7 @@ and results are deterministic whatever ``deterministic`` is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -567,6 +568,11 @@ def _append(
 
 def _rules(window_size: tuple[int, int], causal: bool, softcap: float) -> tuple[int, int, float]:
     """The two sides and the bound of scores as the operators take them."""
+    if not isinstance(window_size, Sequence) or len(window_size) != 2:
+        raise TypeError(
+            f"flash_attn: window_size is {window_size!r}; it must be two whole numbers, how many "
+            "keys are seen to the left and to the right"
+        )
     left, right = (int(side) if side >= 0 else -1 for side in window_size)
     # flash-attn takes what is negative for none.
     return left, 0 if causal else right, max(softcap, 0.0)

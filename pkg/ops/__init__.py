@@ -1,4 +1,6 @@
-"""The public operators, one module each. Made by ``make generate``."""
+"""The operators: functions of tensors, on the CPU and on CUDA, one module each."""
+
+# Made by `make generate`.
 
 from .add_out import add_out
 from .d_sigmoid import d_sigmoid

@@ -9,6 +9,7 @@ import references
 import torch
 from operator_tests import OperatorTests
 from samples import FLOATING, around, normal, of_dtype, whole_numbers
+from torch import Tensor
 
 import pkg
 from pkg.testing import ErrorSample, Sample
@@ -270,6 +271,48 @@ def test_few_rows_or_columns_in_place(
                     x = amid_nans(x, 3)
                     y = amid_nans(y.mT, 5).mT if layout.startswith("columns") else amid_nans(y, 5)
                 assert torch.equal(pkg.ops.matmul(x, y), result)
+
+
+@pytest.mark.parametrize("left", LAYOUTS)
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_few_rows_and_few_columns_of_long_sums(
+    device: torch.device, dtype: torch.dtype, left: str, right: str
+) -> None:
+    """Parts of both operands are turned, where they lie the other way, and shared by threads."""
+    threads = torch.get_num_threads()
+
+    def laid_out(tensor: Tensor, layout: str) -> Tensor:
+        tensor = tensor.mT.contiguous().mT if layout.startswith("columns") else tensor
+        if not layout.endswith("others"):
+            return tensor
+        return amid_nans(tensor.mT, 5).mT if layout.startswith("columns") else amid_nans(tensor, 3)
+
+    try:
+        for rows, columns in ((1, 1), (1, 2), (1, 7), (2, 1), (2, 2), (3, 3), (5, 8), (8, 3)):
+            for inner in (64, 131, 513, 1000, 4099, 9001):
+                a = whole_numbers(dtype, rows, inner, seed=rows).to(device)
+                b = whole_numbers(dtype, inner, columns, seed=columns).to(device)
+                expected = (a.double() @ b.double()).to(dtype)
+                x, y = laid_out(a, left), laid_out(b, right)
+                for count in (1, 2, 3):
+                    torch.set_num_threads(count)
+                    assert torch.equal(pkg.ops.matmul(x, y), expected)
+                if inner == 1000:  # neither rows nor columns side by side
+                    halved = (a[:, ::2].double() @ b[::2].double()).to(dtype)
+                    assert torch.equal(pkg.ops.matmul(a[:, ::2], b[::2]), halved)
+                    bias = pkg.ops.linear(x, y.mT, torch.ones(columns, dtype=dtype, device=device))
+                    assert torch.equal(bias, (a.double() @ b.double() + 1).to(dtype))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_long_sums_keep_counting() -> None:
+    """Beyond 2^24 terms of one size float32 would have no digit for the next."""
+    ones = torch.ones(1).expand(2**28)
+    assert pkg.ops.matmul(ones, ones) == 2**28
+    pairs = torch.ones(1, 2).expand(2**27, 2)
+    assert torch.equal(pkg.ops.matmul(ones[: 2**27], pairs), torch.full((2,), 2.0**27))
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -394,6 +394,7 @@ class TestAttention(OperatorTests):
             refused("same last dimension", query, key[..., :3], key),
             refused("same length in dimension -2", query, key, key[:, :4]),
             refused("do not broadcast", query, torch.ones(3, 5, 4), torch.ones(3, 5, 4)),
+            refused("pass enable_gqa=True", torch.ones(6, 5, 4), *[torch.ones(3, 5, 4)] * 2),
             refused("at least two dimensions", query[0, 0], key, key),
             refused("exclude each other", query, key, key, mask, is_causal=True),
             refused("does not broadcast to the scores", query, key, key, mask.mT),

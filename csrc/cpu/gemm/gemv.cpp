@@ -69,8 +69,8 @@ void add_scaled_rows(const simd::Compute<T>* vector,
 // these are prefetched (prefetches_columns). Of columns that fill few
 // registers, where adding up lanes is most of the work, as many as a register
 // has lanes.
-template <class T>
-void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
+template <class T, class VectorElement>
+void dot_columns(const VectorElement* vector, const MatrixView<T>& matrix,
                  int64_t begin, int64_t end, int64_t inner, bool prefetches,
                  simd::Compute<T>* sums) {
   using C = simd::Compute<T>;
@@ -79,7 +79,11 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
   constexpr bool kHasRegisters = simd::kVectorRegisters >= 32;
   const auto dot = [&]<int kCount>(int64_t column,
                                    std::integral_constant<int, kCount>) {
-    constexpr int kAccumulators = kHasRegisters && kCount <= kColumns ? 2 : 1;
+    // A chain of additions of its own for each that the processor has under
+    // way.
+    constexpr int kAccumulators = kCount == 1                           ? 8
+                                  : kHasRegisters && kCount <= kColumns ? 2
+                                                                        : 1;
     const T* columns[kCount];
     Vector<C> sums_of[kCount][kAccumulators] = {};
     for (int c = 0; c < kCount; ++c) {
@@ -99,8 +103,14 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
         }
       }
     }
-    for (; k < inner; k += kLanes) {
-      const int rest = static_cast<int>(std::min<int64_t>(kLanes, inner - k));
+    for (; k + kLanes <= inner; k += kLanes) {
+      const auto x = simd::load(vector + k);
+      for (int c = 0; c < kCount; ++c) {
+        sums_of[c][0] = simd::load(columns[c] + k) * x + sums_of[c][0];
+      }
+    }
+    if (k < inner) {
+      const int rest = static_cast<int>(inner - k);
       const auto x = simd::load_partial(vector + k, rest);
       for (int c = 0; c < kCount; ++c) {
         sums_of[c][0] += simd::load_partial(columns[c] + k, rest) * x;
@@ -131,16 +141,20 @@ void dot_columns(const simd::Compute<T>* vector, const MatrixView<T>& matrix,
   }
 }
 
+#define PKG_DOT_COLUMNS(T, VectorElement)                               \
+  template void dot_columns(const VectorElement*, const MatrixView<T>&, \
+                            int64_t, int64_t, int64_t, bool,            \
+                            simd::Compute<T>*)
 #define PKG_MULTIPLY_VECTOR(T)                                                 \
   template void add_scaled_rows(const simd::Compute<T>*, const MatrixView<T>&, \
                                 int64_t, int64_t, int64_t, bool,               \
                                 simd::Compute<T>*);                            \
-  template void dot_columns(const simd::Compute<T>*, const MatrixView<T>&,     \
-                            int64_t, int64_t, int64_t, bool,                   \
-                            simd::Compute<T>*)
+  PKG_DOT_COLUMNS(T, simd::Compute<T>)
 PKG_MULTIPLY_VECTOR(Half);
 PKG_MULTIPLY_VECTOR(BFloat16);
 PKG_MULTIPLY_VECTOR(float);
 PKG_MULTIPLY_VECTOR(double);
+PKG_DOT_COLUMNS(Half, Half);
+PKG_DOT_COLUMNS(BFloat16, BFloat16);
 
 }  // namespace pkg::cpu::detail

@@ -11,6 +11,7 @@
 #include "cpu/gemm/gemv_int8.h"
 #include "cpu/gemm/small_product.h"
 #include "cpu/gemm/tall_product.h"
+#include "cpu/gemm/thin_product.h"
 #include "cpu/residues/matrix_product.h"
 #include "cpu/tiles/matrix_product.h"
 
@@ -64,6 +65,11 @@ void matrix_product(const MatrixView<Input>& left,
     return !std::is_same_v<Input, int8_t> ||
            gemv_reads_in_place(matrix, inner, results);
   };
+  if constexpr (!std::is_same_v<Input, int8_t>) {
+    if (is_thin(product)) {
+      return multiply_thin(product, threads, epilogue);
+    }
+  }
   if (rows == 1 && reads(right, columns)) {
     return times_vector(left.data, left.column_stride, right, columns);
   }
