@@ -248,10 +248,14 @@ def bench(options: argparse.Namespace) -> int:
 def diagnose(options: argparse.Namespace) -> int:
     """Measure PyTorch's operators; 0 when that was done, 2 when the picture cannot be drawn."""
     try:
+        load = load_benchmarks("_load")
+        before = load.Counters.now()
         print(pkg.doctor(options.picture))
     except ImportError as error:
         print(f"pkg doctor: {error}", file=sys.stderr)
         return 2
+    after = load.Counters.now()
+    print(load.describe([(after - before).others if before and after else None]))
     return 0
 
 

@@ -365,7 +365,8 @@ def _check_slices(
 ) -> None:
     """Refuses what the operator refuses of a slice, which other functions would compute."""
     slices = [
-        each if each is None or dim is None else each.select(dim, 0)
+        # A batch may have no slice to take.
+        each if each is None or dim is None else each.new_empty(each.movedim(dim, 0).shape[1:])
         for each, dim in zip((input, weight, bias), in_dims, strict=False)
     ]
     for name, each in (("weight", slices[1]), ("bias", slices[2])):
