@@ -602,7 +602,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         "It multiplies its arguments; write your formula, reference and gradient. Then build and "
         "test it:\n"
-        f"  PKG_JIT=1 python -m pytest tests/ops/test_{options.name}.py"
+        "  pip install --no-build-isolation --no-deps -e .\n"
+        f"  python -m pytest tests/ops/test_{options.name}.py"
     )
     return 0
 

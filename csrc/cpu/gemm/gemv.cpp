@@ -64,6 +64,70 @@ void add_scaled_rows(const simd::Compute<T>* vector,
   }
 }
 
+namespace {
+
+// Columns at a time, where registers or their lanes do not say otherwise.
+constexpr int kColumnsAtOnce = 8;
+constexpr bool kHasDotRegisters = simd::kVectorRegisters >= 32;
+
+// The products of kCount columns from `column` on.
+template <int kCount, class T, class VectorElement>
+[[gnu::always_inline]] inline void dot_some(const VectorElement* vector,
+                                            const MatrixView<T>& matrix,
+                                            int64_t column, int64_t inner,
+                                            bool prefetches,
+                                            simd::Compute<T>* sums) {
+  using C = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<C>;
+  // A chain of additions of its own for each that the processor has under way.
+  constexpr int kAccumulators = kCount == 1 ? 8
+                                : kHasDotRegisters && kCount <= kColumnsAtOnce
+                                    ? 2
+                                    : 1;
+  const T* columns[kCount];
+  Vector<C> sums_of[kCount][kAccumulators] = {};
+  for (int c = 0; c < kCount; ++c) {
+    columns[c] = matrix.at(0, column + c);
+  }
+  int64_t k = 0;
+  for (; k + kAccumulators * kLanes <= inner; k += kAccumulators * kLanes) {
+    if (kCount == kColumnsAtOnce && prefetches) {
+      prefetch_columns<kCount, kAccumulators * kLanes>(matrix, k,
+                                                       column + kCount);
+    }
+    for (int i = 0; i < kAccumulators; ++i) {
+      const auto x = simd::load(vector + k + i * kLanes);
+      for (int c = 0; c < kCount; ++c) {
+        sums_of[c][i] =
+            simd::load(columns[c] + k + i * kLanes) * x + sums_of[c][i];
+      }
+    }
+  }
+  for (; k + kLanes <= inner; k += kLanes) {
+    const auto x = simd::load(vector + k);
+    for (int c = 0; c < kCount; ++c) {
+      sums_of[c][0] = simd::load(columns[c] + k) * x + sums_of[c][0];
+    }
+  }
+  if (k < inner) {
+    const int rest = static_cast<int>(inner - k);
+    const auto x = simd::load_partial(vector + k, rest);
+    for (int c = 0; c < kCount; ++c) {
+      sums_of[c][0] += simd::load_partial(columns[c] + k, rest) * x;
+    }
+  }
+  Vector<C> sum_of[kCount];
+  for (int c = 0; c < kCount; ++c) {
+    sum_of[c] = sums_of[c][0];
+    for (int i = 1; i < kAccumulators; ++i) {
+      sum_of[c] += sums_of[c][i];
+    }
+  }
+  simd::reduce_add_each(sum_of, sums);
+}
+
+}  // namespace
+
 // Dot products, eight columns at a time. Zen 4, one thread, 2026-11-20: half
 // precision is read at 26 GB/s, with four columns at 20. The columns after
 // these are prefetched (prefetches_columns). Of columns that fill few
@@ -73,71 +137,25 @@ template <class T, class VectorElement>
 void dot_columns(const VectorElement* vector, const MatrixView<T>& matrix,
                  int64_t begin, int64_t end, int64_t inner, bool prefetches,
                  simd::Compute<T>* sums) {
-  using C = simd::Compute<T>;
-  constexpr int kLanes = simd::kLanes<C>;
-  constexpr int kColumns = 8;
-  constexpr bool kHasRegisters = simd::kVectorRegisters >= 32;
-  const auto dot = [&]<int kCount>(int64_t column,
-                                   std::integral_constant<int, kCount>) {
-    // A chain of additions of its own for each that the processor has under
-    // way.
-    constexpr int kAccumulators = kCount == 1                           ? 8
-                                  : kHasRegisters && kCount <= kColumns ? 2
-                                                                        : 1;
-    const T* columns[kCount];
-    Vector<C> sums_of[kCount][kAccumulators] = {};
-    for (int c = 0; c < kCount; ++c) {
-      columns[c] = matrix.at(0, column + c);
-    }
-    int64_t k = 0;
-    for (; k + kAccumulators * kLanes <= inner; k += kAccumulators * kLanes) {
-      if (kCount == kColumns && prefetches) {
-        prefetch_columns<kCount, kAccumulators * kLanes>(matrix, k,
-                                                         column + kCount);
-      }
-      for (int i = 0; i < kAccumulators; ++i) {
-        const auto x = simd::load(vector + k + i * kLanes);
-        for (int c = 0; c < kCount; ++c) {
-          sums_of[c][i] =
-              simd::load(columns[c] + k + i * kLanes) * x + sums_of[c][i];
-        }
-      }
-    }
-    for (; k + kLanes <= inner; k += kLanes) {
-      const auto x = simd::load(vector + k);
-      for (int c = 0; c < kCount; ++c) {
-        sums_of[c][0] = simd::load(columns[c] + k) * x + sums_of[c][0];
-      }
-    }
-    if (k < inner) {
-      const int rest = static_cast<int>(inner - k);
-      const auto x = simd::load_partial(vector + k, rest);
-      for (int c = 0; c < kCount; ++c) {
-        sums_of[c][0] += simd::load_partial(columns[c] + k, rest) * x;
-      }
-    }
-    Vector<C> sum_of[kCount];
-    for (int c = 0; c < kCount; ++c) {
-      sum_of[c] = sums_of[c][0];
-      for (int i = 1; i < kAccumulators; ++i) {
-        sum_of[c] += sums_of[c][i];
-      }
-    }
-    simd::reduce_add_each(sum_of, sums + (column - begin));
-  };
+  constexpr int kLanes = simd::kLanes<simd::Compute<T>>;
   int64_t column = begin;
-  if constexpr (kHasRegisters && kLanes > kColumns) {
+  const auto dot = [&]<int kCount>() {
+    dot_some<kCount>(vector, matrix, column, inner, prefetches,
+                     sums + (column - begin));
+    column += kCount;
+  };
+  if constexpr (kHasDotRegisters && kLanes > kColumnsAtOnce) {
     if (inner <= 4 * kLanes) {
-      for (; column + kLanes <= end; column += kLanes) {
-        dot(column, std::integral_constant<int, kLanes>{});
+      while (column + kLanes <= end) {
+        dot.template operator()<kLanes>();
       }
     }
   }
-  for (; column + kColumns <= end; column += kColumns) {
-    dot(column, std::integral_constant<int, kColumns>{});
+  while (column + kColumnsAtOnce <= end) {
+    dot.template operator()<kColumnsAtOnce>();
   }
-  for (; column < end; ++column) {
-    dot(column, std::integral_constant<int, 1>{});
+  while (column < end) {
+    dot.template operator()<1>();
   }
 }
 
