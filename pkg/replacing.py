@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from .nn.linear import Linear, activation_of
+from .nn.linear import FLOATING, Linear, activation_of
 from .nn.multihead_attention import MultiheadAttention
 from .ops._arguments import check_instance, is_kept_otherwise
 
@@ -18,7 +18,6 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attributes that our modules have and PyTorch's have not.
 _OF_OURS = {"activation", "_packed"}
 # Of a module that was replaced: what it was.
@@ -75,7 +74,7 @@ def replace_modules(model: _Module) -> _Module:
 def _can_be_ours(module: torch.nn.Module) -> bool:
     """Whether ours computes the same of its parameters, and needs none of the names it has."""
     is_plain = all(
-        each.layout == torch.strided and each.dtype in _FLOATING and not is_kept_otherwise(each)
+        each.layout == torch.strided and each.dtype in FLOATING and not is_kept_otherwise(each)
         for each in module.parameters()
     )
     return is_plain and not _OF_OURS & module.__dict__.keys()

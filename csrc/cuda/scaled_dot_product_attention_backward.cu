@@ -161,13 +161,11 @@ template <class Element>
 Tensor normalize_grad_output(const BackwardCall& call,
                              AttentionBackward<Element>& backward) {
   Tensor normalized = allocate_attention_output(call.shape, call.query);
-  launch(
-      attention_normalized_grad_output_kernel<Element>,
-      backward.problem.batch_count *
-          tiles_of(backward.problem.rows, kAttentionTile),
-      NormalizedScores<Element>::Thread::kThreads, call.stream,
-      AttentionNormalizedGradOutput<Element>{
-          backward, result_batch<Element>(call.shape, call.batch, normalized)});
+  const AttentionNormalizedGradOutput<Element> normalizing = {
+      backward, result_batch<Element>(call.shape, call.batch, normalized)};
+  launch(attention_normalized_grad_output_kernel<Element>,
+         normalizing.tile_count(), NormalizedScores<Element>::Thread::kThreads,
+         call.stream, normalizing);
   backward.grad_output =
       matrix_batch<Element>(call.shape, call.batch, normalized);
   return normalized;

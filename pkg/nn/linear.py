@@ -21,7 +21,7 @@ from ._tracing import node_or_refusal
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def why_not_packed(module: Linear) -> str | None:
             f"weight is a {type(weight).__name__}; it must be a plain torch.nn.Parameter, neither "
             "parametrised nor of a subclass"
         )
-    if weight.dtype not in _FLOATING:
+    if weight.dtype not in FLOATING:
         return f"weight is {weight.dtype}; it must be float16, bfloat16, float32 or float64"
     if weight.device.type not in ("cpu", "cuda"):
         return f"weight is on {weight.device}; it must be on the CPU or on a CUDA device"

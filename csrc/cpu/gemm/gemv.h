@@ -172,7 +172,24 @@ const T* neighbours_of(const T* from, int64_t stride, int64_t count) {
   return to;
 }
 
-// The same in the type that is computed in.
+// Copies elements that lie `stride` apart, in the type that is computed in.
+template <class T>
+void copy_numbers(const T* from, int64_t stride, int64_t count,
+                  simd::Compute<T>* to) {
+  using C = simd::Compute<T>;
+  constexpr int kLanes = simd::kLanes<C>;
+  int64_t i = 0;
+  if (stride == 1) {
+    for (; i + kLanes <= count; i += kLanes) {
+      simd::store(to + i, simd::load(from + i));
+    }
+  }
+  for (; i < count; ++i) {
+    to[i] = static_cast<C>(from[i * stride]);
+  }
+}
+
+// neighbours_of() in the type that is computed in.
 template <Slot slot, class T>
 const simd::Compute<T>* numbers_of(const T* from, int64_t stride,
                                    int64_t count) {
@@ -180,17 +197,8 @@ const simd::Compute<T>* numbers_of(const T* from, int64_t stride,
   if constexpr (std::is_same_v<T, C>) {
     return neighbours_of<slot>(from, stride, count);
   } else {
-    constexpr int kLanes = simd::kLanes<C>;
     C* const to = Workspace::of_this_thread<slot>().template request<C>(count);
-    int64_t i = 0;
-    if (stride == 1) {
-      for (; i + kLanes <= count; i += kLanes) {
-        simd::store(to + i, simd::load(from + i));
-      }
-    }
-    for (; i < count; ++i) {
-      to[i] = static_cast<C>(from[i * stride]);
-    }
+    copy_numbers(from, stride, count, to);
     return to;
   }
 }

@@ -64,7 +64,6 @@ MatrixView<simd::Compute<T>> side_by_side(const ThinOperand<T>& from,
                                           int64_t first, int64_t count,
                                           simd::Compute<T>* to) {
   using C = simd::Compute<T>;
-  constexpr int kLanes = simd::kLanes<C>;
   if constexpr (std::is_same_v<T, C>) {
     if (from.inner_stride == 1) {
       return {from.data + first, from.vector_stride, 1};
@@ -75,18 +74,9 @@ MatrixView<simd::Compute<T>> side_by_side(const ThinOperand<T>& from,
     return {to, count, 1};
   }
   for (int64_t vector = 0; vector < from.vectors; ++vector) {
-    const T* const source =
-        from.data + vector * from.vector_stride + first * from.inner_stride;
-    C* const target = to + vector * count;
-    int64_t k = 0;
-    if (from.inner_stride == 1) {
-      for (; k + kLanes <= count; k += kLanes) {
-        simd::store(target + k, simd::load(source + k));
-      }
-    }
-    for (; k < count; ++k) {
-      target[k] = static_cast<C>(source[k * from.inner_stride]);
-    }
+    copy_numbers(
+        from.data + vector * from.vector_stride + first * from.inner_stride,
+        from.inner_stride, count, to + vector * count);
   }
   return {to, count, 1};
 }

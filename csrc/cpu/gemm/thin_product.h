@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "cpu/gemm/gemm.h"
@@ -44,19 +43,15 @@ void add_thin_product(const MatrixView<T>& left, int64_t rows,
 template <class Input, class Output>
 bool is_thin(const Product<Input, Output>& product) {
   const auto [left, right, rows, columns, inner, output, stride] = product;
-  if constexpr (std::is_same_v<Input, int8_t>) {
-    return false;
-  } else {
-    constexpr int64_t kLanes = simd::kLanes<simd::Compute<Input>>;
-    const bool turns_left = left.column_stride != 1 && rows > 1;
-    const bool turns_right = right.row_stride != 1 && columns > 1;
-    const int64_t fewer = std::min(rows, columns);
-    const int64_t more = std::max(rows, columns);
-    // A vector times what fills a register is gemv.h's.
-    return (turns_left || turns_right) && more <= detail::kMostThinSize &&
-           fewer < kLanes && (fewer > 1 || more < kLanes) &&
-           inner >= detail::kLeastThinInner;
-  }
+  constexpr int64_t kLanes = simd::kLanes<simd::Compute<Input>>;
+  const bool turns_left = left.column_stride != 1 && rows > 1;
+  const bool turns_right = right.row_stride != 1 && columns > 1;
+  const int64_t fewer = std::min(rows, columns);
+  const int64_t more = std::max(rows, columns);
+  // A vector times what fills a register is gemv.h's.
+  return (turns_left || turns_right) && more <= detail::kMostThinSize &&
+         fewer < kLanes && (fewer > 1 || more < kLanes) &&
+         inner >= detail::kLeastThinInner;
 }
 
 // Multiplies as cpu/gemm/matrix_product.h does, where is_thin().
