@@ -90,7 +90,10 @@ def _compile_installed_sources(level: str) -> ModuleType:
 
     cpu_capability = level
     with_cuda = jit.can_build_cuda()
-    module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=with_cuda)
+    try:
+        module = jit.load(namespace="pkg", capability=cpu_capability, with_cuda=with_cuda)
+    except (RuntimeError, OSError) as error:
+        raise ImportError(f"PKG_JIT=1: {error}") from error
     sys.modules["pkg._C"] = module
     cpu_library = ctypes.CDLL(str(module.__file__))
     cuda_library = cpu_library if with_cuda else None

@@ -52,7 +52,7 @@ def _is_number(kind: str, value: Any) -> bool:
         return True
     if isinstance(value, Tensor):
         # One that autograd follows would lose its gradient.
-        if value.dim() or value.requires_grad or value.is_complex():
+        if value.dim() or value.requires_grad or value.is_complex() or _is_transformed(value):
             return False
         is_bool, is_integer = value.dtype == torch.bool, not value.is_floating_point()
     else:
@@ -68,12 +68,18 @@ def _is_number(kind: str, value: Any) -> bool:
     return is_integer or (kind == "float" and hasattr(value, "__float__"))
 
 
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether a transform of torch.func follows a tensor: it has no one number then."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def _described(value: Any) -> str:
     """What a value is, in few words."""
     if value is None:
         return "None"
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+        within = ", inside a transform of torch.func" if _is_transformed(value) else ""
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}{within}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
         return f"a {type(value).__name__} of {len(value)} tensors"
     text = repr(value)

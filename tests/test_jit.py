@@ -317,6 +317,15 @@ def test_an_installed_package_compiles_its_sources_on_import(sources: Path, tmp_
     assert "pkg.jit: compiling for " in result.stderr
 
 
+def test_sources_of_an_installed_package_that_do_not_compile(sources: Path, tmp_path: Path) -> None:
+    copy_package(tmp_path, sources)
+    broken = next((tmp_path / "csrc" / "cpu").glob("*.cpp"))
+    broken.write_text("#error not today\n")
+    result = import_and_compile(tmp_path, PKG_EXTRA_CFLAGS=" ".join(QUICK))
+    assert "ImportError: PKG_JIT=1: " in result.stderr, result.stderr
+    assert "not today" in result.stderr
+
+
 @pytest.fixture(scope="module")
 def checkout(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout without an install, compiled on import."""

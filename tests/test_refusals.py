@@ -162,6 +162,27 @@ def test_what_stands_for_a_number_is_one() -> None:
         assert torch.equal(attend(query, query, query, is_causal=yes), causal)
 
 
+def test_what_a_transform_follows_is_no_number() -> None:
+    a, numbers = torch.ones(4), torch.ones(4)
+    words = "muladd: c is a tensor of shape .*inside a transform of torch.func; it must be a float"
+    with pytest.raises(TypeError, match=words):
+        torch.vmap(pkg.ops.muladd)(a, a, numbers)
+    with pytest.raises(TypeError, match=words):
+        torch.func.jvp(lambda c: pkg.ops.muladd(a, a, c), (numbers[0],), (numbers[0],))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz],
+    ids=str,
+)
+def test_dtypes_of_eight_bits_are_named(dtype: torch.dtype) -> None:
+    a = torch.ones(2, 2).to(dtype)
+    for operator in (pkg.ops.mul, pkg.ops.matmul):
+        with pytest.raises(RuntimeError, match=f"{operator.__name__}: a is {dtype}; supported"):
+            operator(a, a)
+
+
 def test_an_integer_beyond_64_bits_is_refused() -> None:
     a = torch.ones(2, 2)
     with pytest.raises((RuntimeError, TypeError, OverflowError)):

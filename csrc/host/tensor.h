@@ -116,6 +116,14 @@ inline const char* dtype_name(ScalarType type) {
       return "torch.uint32";
     case ScalarType::UInt64:
       return "torch.uint64";
+    case ScalarType::Float8_e5m2:
+      return "torch.float8_e5m2";
+    case ScalarType::Float8_e4m3fn:
+      return "torch.float8_e4m3fn";
+    case ScalarType::Float8_e5m2fnuz:
+      return "torch.float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fnuz:
+      return "torch.float8_e4m3fnuz";
     default:
       return "a dtype unknown to pkg";
   }

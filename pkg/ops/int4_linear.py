@@ -55,6 +55,8 @@ def int4_linear(
     ``avx512``, 24 with ``baseline``; up to 4 of either with ``amx``; on Arm up to 12 of float32 and
     32 of half precision. More rows are multiplied in floating point, and so are those beside a NaN,
     an infinity, or 128 columns whose largest magnitude is neither 0 nor between 2**-60 and 2**60.
+    A scale or zero that is NaN makes its outputs NaN; an infinite one makes them infinite or NaN,
+    which of the two may depend on the number of rows.
 
     Gradients flow to ``input`` and ``bias``, to any order. The scales are constants.
     Autocast changes nothing: the dtype is that of ``input``.

@@ -41,7 +41,9 @@ TABLE = (
 
 
 @operator
-def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> _Two:
+def lltm(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
     """Computes one step of an LLTM, a long-long-term-memory cell.
 
     The cell is that of PyTorch's tutorial "Custom C++ and CUDA Extensions" (Goldsborough,

@@ -27,7 +27,7 @@ TABLE = (
 @operator
 def lltm_sequence(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
-) -> _Two:
+) -> tuple[Tensor, Tensor]:
     """Computes all steps of an LLTM over a sequence; see :func:`pkg.ops.lltm` for the cell.
 
     Each step begins with the state and the cell of the one before. The weights are packed once

@@ -303,16 +303,16 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
         f"float,{BFLOAT16}",
         run_matmul,
         "cuda/gemm/matmul.cuh",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+        "const auto [batch, tile] = problem.order.place(index);",
+        "const auto [batch, tile] = problem.order.place(index / 2);",
     ),
     "a tile of a linear layer that is made twice": (
         "run_linear.cpp",
         f"float,{BFLOAT16}",
         run_linear,
         "cuda/gemm/matmul.cuh",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+        "const auto [batch, tile] = problem.order.place(index);",
+        "const auto [batch, tile] = problem.order.place(index / 2);",
     ),
     "a tile in TF32 that is made twice": (
         "run_matmul.cpp",
@@ -321,8 +321,8 @@ PLANTED: dict[str, tuple[str, str, Callable[[Emulator], None], str, str, str]] =
             emulator, torch.randn(9, 5), torch.randn(5, 136), multiplied_as="tf32"
         ),
         "cuda/gemm/matmul.cuh",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index);",
-        "const auto [rows, column_tile] = problem.column_tiles.divide(index / 2);",
+        "const auto [batch, tile] = problem.order.place(index);",
+        "const auto [batch, tile] = problem.order.place(index / 2);",
     ),
     "an element of float64 by its vector and alone": (
         "run_matmul.cpp",

@@ -183,6 +183,24 @@ class TestMatmul(OperatorTests):
             torch.set_num_threads(threads)
 
     @pytest.mark.parametrize("dtype", FLOATING)
+    def test_a_vector_rounds_alike_with_any_number_of_threads(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Whichever rows a thread's share has, and how many are left over of groups of them."""
+        threads = torch.get_num_threads()
+        try:
+            for rows, inner in product((2, 7, 9, 15, 36, 900), (333, 700, 5000)):
+                a = of_dtype(dtype, rows, inner).to(device)
+                b = of_dtype(dtype, inner, 1, seed=1).to(device)
+                torch.set_num_threads(1)
+                expected = pkg.ops.matmul(a, b)
+                for count in (2, 3, 7, 16):
+                    torch.set_num_threads(count)
+                    assert torch.equal(pkg.ops.matmul(a, b), expected)
+        finally:
+            torch.set_num_threads(threads)
+
+    @pytest.mark.parametrize("dtype", FLOATING)
     def test_tall_products_of_columns_side_by_side(
         self, device: torch.device, dtype: torch.dtype
     ) -> None:

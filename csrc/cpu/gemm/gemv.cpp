@@ -66,12 +66,18 @@ void add_scaled_rows(const simd::Compute<T>* vector,
 
 namespace {
 
-// Columns at a time, where registers or their lanes do not say otherwise.
-constexpr int kColumnsAtOnce = 8;
 constexpr bool kHasDotRegisters = simd::kVectorRegisters >= 32;
+// Chains of additions of each of kCount columns. The same of one column as of
+// eight, and lanes are added in the same order: threads share columns, and how
+// one is rounded must not follow from where a thread's begin.
+template <int kCount>
+constexpr int kChains = kHasDotRegisters && kCount <= kColumnsAtOnce ? 2 : 1;
+// Of one that is multiplied alone, or beside a few: as many as the processor
+// has additions under way.
+constexpr int kChainsAlone = 8;
 
 // The products of kCount columns from `column` on.
-template <int kCount, class T, class VectorElement>
+template <int kCount, int kAccumulators, class T, class VectorElement>
 [[gnu::always_inline]] inline void dot_some(const VectorElement* vector,
                                             const MatrixView<T>& matrix,
                                             int64_t column, int64_t inner,
@@ -79,11 +85,6 @@ template <int kCount, class T, class VectorElement>
                                             simd::Compute<T>* sums) {
   using C = simd::Compute<T>;
   constexpr int kLanes = simd::kLanes<C>;
-  // A chain of additions of its own for each that the processor has under way.
-  constexpr int kAccumulators = kCount == 1 ? 8
-                                : kHasDotRegisters && kCount <= kColumnsAtOnce
-                                    ? 2
-                                    : 1;
   const T* columns[kCount];
   Vector<C> sums_of[kCount][kAccumulators] = {};
   for (int c = 0; c < kCount; ++c) {
@@ -116,14 +117,18 @@ template <int kCount, class T, class VectorElement>
       sums_of[c][0] += simd::load_partial(columns[c] + k, rest) * x;
     }
   }
-  Vector<C> sum_of[kCount];
+  // How many there are says in which order their lanes are added.
+  constexpr int kTotals = std::max<int>(kCount, kColumnsAtOnce);
+  Vector<C> sum_of[kTotals] = {};
   for (int c = 0; c < kCount; ++c) {
     sum_of[c] = sums_of[c][0];
     for (int i = 1; i < kAccumulators; ++i) {
       sum_of[c] += sums_of[c][i];
     }
   }
-  simd::reduce_add_each(sum_of, sums);
+  C totals[kTotals];
+  simd::reduce_add_each(sum_of, totals);
+  std::copy_n(totals, kCount, sums);
 }
 
 }  // namespace
@@ -140,8 +145,8 @@ void dot_columns(const VectorElement* vector, const MatrixView<T>& matrix,
   constexpr int kLanes = simd::kLanes<simd::Compute<T>>;
   int64_t column = begin;
   const auto dot = [&]<int kCount>() {
-    dot_some<kCount>(vector, matrix, column, inner, prefetches,
-                     sums + (column - begin));
+    dot_some<kCount, kChains<kCount>>(vector, matrix, column, inner, prefetches,
+                                      sums + (column - begin));
     column += kCount;
   };
   if constexpr (kHasDotRegisters && kLanes > kColumnsAtOnce) {
@@ -154,15 +159,37 @@ void dot_columns(const VectorElement* vector, const MatrixView<T>& matrix,
   while (column + kColumnsAtOnce <= end) {
     dot.template operator()<kColumnsAtOnce>();
   }
+  while (column + kColumnsAtOnce / 2 <= end) {
+    dot.template operator()<kColumnsAtOnce / 2>();
+  }
   while (column < end) {
     dot.template operator()<1>();
   }
 }
 
-#define PKG_DOT_COLUMNS(T, VectorElement)                               \
-  template void dot_columns(const VectorElement*, const MatrixView<T>&, \
-                            int64_t, int64_t, int64_t, bool,            \
-                            simd::Compute<T>*)
+template <class T, class VectorElement>
+void dot_few_columns(const VectorElement* vector, const MatrixView<T>& matrix,
+                     int64_t columns, int64_t inner, simd::Compute<T>* sums) {
+  int64_t column = 0;
+  const auto dot = [&]<int kCount, int kAccumulators>() {
+    for (; column + kCount <= columns; column += kCount) {
+      dot_some<kCount, kAccumulators>(vector, matrix, column, inner, false,
+                                      sums + column);
+    }
+  };
+  dot.template operator()<kColumnsAtOnce, kChains<kColumnsAtOnce>>();
+  // So that the vector is read once for them: of long sums half of all bytes.
+  dot.template operator()<4, kChainsAlone / 4>();
+  dot.template operator()<2, kChainsAlone / 2>();
+  dot.template operator()<1, kChainsAlone>();
+}
+
+#define PKG_DOT_COLUMNS(T, VectorElement)                                   \
+  template void dot_columns(const VectorElement*, const MatrixView<T>&,     \
+                            int64_t, int64_t, int64_t, bool,                \
+                            simd::Compute<T>*);                             \
+  template void dot_few_columns(const VectorElement*, const MatrixView<T>&, \
+                                int64_t, int64_t, simd::Compute<T>*)
 #define PKG_MULTIPLY_VECTOR(T)                                                 \
   template void add_scaled_rows(const simd::Compute<T>*, const MatrixView<T>&, \
                                 int64_t, int64_t, int64_t, bool,               \

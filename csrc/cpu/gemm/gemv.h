@@ -47,8 +47,9 @@ void store_finished(const C* sums, int64_t first, int64_t count, Output* output,
   }
 }
 
-// The columns that are gathered at a time: as many as dot_columns takes.
-inline constexpr int64_t kGatheredColumns = 8;
+// The columns that dot_columns multiplies side by side, and so the columns that
+// are gathered at a time.
+inline constexpr int64_t kColumnsAtOnce = 8;
 
 // Copies columns `first` to `last` to where each is contiguous.
 template <class T>
@@ -126,6 +127,12 @@ template <class T, class VectorElement>
 void dot_columns(const VectorElement* vector, const MatrixView<T>& matrix,
                  int64_t begin, int64_t end, int64_t inner, bool prefetches,
                  simd::Compute<T>* sums);
+// The same of up to kColumnsAtOnce columns, all that there are of a matrix or a
+// part that does not follow from the number of threads: those that fill no
+// group are summed in more chains of additions.
+template <class T, class VectorElement>
+void dot_few_columns(const VectorElement* vector, const MatrixView<T>& matrix,
+                     int64_t columns, int64_t inner, simd::Compute<T>* sums);
 
 }  // namespace detail
 
@@ -227,8 +234,8 @@ simd::Compute<T> dot(const T* a, int64_t a_stride, const T* b, int64_t b_stride,
                                                    a_stride, count);
       const T* y = neighbours_of<Slot::GatheredColumns>(b + first * b_stride,
                                                         b_stride, count);
-      dot_columns(x, MatrixView<T>{y, 1, count}, 0, 1, count, false,
-                  &sums[static_cast<size_t>(part)]);
+      dot_few_columns(x, MatrixView<T>{y, 1, count}, 1, count,
+                      &sums[static_cast<size_t>(part)]);
     }
   });
   double total = 0;
@@ -261,7 +268,7 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
       columns, gemv_grain(columns, inner, threads),
       [&](int64_t begin, int64_t end) {
         alignas(64) C sums[detail::kLongRowsRun<C>];
-        const int64_t run = gathers            ? detail::kGatheredColumns
+        const int64_t run = gathers            ? detail::kColumnsAtOnce
                             : !contiguous_rows ? detail::kColumnsRun
                             : prefetches       ? detail::kLongRowsRun<C>
                                                : detail::kRowsRun<C>;
@@ -279,8 +286,13 @@ void multiply_vector(const T* vector, int64_t stride, MatrixView<T> matrix,
                 gathers ? detail::gather_columns(matrix, first, last, inner,
                                                  gathered)
                         : matrix.from(0, first);
-            detail::dot_columns(x, dotted, 0, last - first, inner,
-                                prefetches && detail::kPrefetchesDots<T>, sums);
+            if (columns < detail::kColumnsAtOnce) {
+              detail::dot_few_columns(x, dotted, last - first, inner, sums);
+            } else {
+              detail::dot_columns(x, dotted, 0, last - first, inner,
+                                  prefetches && detail::kPrefetchesDots<T>,
+                                  sums);
+            }
           }
           detail::store_finished(sums, first, last - first, output, epilogue);
         }

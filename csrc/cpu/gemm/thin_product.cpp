@@ -107,8 +107,8 @@ void add_thin_product(const MatrixView<T>& left, int64_t rows,
     const auto b = side_by_side(of_right, first, count, memory + rows * part);
     for (int64_t row = 0; row < rows; ++row) {
       C of_row[kMostThinSize];
-      dot_columns(a.at(row, 0), MatrixView<C>{b.data, 1, b.row_stride}, 0,
-                  columns, count, false, of_row);
+      dot_few_columns(a.at(row, 0), MatrixView<C>{b.data, 1, b.row_stride},
+                      columns, count, of_row);
       for (int64_t column = 0; column < columns; ++column) {
         sums[row * columns + column] += of_row[column];
       }
