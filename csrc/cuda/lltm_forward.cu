@@ -72,9 +72,10 @@ std::optional<Tensor> divide(LltmStep<Element>& step, DeviceId device) {
 template <class Element>
 void launch_finish(const LltmStep<Element>& step, cudaStream_t stream) {
   const int64_t states = step.operands.batch * step.operands.units;
-  launch(lltm_finish_kernel<Element>, tiles_of(states, kTileThreads),
-         LaunchShape(kTileThreads).that_waits(), stream, step,
-         FastDivisor(step.operands.units));
+  with_finish_kernel(step, [&](auto kernel, const auto& units) {
+    launch(kernel, tiles_of(states, kTileThreads),
+           LaunchShape(kTileThreads).that_waits(), stream, step, units);
+  });
 }
 
 template <class Element>

@@ -51,10 +51,29 @@ void run_step(const Request& request) {
                 cuda::launch_shape<cuda::GateProduct<Element>>(),
                 cuda::lltm_step_kernel<Element>, step);
   if (split_panels > 0) {
-    launch_blocks(request, step.operands.batch, cuda::kTileThreads,
-                  cuda::lltm_finish_kernel<Element>, step,
-                  cuda::FastDivisor(hidden));
+    cuda::with_finish_kernel(step, [&](auto kernel, const auto& units) {
+      launch_blocks(request, step.operands.batch, cuda::kTileThreads, kernel,
+                    step, units);
+    });
   }
+}
+
+// Where the kernel that finishes a step finds its states, of more than it can
+// be run with here.
+template <class Element>
+void run_places(const Request& request) {
+  cuda::LltmStep<Element> step = {};
+  step.operands.batch = request.integer("batch");
+  step.operands.units = request.integer("hidden");
+  auto* places = request.buffer<int64_t>("places");
+  cuda::with_finish_kernel(step, [&](auto, const auto& units) {
+    using Index = decltype(units.divide(0).quotient);
+    for (const int64_t index : request.integers("indices")) {
+      const auto place = units.divide(static_cast<Index>(index));
+      *places++ = place.quotient;
+      *places++ = place.remainder;
+    }
+  });
 }
 
 template <class Element>
@@ -121,6 +140,8 @@ void run(const Request& request) {
   const std::string& kernel = request.text("kernel");
   if (kernel == "lltm_step") {
     run_step<Element>(request);
+  } else if (kernel == "lltm_places") {
+    run_places<Element>(request);
   } else if (kernel == "lltm_gradients") {
     run_gradients<Element>(request);
   } else {
@@ -132,8 +153,8 @@ void run(const Request& request) {
 
 bool run_lltm(const Request& request) {
   const std::string& kernel = request.text("kernel");
-  if (kernel != "lltm_step" && kernel != "lltm_gradients" &&
-      kernel != "lltm_product") {
+  if (kernel != "lltm_step" && kernel != "lltm_places" &&
+      kernel != "lltm_gradients" && kernel != "lltm_product") {
     return false;
   }
   // A half of either kind is computed alike; the host code is run with both.

@@ -257,6 +257,19 @@ def test_cells(emulated_operators: Operators, dtype: torch.dtype) -> None:
         check_backward(emulated_operators, sample)
 
 
+@pytest.mark.parametrize(
+    ("batch", "hidden"), [(7, 33), (838_860, 2560), (1_100_000, 2560), (2**22, 2048)]
+)
+def test_places_of_states_beyond_31_bits(cuda_emulator: Emulator, batch: int, hidden: int) -> None:
+    """As a kernel that finishes a large step finds them, which is too large to be run here."""
+    last = batch * hidden - 1
+    indices = [0, last, last // 2, *range(max(last - 3 * hidden, 1), last, hidden // 3)]
+    places = torch.full((len(indices), 2), -1)
+    options = {"type": "float32", "batch": batch, "hidden": hidden, "indices": indices}
+    cuda_emulator.run("lltm_places", ["places"], places=places, **options)
+    assert places.tolist() == [[index // hidden, index % hidden] for index in indices]
+
+
 # Batch, features, states; and rows and columns of a product among those of a cell and its gradients
 # that is large on the emulated device, of 3 multiprocessors: that of a step, or of the weights.
 LARGE = [

@@ -276,19 +276,20 @@ __global__ void __launch_bounds__(GateProduct<Element>::kThreads,
 }
 
 // The states of a divided step, whose parts are added up, the first first.
-// Their number, which few tiles have, is below 2^31.
-template <class Element>
+// `Divisor` is FastDivisor where there are fewer than 2^31 of them.
+template <class Element, class Divisor>
 __global__ void __launch_bounds__(kTileThreads)
     lltm_finish_kernel(const __grid_constant__ LltmStep<Element> step,
-                       const __grid_constant__ FastDivisor units) {
+                       const __grid_constant__ Divisor units) {
   wait_for_kernel_before();
   let_next_kernel_begin();
   using Number = Accumulator<Element>;
+  using Index = decltype(units.divide(0).quotient);
   const int64_t hidden = step.operands.units;
   const int64_t states = step.operands.batch * hidden;
   for (int64_t index = global_thread_index(); index < states;
        index += global_thread_count()) {
-    const auto place = units.divide(static_cast<uint32_t>(index));
+    const auto place = units.divide(static_cast<Index>(index));
     const int64_t row = place.quotient;
     const int64_t unit = place.remainder;
     const Number* part = step.parts + row * kGates * hidden + unit;
@@ -311,6 +312,19 @@ __global__ void __launch_bounds__(kTileThreads)
     const LltmState<Number> state = state_of(step, row, unit, gates);
     step.new_cell[index] = convert<Element>(state.cell);
     step.new_h[index] = convert<Element>(state.h);
+  }
+}
+
+// Calls function(kernel, units) with the kernel for so many states and what
+// divides them into rows. A step that is divided has few of them, but one whose
+// product matmul makes may have any number.
+template <class Element, class Function>
+void with_finish_kernel(const LltmStep<Element>& step, Function&& function) {
+  const int64_t units = step.operands.units;
+  if (step.operands.batch * units > INT32_MAX) {
+    function(lltm_finish_kernel<Element, WideDivisor>, WideDivisor(units));
+  } else {
+    function(lltm_finish_kernel<Element, FastDivisor>, FastDivisor(units));
   }
 }
 
