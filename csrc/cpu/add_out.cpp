@@ -4,6 +4,7 @@
 
 #include "cpu/pointwise/pointwise.h"
 #include "host/namespace.h"
+#include "host/wrapping_integer.h"
 
 namespace pkg::cpu {
 namespace {
@@ -16,7 +17,9 @@ void add_out(const TensorView& a, const TensorView& b,
   with_element_type(type, [&](auto example) {
     using T = decltype(example);
     run_pointwise<T>(loop, destination_of(out), std::array{&a, &b},
-                     [](auto x, auto y) { return x + y; });
+                     []<class V>(V x, V y) {
+                       return static_cast<V>(Computed<V>(x) + Computed<V>(y));
+                     });
   });
 }
 

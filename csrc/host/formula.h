@@ -17,6 +17,9 @@
 //
 //   abs, exp, expm1_of_nonpositive, log, max_or_nan, sigmoid, sqrt, tanh
 //
+// These take floating numbers. What arithmetic makes of integers,
+// host/wrapping_integer.h says.
+//
 // This file needs nothing of PyTorch, so that tests can run the formulas as the
 // CUDA kernels do; host/elementwise.h has the checks, the loop and the
 // registration. A CUDA source defines PKG_ON_CUDA before it includes the
@@ -28,6 +31,8 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
+
+#include "host/wrapping_integer.h"
 
 #ifdef PKG_ON_CUDA
 #include "cuda/pointwise/formula_math.cuh"
@@ -150,12 +155,8 @@ struct BoundFormula {
   PKG_FORMULA_INLINE V operator()(V first, More... more) const {
     static_assert(1 + sizeof...(More) == Traits::kTensors);
     constexpr std::make_index_sequence<Traits::kNumbers> kEach;
-    if constexpr (std::is_same_v<V, bool>) {
-      // In integers, as C++ computes with bools; any but 0 is true.
-      return compute(kEach, int{first}, int{more}...) != 0;
-    } else {
-      return compute(kEach, first, more...);
-    }
+    return static_cast<V>(
+        compute(kEach, Computed<V>(first), Computed<V>(more)...));
   }
 
  private:

@@ -277,7 +277,7 @@ def build_operators(
     flags += [*contraction(), *sanitize, *ASSERT_RANGES]
     folder = ROOT / HERE
     sources = [*sorted((ROOT / "csrc" / "cuda").glob("*.cu")), ROOT / "csrc" / "library.cpp"]
-    sources += [folder / "operators" / "register.cpp", *(folder / name for name in PLAIN)]
+    sources += [*sorted((folder / "operators").glob("*.cpp")), *(folder / name for name in PLAIN)]
     flags += [f"-DPKG_BUILT_FOR={torch.__version__}"]  # compile again for another PyTorch
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     with building(), ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -97,7 +97,7 @@ void run(const Request& request, Function function) {
       return;
     }
     if constexpr (Function::kTakesIntegers) {
-      run_strided<uint64_t>(request, function);
+      run_strided<int64_t>(request, function);
     }
   } else if (with_type<double, float, cuda::float16, cuda::bfloat16>(
                  type, [&]<class Element>() {
@@ -106,11 +106,13 @@ void run(const Request& request, Function function) {
     return;
   } else if constexpr (Function::kTakesIntegers) {
     if (type == "int64") {
-      run_dense<uint64_t>(request, function);
+      run_dense<int64_t>(request, function);
     } else if (type == "int32") {
-      run_dense<uint32_t>(request, function);
+      run_dense<int32_t>(request, function);
     } else if (type == "int16") {
-      run_dense<uint16_t>(request, function);
+      run_dense<int16_t>(request, function);
+    } else if (type == "int8") {
+      run_dense<int8_t>(request, function);
     } else {
       run_dense<uint8_t>(request, function);
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import integer_formulas
 import pytest
 import references
 import test_emulated_attention as attention
@@ -78,6 +79,10 @@ def test_add_out(emulated_operators: Operators) -> None:
     expected = a + a
     emulated_operators.add_out(a, a, out=a)
     assert torch.equal(a, expected)
+
+
+def test_formulas_of_integers(emulated_operators: Operators) -> None:
+    integer_formulas.check(emulated_operators)
 
 
 @pytest.mark.parametrize(

@@ -91,23 +91,23 @@ __device__ __forceinline__ void store_as(void* data, int64_t index,
 
 // The value that `type` holds after a store of `value`: inputs are promoted to
 // the common dtype, and the result is rounded to it, before anything else sees
-// them. Integers come back signed, for a store to a floating type.
+// them. Every integer is held in 64 bits.
 template <class Number>
-__device__ __forceinline__ auto round_to(ElementType type, Number value) {
-  if constexpr (std::is_same_v<Number, uint64_t>) {
+__device__ __forceinline__ Number round_to(ElementType type, Number value) {
+  if constexpr (std::is_same_v<Number, int64_t>) {
     switch (type) {
       case ElementType::boolean:
-        return static_cast<int64_t>(value != 0);
+        return int64_t{value != 0};
       case ElementType::uint8:
-        return static_cast<int64_t>(static_cast<uint8_t>(value));
+        return int64_t{static_cast<uint8_t>(value)};
       case ElementType::int8:
-        return static_cast<int64_t>(static_cast<int8_t>(value));
+        return int64_t{static_cast<int8_t>(value)};
       case ElementType::int16:
-        return static_cast<int64_t>(static_cast<int16_t>(value));
+        return int64_t{static_cast<int16_t>(value)};
       case ElementType::int32:
-        return static_cast<int64_t>(static_cast<int32_t>(value));
+        return int64_t{static_cast<int32_t>(value)};
       default:
-        return static_cast<int64_t>(value);
+        return value;
     }
   } else if constexpr (std::is_same_v<Number, float>) {
     switch (type) {

@@ -3,10 +3,9 @@
 // (host/formula.h).
 //
 // Two kernels run any of these functions. They see their arguments in the type
-// of the computation: float32 for halves and float32, float64, or an unsigned
-// integer. Integers are computed modulo 2^64 and cut to their type afterwards,
-// which gives the same bits as computing in any narrower type, and no undefined
-// overflow.
+// of the computation: float32 for halves and float32, float64, or an integer of
+// 32 bits or, of int64, of 64, whose arithmetic wraps (host/wrapping_integer.h)
+// and which is cut to its type afterwards.
 //
 // `pointwise_dense` takes operands of one dtype that lie in memory in the same
 // order without gaps, or that are a single element; a thread moves 16 bytes of
@@ -31,6 +30,7 @@
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/element_type.cuh"
 #include "cuda/device/numeric.cuh"
+#include "host/wrapping_integer.h"
 
 namespace pkg::cuda {
 
@@ -41,7 +41,7 @@ struct Add {
   static constexpr bool kTakesIntegers = true;
   template <class Number>
   __device__ __forceinline__ Number operator()(Number a, Number b) const {
-    return a + b;
+    return static_cast<Number>(Computed<Number>(a) + Computed<Number>(b));
   }
 };
 
@@ -56,13 +56,31 @@ __device__ __forceinline__ Number apply(const Function& function,
   }
 }
 
-// The type in which elements are computed. Integers of one width share the
-// kernel of the unsigned one, and compute in at least 32 bits, so that C++
-// promotes nothing to a signed int.
+// The same in a common dtype that only the kernel knows. Integers are held in
+// 64 bits, but those of narrower types are computed in 32, as the dense kernel
+// does.
+template <class Function, class Number>
+__device__ __forceinline__ Number apply_in(ElementType common,
+                                           const Function& function,
+                                           const Number (&values)[2]) {
+  if constexpr (std::is_same_v<Number, int64_t>) {
+    if (common != ElementType::int64) {
+      int32_t narrow[2] = {};
+      PKG_UNROLL
+      for (int input = 0; input < Function::kInputs; ++input) {
+        narrow[input] = static_cast<int32_t>(values[input]);
+      }
+      return apply(function, narrow);
+    }
+  }
+  return apply(function, values);
+}
+
+// The type that holds elements while they are computed.
 template <class Element>
 using PointwiseNumber = std::conditional_t<
     std::is_integral_v<Element>,
-    std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>,
+    std::conditional_t<sizeof(Element) == sizeof(int64_t), int64_t, int32_t>,
     Accumulator<Element>>;
 
 template <class Element>
@@ -191,7 +209,7 @@ inline bool has_narrow_indices(const BatchSizes& shape,
   return true;
 }
 
-// Number is the type of the computation in the common dtype.
+// Number holds elements of the common dtype: int64_t every integer.
 template <class Number, class Indices, class Function>
 __global__ void __launch_bounds__(kPointwiseThreads)
     pointwise_strided(const __grid_constant__ StridedOperands<Indices> operands,
@@ -220,10 +238,9 @@ __global__ void __launch_bounds__(kPointwiseThreads)
       const Number value =
           load_as<Number>(operands.inputs[input], input_offsets[input],
                           operands.input_types[input]);
-      values[input] =
-          static_cast<Number>(round_to(operands.common_type, value));
+      values[input] = round_to(operands.common_type, value);
     }
-    const Number result = apply(function, values);
+    const Number result = apply_in(operands.common_type, function, values);
     store_as(operands.output, output_offset, operands.output_type,
              round_to(operands.common_type, result));
   }

@@ -136,23 +136,24 @@ void launch_strided(const char* op,
   }
 }
 
-// Integers of one width share a dense kernel, and all of them the strided one.
+// Each has a dense kernel of its own, and all of them share the strided one.
 template <class Function>
 void run_integers(const char* op, const PointwiseCall<Function::kInputs>& call,
                   Function function, cudaStream_t stream) {
   if (!call.is_dense()) {
-    return launch_strided<uint64_t>(op, call, function, stream);
+    return launch_strided<int64_t>(op, call, function, stream);
   }
   switch (call.common) {
     case ScalarType::Byte:
-    case ScalarType::Char:
       return launch_dense<uint8_t>(call, function, stream);
+    case ScalarType::Char:
+      return launch_dense<int8_t>(call, function, stream);
     case ScalarType::Short:
-      return launch_dense<uint16_t>(call, function, stream);
+      return launch_dense<int16_t>(call, function, stream);
     case ScalarType::Int:
-      return launch_dense<uint32_t>(call, function, stream);
+      return launch_dense<int32_t>(call, function, stream);
     default:
-      return launch_dense<uint64_t>(call, function, stream);
+      return launch_dense<int64_t>(call, function, stream);
   }
 }
 

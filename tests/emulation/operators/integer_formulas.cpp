@@ -1,0 +1,2 @@
+#define PKG_ON_CUDA
+#include "../../integer_formulas.cpp"
