@@ -89,9 +89,9 @@ def keys_in_window(rows: int, columns: int, left: int, right: int) -> Tensor:
     key = torch.arange(columns)
     seen = torch.ones(rows, columns, dtype=torch.bool)
     if left >= 0:
-        seen &= key >= own - left
+        seen &= own - key <= left
     if right >= 0:
-        seen &= key <= own + right
+        seen &= key - own <= right
     return seen
 
 

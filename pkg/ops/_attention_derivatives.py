@@ -67,12 +67,12 @@ def _hidden_by_place(
         return None
     column = torch.arange(columns, device=scores.device)
     row = torch.arange(rows, device=scores.device).unsqueeze(-1)
-    own = row + columns - rows
+    distance = column - (row + columns - rows)
     hidden = column > row if is_causal else torch.zeros_like(column > row)
     if window_left >= 0:
-        hidden = hidden | (column < own - window_left)
+        hidden = hidden | (distance < -window_left)
     if window_right >= 0:
-        hidden = hidden | (column > own + window_right)
+        hidden = hidden | (distance > window_right)
     return hidden
 
 

@@ -292,6 +292,7 @@ CALLS = {
     "causal, more queries than keys": lambda: make((140, 9), (5, 0), is_causal=True),
     "window": lambda: make((70, 3, 130, 1), (70, 129, 65, 66), window=(40, 2)),
     "window, causal": lambda: make((140, 9), (75, 70), is_causal=True, window=(64, -1)),
+    "window of all": lambda: make((70, 3), (5, 129), window=(2**63 - 1, 2**63 - 1)),
     "softcap": lambda: make((9, 70), (66, 5), softcap=0.8),
     "slopes": lambda: make((9, 70), (66, 5), (6, 2), slopes=torch.rand(6)),
     "all": lambda: make(

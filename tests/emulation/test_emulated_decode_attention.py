@@ -159,6 +159,15 @@ def test_windows_caps_and_slopes(cuda_emulator: Emulator, dtype: torch.dtype, wi
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_largest_window_hides_nothing(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
+    """Not where rows stand before the first key either, whose own keys are below zero."""
+    for heads, rows in (((1, 1), 4), ((4, 2), 3)):
+        plain = make((2, 130, 0), heads, rows, dtype=dtype)
+        windowed = Sample((*plain.args, None, 2**63 - 1))
+        assert torch.equal(emulated(cuda_emulator, windowed), emulated(cuda_emulator, plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_strides(cuda_emulator: Emulator, dtype: torch.dtype) -> None:
     sample = make((70, 66), (4, 2), 3, (16, 24), dtype=dtype)
     query, key, value, lengths, _ = sample.args

@@ -613,6 +613,7 @@ def test_packed_attention_without_query_heads(
 
 
 make = attention.make
+MOST = 2**63 - 1
 CALLS = {
     "plain": lambda: make(2, 3, rows=9, columns=70, head=5, value_head=6),
     "no leading dimension": lambda: make(rows=9, columns=70),
@@ -644,6 +645,8 @@ CALLS = {
     "heads inside": lambda: heads_inside(make(2, 3, rows=9, columns=70, head=8)),
     "window": lambda: make(2, 3, rows=70, columns=200, window=(66, 0)),
     "window, causal": lambda: make(rows=70, columns=200, window=(100, 140), is_causal=True),
+    "window of all": lambda: make(2, 3, rows=9, columns=70, window=(MOST, MOST)),
+    "window of all, few keys": lambda: make(2, rows=70, columns=9, window=(MOST, MOST)),
     "softcap": lambda: make(2, 3, softcap=0.7, mask=torch.randn(2, 1, 5, 7)),
     "softcap, wide heads": lambda: make(2, head=65, value_head=130, softcap=0.7),
     "slopes of heads": lambda: make(2, 3, slopes=torch.rand(3)),

@@ -120,11 +120,14 @@ def flash_attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], 
 
     add("window", square, window_left=2, window_right=1)
     add("window, causal, learnable mask", square, normal(5, 7), window_left=3, window_right=0)
+    most = 2**63 - 1
+    more_queries = ((7, 4), (5, 4), (5, 4))
+    add("window of all", more_queries, window_left=most, window_right=most)
     add("window, grouped", grouped, enable_gqa=True, window_left=1, window_right=0, scale=0.3)
-    for left, right in ((-1, 0), (0, 0), (1, -1), (4, 2), (0, 2), (2**62, 2**62)):
+    for left, right in ((-1, 0), (0, 0), (1, -1), (4, 2), (0, 2), (most, most)):
         window = {"window_left": left, "window_right": right}
         add("window", square, None, values, **window)
-        add("window, more queries", ((7, 4), (5, 4), (5, 4)), None, values, **window)
+        add("window, more queries", more_queries, None, values, **window)
         add("window, causal", square, None, values, is_causal=True, **window)
         add("window, mask", square, boolean_mask(5, 7), values, **window)
         add("window, mask of heads", square, normal(3, 1, 7), values, **window)

@@ -133,7 +133,9 @@ def flash_attention_calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any], 
         causal=True,
         alibi_slopes=0.5 ** torch.arange(12.0).view(3, 4),
     )
-    for left, right, causal in ((0, 0, False), (3, -1, True), (-1, 2, False), (2, 5, True)):
+    most = 2**63 - 1
+    windows = ((0, 0, False), (3, -1, True), (-1, 2, False), (2, 5, True), (most, most, False))
+    for left, right, causal in windows:
         add(
             "window",
             packed((5, 9, 0, 2), (7, 4, 3, 2)),

@@ -168,14 +168,18 @@ struct DecodeAttention {
   }
 
   // Whether the window lets a row that sees so many keys see this one of them.
+  // Its left side may be any number: distances are compared with it, for which
+  // none overflows.
   __device__ __forceinline__ bool in_window(int64_t key, int64_t seen) const {
-    return window_left < 0 || key >= seen - 1 - window_left;
+    return window_left < 0 || seen - 1 - key <= window_left;
   }
 
   // The first tile of keys that any row sees.
   __device__ __forceinline__ int64_t first_key(int64_t length) const {
-    const int64_t first = seen(length, 0) - 1 - window_left;
-    return window_left < 0 || first < 0 ? 0 : first / kDecodeTile * kDecodeTile;
+    const int64_t own = seen(length, 0) - 1;
+    return window_left < 0 || own <= window_left
+               ? 0
+               : (own - window_left) / kDecodeTile * kDecodeTile;
   }
 
   // A scaled product as the score of a key for a row whose own key is so far
