@@ -142,7 +142,8 @@ class Backward {
     product.b[0] = columns_as_panels(right, columns, plan_.gates());
     product.c = to;
     product.c_row_stride = columns;
-    launch_product(product, true, grad_sums_);
+    // Without states there are no gates, and no kernel has gone before.
+    launch_product(product, plan_.hidden > 0, grad_sums_);
   }
 
   void multiply_transposed() const {

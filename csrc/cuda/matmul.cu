@@ -66,9 +66,20 @@ bool has_dense_lines(const Tensor& tensor) {
          reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kVector == 0;
 }
 
-// The tensor, or a copy that has such lines.
+// The tensor, or a copy that has such lines: of size 1 where it is the same
+// along a dimension of the batch, as one that was expanded.
 Tensor with_dense_lines(const Tensor& tensor) {
-  return has_dense_lines(tensor) ? tensor : torch::stable::contiguous(tensor);
+  if (has_dense_lines(tensor)) {
+    return tensor;
+  }
+  Tensor matrices = tensor;
+  const size_t batch_dims = sizes_of(tensor).size() - 2;
+  for (size_t d = 0; d < batch_dims; ++d) {
+    if (sizes_of(tensor)[d] > 1 && strides_of(tensor)[d] == 0) {
+      matrices = torch::stable::narrow(matrices, static_cast<int64_t>(d), 0, 1);
+    }
+  }
+  return torch::stable::contiguous(matrices);
 }
 
 // Bytes are multiplied by warpgroups only where the terms of both operands lie
@@ -96,7 +107,9 @@ Tensor matmul(const Tensor& a, const Tensor& b,
   const Tensor left = with_dense_lines(a);
   const Tensor right = torch::stable::transpose(
       with_dense_lines(torch::stable::transpose(b, -2, -1)), -2, -1);
-  multiply(plan_matmul(left, right, out_dtype), left, right, output);
+  MatmulPlan dense = plan_matmul(left, right, out_dtype);
+  dense.batch_sizes = plan.batch_sizes;  // also where both are of size 1
+  multiply(dense, left, right, output);
   return output;
 }
 

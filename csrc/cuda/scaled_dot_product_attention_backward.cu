@@ -16,9 +16,8 @@ namespace pkg::cuda {
 template <class Element>
 void launch_attention_delta(const AttentionBackward<Element>& call,
                             cudaStream_t stream) {
-  launch(attention_delta_kernel<Element>,
-         call.problem.batch_count * tiles_of(call.problem.rows, kDeltaRows),
-         kTileThreads, stream, call);
+  launch(attention_delta_kernel<Element>, call.delta_tiles(), kTileThreads,
+         stream, call);
 }
 
 // PKG_CUDA_JOINT_GRADIENTS=0 makes the gradients of query and key by a kernel
@@ -30,6 +29,13 @@ AttentionDevice attention_device() {
           joins_gradients(), copies_panels()};
 }
 
+// Without queries the gradients of keys are the first kernel of the call.
+template <class Element>
+LaunchShape waiting_for_delta(LaunchShape shape,
+                              const AttentionBackward<Element>& call) {
+  return shape.that_waits(call.delta_tiles() > 0);
+}
+
 template <class Element>
 void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
                                  cudaStream_t stream) {
@@ -37,7 +43,8 @@ void launch_attention_grad_query(const AttentionGradQuery<Element>& call,
       call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
-        launch(kernel, tiles, shape.that_waits(), stream, arguments);
+        launch(kernel, tiles, waiting_for_delta(shape, call.backward), stream,
+               arguments);
       });
 }
 
@@ -48,7 +55,8 @@ void launch_attention_grad_key_value(const AttentionGradKeyValue<Element>& call,
       call, attention_device(),
       [&](auto kernel, int64_t tiles, LaunchShape shape,
           const auto& arguments) {
-        launch(kernel, tiles, shape.that_waits(), stream, arguments);
+        launch(kernel, tiles, waiting_for_delta(shape, call.backward), stream,
+               arguments);
       });
 }
 
@@ -259,13 +267,14 @@ scaled_dot_product_attention_backward(
   const Tensor delta = allocate_log_sum_exp(shape, query);
   // As the forward pass makes it; a caller may have changed its strides.
   const Tensor dense_log_sum_exp = torch::stable::contiguous(log_sum_exp);
+  const Tensor dense_grad_output = with_dense_rows(grad_output);
   with_floating_type(shape.type, [&](auto example) {
     using Element = decltype(example);
     const AttentionBackward<Element> backward = {
         attention_problem<Element>(shape, call.batch, query, key, value,
                                    attn_mask, dropout_seed, dropout_p,
                                    is_causal, extras),
-        matrix_batch<Element>(shape, call.batch, grad_output),
+        matrix_batch<Element>(shape, call.batch, dense_grad_output),
         matrix_batch<Element>(shape, call.batch, output),
         has_elements(output_residual)
             ? matrix_batch<Element>(shape, call.batch, output_residual)

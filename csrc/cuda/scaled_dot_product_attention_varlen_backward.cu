@@ -40,6 +40,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
       shape.log_sum_exp_sizes(), shape.accumulate_type(), device_of(query));
   // As the forward pass makes it; a caller may have changed its strides.
   const Tensor dense_log_sum_exp = torch::stable::contiguous(log_sum_exp);
+  const Tensor dense_grad_output = with_dense_rows(grad_output);
   const PackedTensors tensors{query,        key,          value,
                               cu_seqlens_q, cu_seqlens_k, dropout_seed};
   with_floating_type(shape.type, [&](auto example) {
@@ -48,7 +49,7 @@ std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_attention_varlen_backward(
     const cudaStream_t stream = current_stream(query);
     const AttentionBackward<Element> backward = {
         packed_problem<Element>(shape, tensors, options),
-        packed_matrices<Element>(shape, grad_output, true),
+        packed_matrices<Element>(shape, dense_grad_output, true),
         packed_matrices<Element>(shape, output, true),
         packed_residual<Element>(shape, output_residual),
         static_cast<const Number*>(dense_log_sum_exp.const_data_ptr()),

@@ -3,9 +3,10 @@
 //
 // There is one device, but host code must not rely on that: it is refused to
 // launch a kernel, or to ask for a property of the device, without a guard that
-// makes the tensors' device the current one, and to launch on a stream that is
-// not the current one. What it reads of a tensor is seen where the test says
-// which memory is the device's (device_memory.h).
+// makes the tensors' device the current one, to launch on a stream that is not
+// the current one, and to let a call's first kernel begin before the one ahead
+// of it has ended (cuda/device/dependent_launch.cuh). What it reads of a tensor
+// is seen where the test says which memory is the device's (device_memory.h).
 #pragma once
 
 #include <algorithm>
@@ -26,9 +27,14 @@ namespace pkg::cuda {
 
 inline int device_guards = 0;
 
+// Since the outermost guard was made, with which a call begins.
+inline int64_t launched_kernels = 0;
+
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int32_t) { ++device_guards; }
+  explicit DeviceGuard(int32_t) {
+    launched_kernels = device_guards++ == 0 ? 0 : launched_kernels;
+  }
   ~DeviceGuard() { --device_guards; }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
@@ -91,6 +97,10 @@ void launch(void (*kernel)(Parameters...), int64_t pieces, LaunchShape shape,
   // Fewer blocks than there often is work, so that they have to take more.
   constexpr unsigned kFewBlocks = 5;
   if (pieces > 0) {
+    PKG_CHECK(!shape.waits || launched_kernels > 0,
+              "cuda emulator: a kernel that waits for the one before is the "
+              "first of its call");
+    ++launched_kernels;
     launched_threads = shape.threads;
     launched_kernel_type = typeid(kernel).name();
     emulation::set_most_shared_bytes(

@@ -49,11 +49,8 @@ void run_normalized_grad_output(const Request& request) {
 template <class Element>
 void run_delta(const Request& request) {
   const auto call = backward_of<Element>(request);
-  launch_blocks(request,
-                call.problem.batch_count *
-                    cuda::tiles_of(call.problem.rows, cuda::kDeltaRows),
-                cuda::kTileThreads, cuda::attention_delta_kernel<Element>,
-                call);
+  launch_blocks(request, call.delta_tiles(), cuda::kTileThreads,
+                cuda::attention_delta_kernel<Element>, call);
 }
 
 // Launches the kernel that is chosen for the device.

@@ -205,6 +205,15 @@ PLANTED = {
         "",
         "a kernel that does not wait for the one before",
     ),
+    "a kernel that waits for one of another call": (
+        SANITIZE_ADDRESSES,
+        ("lltm_backward",),
+        "lltm_backward.cu",
+        "cuda/lltm_backward.cu",
+        "that_waits(t + 1 < plan_.steps)",
+        "that_waits()",
+        "waits for the one before is the first of its call",
+    ),
     "sums of one gate where there are three": (
         SANITIZE_ADDRESSES,
         ("lltm_backward",),

@@ -423,6 +423,15 @@ def test_the_operator_makes_all_gradients_by_one_kernel(
     assert all(torch.equal(*pair) for pair in zip(alone[3:], actual[3:], strict=True))
 
 
+def test_the_gradient_of_a_sum_is_copied(emulated_operators: Operators) -> None:
+    """One number that was expanded: the same bits as of neighbours."""
+    call = make((9, 70), (66, 5))
+    number = torch.full((), 0.5).expand(call.grad_output.shape)
+    calls = [replace(call, grad_output=each) for each in (number, number.contiguous())]
+    results = [operator_results(emulated_operators, each) for each in calls]
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_cpu_is_within_the_same_bounds(name: str) -> None:
     call = converted(CALLS[name](), torch.float64)

@@ -337,6 +337,17 @@ def test_sequences(emulated_operators: Operators, dtype: torch.dtype, steps: int
             check_backward(emulated_operators, each)
 
 
+@pytest.mark.parametrize("steps", [(), (1,), (3,)], ids=str)
+def test_gradients_without_states(emulated_operators: Operators, steps: tuple[int, ...]) -> None:
+    """The input's are zero, and made by the first kernel of the call, which waits for no other."""
+    sample = Sample(arguments((3, 5, 0), *steps))
+    input, weights, _, old_h, _ = sample.args
+    saved = [torch.empty(*steps, 3, 0, dtype=input.dtype) for _ in range(3)]
+    given = (*saved, *saved, input, weights, old_h, True, True, True)
+    gradient, *_ = emulated_operators.lltm_backward(*given)
+    assert torch.equal(gradient, torch.zeros_like(input))
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 def test_gradients_of_long_sequences(emulated_operators: Operators, dtype: torch.dtype) -> None:
     """Of so many rows that the sums of the weights' gradient are divided, in both their parts."""

@@ -182,6 +182,23 @@ def test_int8_of_any_strides_by_warpgroups(
 
 
 @pytest.mark.usefixtures("capability_90")
+@pytest.mark.parametrize("both", [False, True])
+def test_a_matrix_of_int8_that_a_batch_shares_is_copied_once(
+    emulated_operators: Operators, launched_threads: Callable[[], int], both: bool
+) -> None:
+    """Of operands that are expanded, one or both; there are two batches of each matrix."""
+    left, right = torch.randint(-128, 128, (2, 512, 513), dtype=torch.int8)
+    left, right = left[:, 1:], right[:, 1:]
+    a = left.expand(2, 512, 512) if both else torch.stack([left, left.flip(0)])
+    with torch.profiler.profile(record_shapes=True) as profile:
+        result = emulated_operators.matmul(a, right.expand(2, 512, 512), out_dtype=torch.int32)
+    copies = [event.input_shapes[0] for event in profile.events() if event.name == "aten::copy_"]
+    assert copies == [[1, 512, 512]] * (2 if both else 1)
+    assert launched_threads() == WARPGROUP_THREADS
+    assert_product(result, a, right)
+
+
+@pytest.mark.usefixtures("capability_90")
 def test_a_product_divided_among_warpgroups(
     emulated_operators: Operators, launched_threads: Callable[[], int]
 ) -> None:
@@ -886,6 +903,22 @@ def test_few_queries_of_many_keys_have_a_kernel_of_their_own(
     for way in (False, True):
         others = attention.emulated_backward(cuda_emulator, call, outputs, joint=way)
         assert torch.equal(gradients[0], others[0]) == (way == joint)
+
+
+@pytest.mark.usefixtures("capability_90")
+def test_the_gradient_of_a_sum_is_copied(
+    emulated_operators: Operators, launched_threads: Callable[[], int]
+) -> None:
+    """One number that was expanded; the kernels read rows of neighbours, and by warpgroups."""
+    call = make(1, 2, rows=70, columns=70, head=16, dtype=torch.bfloat16)
+    outputs = forward(emulated_operators, call)
+    number = torch.full((), 0.5, dtype=torch.bfloat16).expand(call.output_shape)
+    gradients = []
+    for grad_output in (number, number.contiguous()):
+        given = replace(call, grad_output=grad_output)
+        gradients.append(backward(emulated_operators, given, outputs))
+        assert launched_threads() == WARPGROUP_THREADS
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_a_float32_mask_of_halves_has_a_gradient(emulated_operators: Operators) -> None:

@@ -1,6 +1,8 @@
 // The host side that the kernels of attention share: a call's shape and
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
 #include <array>
 #include <optional>
 
@@ -85,6 +87,15 @@ class AttentionBatch {
   std::array<size_t, kMaxBatchDims> leads_;
   std::array<Part, kMaxBatchDims> parts_;
 };
+
+// The gradient of an output, or a copy whose rows are neighbours: tiles of any
+// other are gathered element by element, by each block that walks over them. A
+// sum's gradient is one number that was expanded.
+inline Tensor with_dense_rows(const Tensor& grad_output) {
+  return strides_of(grad_output).back() == 1
+             ? grad_output
+             : torch::stable::contiguous(grad_output);
+}
 
 template <class Element>
 MatrixBatch<Element> matrix_batch(const AttentionShape& shape,

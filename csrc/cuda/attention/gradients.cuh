@@ -40,6 +40,11 @@
 
 namespace pkg::cuda {
 
+// Rows of one matrix of the batch, whose place is found once for all of them:
+// found for each row it took 500 instructions, and twice the time that memory
+// takes (H100).
+constexpr int kDeltaRows = 128;
+
 template <class Element>
 struct AttentionBackward {
   using Number = Accumulator<Element>;
@@ -49,6 +54,11 @@ struct AttentionBackward {
   MatrixBatch<Element> output_residual;  // the data may be null
   const Number* log_sum_exp;             // contiguous: batch, rows
   Number* delta;                         // contiguous: batch, rows
+
+  // None where there are no queries, and then no such kernel is launched.
+  __host__ __device__ int64_t delta_tiles() const {
+    return problem.batch_count * tiles_of(problem.rows, kDeltaRows);
+  }
 };
 
 template <class Element>
@@ -95,11 +105,6 @@ struct AttentionGradKeyValue {
 };
 
 constexpr int kWarpSize = 32;
-
-// Rows of one matrix of the batch, whose place is found once for all of them:
-// found for each row it took 500 instructions, and twice the time that memory
-// takes (H100).
-constexpr int kDeltaRows = 128;
 
 // What a block sums, and how: kPacket neighbouring elements a lane at a time,
 // a row by as many lanes as it has packets, up to those of a warp. The shuffle
@@ -200,7 +205,7 @@ __global__ void __launch_bounds__(kTileThreads) attention_delta_kernel(
   let_next_kernel_begin();
   const AttentionProblem<Element>& problem = call.problem;
   const int64_t row_tiles = tiles_of(problem.rows, kDeltaRows);
-  const int64_t tiles = problem.batch_count * row_tiles;
+  const int64_t tiles = call.delta_tiles();
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const int64_t batch = tile / row_tiles;
     const int64_t row_begin = tile % row_tiles * kDeltaRows;
