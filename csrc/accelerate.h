@@ -28,8 +28,12 @@ enum class AtenOperator : int32_t {
   VarlenAttentionBackward,
   Convolution,
   ConvolutionBackward,
+  Gelu,
+  GeluBackward,
+  Silu,
+  SiluBackward,
 };
-inline constexpr int kAtenOperators = 12;
+inline constexpr int kAtenOperators = 16;
 
 // What becomes of a call. Where it is not taken nothing was written.
 enum class Answer : int32_t {

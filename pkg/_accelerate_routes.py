@@ -15,7 +15,7 @@ import functools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pkg import _C
 
-from . import _accelerate_convolutions, _loader
+from . import _accelerate_activations, _accelerate_convolutions, _loader
 from ._accelerate_counts import Counts
 
 OPERATORS = (
@@ -38,6 +38,7 @@ OPERATORS = (
     "_flash_attention_forward",
     "_flash_attention_backward",
     *_accelerate_convolutions.OPERATORS,
+    *_accelerate_activations.OPERATORS,
 )
 """Of ``aten``, in the order of ``AtenOperator`` in csrc/accelerate.h."""
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int8")
@@ -62,6 +63,8 @@ calls_pytorch_in_cpp = True
 _Kernel = Callable[..., Any]
 _lock = threading.Lock()
 _libraries: list[torch.library.Library] = []
+_takes_activations = False  # the table that is in use
+_are_activations_registered = False
 _attention_mode = ATTENTION_OFF
 
 
@@ -147,6 +150,12 @@ def put(ratios: Sequence[float], least: Sequence[float]) -> None:
         ratios: As many as ``table()`` has.
         least: As ``enough()`` has them.
     """
+    global _takes_activations
+    count = activation_count()
+    with_threads = ratios[-2 * count : -count], ratios[-count:]
+    _takes_activations = any(
+        max(each) >= enough for each, enough in zip(with_threads, least[::2], strict=True)
+    )
     places = ctypes.c_float * ratio_count(), ctypes.c_float * 4
     _loader.cpu_library.pkg_accelerate_put(places[0](*ratios), places[1](*least))
 
@@ -177,8 +186,12 @@ def take_counts() -> list[Counts]:
 
 
 def register() -> None:
-    """Registers the kernels, the first time; warns of another package's."""
+    """Registers the kernels, the first time; warns of another package's.
+
+    Those of activations once the table that is in use takes any.
+    """
     with _lock:
+        _register_activations()
         if _libraries:
             return
         others = _others()
@@ -214,6 +227,27 @@ def _register_all(
     if nested is not None:
         key = _accelerate_multihead_nested.KEY
         library.impl(_accelerate_multihead.OPERATOR, nested, key, allow_override=True)
+
+
+def _register_activations() -> None:
+    global _are_activations_registered
+    if _are_activations_registered or not _takes_activations:
+        return
+    _are_activations_registered = True
+    others = _registered_elsewhere(_accelerate_activations.OVERLOADS)
+
+    def register_all() -> None:
+        for name in _accelerate_activations.OVERLOADS:
+            if name not in others:
+                _register_compiled(name)
+
+    _in_silence(register_all)
+
+
+def activation_count() -> int:
+    """How many ratios of activations a table has for one number of threads; they are its last."""
+    passes, floating = 2, len(DTYPES) - 1
+    return passes * floating * len(_accelerate_activations.CURVES)
 
 
 def _register_compiled(name: str) -> bool:
@@ -324,9 +358,16 @@ def _others() -> dict[str, str]:
     """Operators of which another package has registered a CPU kernel, and where."""
     from . import _accelerate_multihead
 
+    curves = _accelerate_activations.OPERATORS
+    known = [operator for operator in OPERATORS if operator not in curves]
+    ours = (overload for operator in known for overload in (operator, f"{operator}.out"))
+    return _registered_elsewhere((*ours, _accelerate_multihead.OPERATOR))
+
+
+def _registered_elsewhere(names: Iterable[str]) -> dict[str, str]:
+    """Of these operators those of which another package has registered a CPU kernel, and where."""
     found = {}
-    ours = (overload for operator in OPERATORS for overload in (operator, f"{operator}.out"))
-    for name in (*ours, _accelerate_multihead.OPERATOR):
+    for name in names:
         for line in torch._C._dispatch_dump(f"aten::{name}").splitlines():
             place = re.match(r"(?:NestedTensor)?CPU: registered at (\S+)", line)
             if place and "/aten/src/ATen/" not in place[1]:

@@ -20,9 +20,11 @@ from . import _accelerate_routes, _loader
 from .environment import processor_name
 
 SHIPPED = Path(__file__).parent / "accelerate_tables"
-FORMAT = 2
+FORMAT = 3
+_WITHOUT_ACTIVATIONS = 2
+"""The format of tables that have products and attention alone: activations stay PyTorch's."""
 _WITHOUT_LARGE = 1
-"""The format of tables that lack the last of each of a product's sizes, and are good without."""
+"""That of tables that lack the last of each of a product's sizes too, and are good without."""
 MOST_NOISE = 1.1
 """A ratio that is no noise, of tables that do not say how far their measurements scatter."""
 
@@ -175,6 +177,9 @@ def _read(file: Path) -> dict[str, Any] | None:
         table: dict[str, Any] = json.loads(file.read_text("utf-8"))
         if table["format"] == _WITHOUT_LARGE:
             table = _with_places_for_large(table)
+        if table["format"] == _WITHOUT_ACTIVATIONS:
+            nothing = [0.0] * _accelerate_routes.activation_count()
+            table = {**table, "format": FORMAT, "ratios": [*table["ratios"], [nothing, nothing]]}
         count = len(list(_flatten(table["ratios"])))
         whole = table["format"] == FORMAT and count == _accelerate_routes.ratio_count()
         least_ratios(table)
@@ -223,7 +228,7 @@ def _with_places_for_large(table: dict[str, Any]) -> dict[str, Any]:
         return [_accelerate_routes.NOT_MEASURED if large else next(known) for large in is_large]
 
     ratios = [[with_places(each) for each in products], attention]
-    return {**table, "format": FORMAT, "ratios": ratios}
+    return {**table, "format": _WITHOUT_ACTIVATIONS, "ratios": ratios}
 
 
 def _flatten(values: Any) -> Iterator[float]:

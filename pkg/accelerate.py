@@ -78,7 +78,7 @@ class Report:
         lines = [
             "pkg.accelerate: calls that ran here (of optimizers, steps that ran fused), those left "
             "to PyTorch, time here, and about how much more PyTorch would have taken: that time by "
-            "the ratios in the table of this processor, which has products and attention"
+            "the ratios in this processor's table, which has products, attention and activations"
         ]
         for operator, dtype, *numbers in rows:
             aligned = (text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True))
@@ -337,6 +337,9 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     The inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` attends by these
     kernels too: where the table says so, for sequences of 128 tokens or more; always where the
     encoder has made a nested tensor of sequences with padding, of which nothing is computed here.
+
+    ``gelu``, exact and by ``tanh``, and ``silu`` with their gradients are taken over in floating
+    dtypes, from PyTorch 2.13 on.
 
     Convolutions in half precision that PyTorch has no kernel of oneDNN for (float16 on most
     processors), of any number of dimensions and groups, transposed or not, are converted, computed

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _accelerate_routes, _accelerate_table, _loader
+from . import _accelerate_activations, _accelerate_routes, _accelerate_table, _loader
 from .environment import processor_name
 
 LAYOUTS = ("plain", "right transposed", "left transposed")
@@ -28,8 +28,11 @@ BATCH = 8
 """Products in a batch; its sizes of 512 and more have the ratio of a single product."""
 PASSES = ("forward", "backward")
 HIDDEN = _accelerate_routes.HIDDEN
+CURVES = _accelerate_activations.CURVES
 HEADS, HEAD_SIZE = 4, 64
 
+# Of an activation's tensor: more than a thread's share, and few enough for the caches.
+_ELEMENTS = 1 << 17
 _ROUNDS = 7
 _SECONDS = 2e-4
 _MOST_SECONDS = 0.2
@@ -178,7 +181,36 @@ class Attention(NamedTuple):
         return [self]
 
 
-Case = Product | Attention
+class Activation(NamedTuple):
+    """An activation of a tensor, or its gradient: an entry of the table."""
+
+    which: str
+    dtype: str
+    curve: str
+
+    @property
+    def group(self) -> str:
+        """What a summary counts it to."""
+        return f"activation {self.which} {self.dtype}"
+
+    def call(self) -> _Call:
+        """The operator on operands of its own, into memory that is there."""
+        x, grad, out = (operand((_ELEMENTS,), self.dtype) for _ in range(3))
+        aten = torch.ops.aten
+        approximate = {"gelu": {"approximate": "none"}, "gelu tanh": {"approximate": "tanh"}}
+        words = approximate.get(self.curve, {})
+        if self.which == "forward":
+            forward = aten.gelu.out if words else aten.silu.out
+            return lambda: forward(x, **words, out=out)
+        backward = aten.gelu_backward if words else aten.silu_backward
+        return lambda: backward.grad_input(grad, x, **words, grad_input=out)
+
+    def sources(self) -> list[Activation]:
+        """Itself: every entry is measured."""
+        return [self]
+
+
+Case = Product | Attention | Activation
 
 
 def products() -> list[Product]:
@@ -197,6 +229,17 @@ def attentions() -> list[Attention]:
     return list(itertools.starmap(Attention, parts))
 
 
+def activations() -> list[Activation]:
+    """The entries for activations, in the table's order."""
+    dtypes = _accelerate_routes.DTYPES[:-1]
+    return list(itertools.starmap(Activation, itertools.product(PASSES, dtypes, CURVES)))
+
+
+def kinds() -> list[list[Case]]:
+    """The entries of a table, in its order."""
+    return [[*products()], [*attentions()], [*activations()]]
+
+
 def measure(*, quiet: bool = False) -> dict[str, Any]:
     """Measures every entry, with one thread and with as many as PyTorch uses now.
 
@@ -213,16 +256,15 @@ def measure(*, quiet: bool = False) -> dict[str, Any]:
     """
     threads = torch.get_num_threads()
     counts = list(dict.fromkeys([1, threads]))
-    kinds: list[list[Case]] = [[*products()], [*attentions()]]
-    total = len(counts) * sum(map(len, kinds))
-    ratios: list[list[list[float]]] = [[], []]
+    total = len(counts) * sum(map(len, kinds()))
+    ratios: list[list[list[float]]] = [[] for _ in kinds()]
     least = []
     with everything_ours():
         try:
             for count in counts:
                 torch.set_num_threads(count)
                 measured: dict[Case, float] = {}
-                for kind, cases in enumerate(kinds):
+                for kind, cases in enumerate(kinds()):
                     done = sum(len(each) for part in ratios for each in part)
                     ratios[kind].append(_measure_all(cases, None if quiet else (done, total)))
                     measured |= zip(cases, ratios[kind][-1], strict=True)
@@ -253,6 +295,7 @@ def everything_ours() -> Iterator[None]:
     _accelerate_routes.register()
     before, enough = _accelerate_routes.table(), _accelerate_routes.enough()
     _accelerate_routes.put([math.inf] * len(before), enough)
+    _accelerate_routes.register()  # of activations, which nothing may have taken before
     try:
         yield
     finally:
@@ -345,8 +388,7 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
             f"from {leasts[index]:.2f} on:"
         )
         by_group: dict[str, list[float]] = {}
-        kinds: list[list[Case]] = [[*products()], [*attentions()]]
-        for cases, ratios in zip(kinds, table["ratios"], strict=True):
+        for cases, ratios in zip(kinds(), table["ratios"], strict=True):
             for case, ratio in zip(cases, ratios[index], strict=True):
                 if case.sources() == [case]:
                     by_group.setdefault(case.group, []).append(ratio)

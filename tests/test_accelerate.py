@@ -341,6 +341,19 @@ def test_no_operand_is_read_where_alpha_is_zero() -> None:
         assert torch.equal(torch.baddbmm(c[None], a[None], a[None], alpha=0)[0], c)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_factor_beyond_float32_is_refused_as_by_pytorch(dtype: torch.dtype) -> None:
+    c, a = torch.ones(64, 64, dtype=dtype), torch.ones(64, 64, dtype=dtype)
+    with pkg.accelerate():
+        for factor in (1e39, -1e300, 3.4028235e38):
+            for words in ({"alpha": factor}, {"beta": factor}):
+                with pytest.raises(RuntimeError, match="without overflow"):
+                    torch.addmm(c, a, a, **words)
+                with pytest.raises(RuntimeError, match="without overflow"):
+                    torch.baddbmm(c[None], a[None], a[None], **words)
+        assert torch.addmm(c, a, a, alpha=math.inf).eq(math.inf).all()
+
+
 def test_an_output_that_is_an_input() -> None:
     a = operand(40, 900, dtype=torch.float32)
     b = operand(900, 40, dtype=torch.float32)
@@ -996,10 +1009,11 @@ def test_a_table_without_large_sizes_decides_as_it_did(
         return table
 
     assert_far_sizes_ask_more(read, 2 * 1024 + 1)
-    (first, _), (attention, _) = read(1.5)["ratios"]
+    (first, _), (attention, _), (activations, _) = read(1.5)["ratios"]
     for case, ratio in zip(tune.products(), first, strict=True):
         assert ratio == (_accelerate_routes.NOT_MEASURED if case.large() else 1.5), case
     assert set(attention) == {1.5}
+    assert set(activations) == {0.0}
 
 
 def test_shipped_tables_can_be_read() -> None:
@@ -1175,13 +1189,20 @@ def test_another_package_s_kernel_is_told_of_and_goes_on_being_called() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def size_of(case: tune.Case) -> float:
+    """A number of each entry of a table: a product's columns, attention's queries."""
+    if isinstance(case, tune.Activation):
+        return float(1 + tune.CURVES.index(case.curve))
+    return float(case[-2])
+
+
 def test_tables_are_kept_and_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured where there is none, with a tiny measurement in the place of the minute's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(_accelerate_table, "SHIPPED", tmp_path / "none")
-    monkeypatch.setattr(tune, "_ratio", lambda case: float(case[-2]))
+    monkeypatch.setattr(tune, "_ratio", size_of)
     monkeypatch.setattr(tune, "_CLIFF", math.inf)
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     with threads(2):
@@ -1191,13 +1212,16 @@ def test_tables_are_kept_and_found(
     assert file is not None
     kept = json.loads(file.read_text())
     assert kept["torch"] == torch.__version__
-    (first, second), attention = kept["ratios"]
+    (first, second), attention, activations = kept["ratios"]
     assert attention[0] == [float(case.queries) for case in tune.attentions()]
     for case, ratio in zip(tune.products(), first, strict=True):
         measured = [float(source.columns) for source in case.sources()]
         assert ratio == min(measured, default=0.0), case
         assert bool(measured) != (case.dtype == "int8" and case.layout == "left transposed")
-    assert list(_accelerate_routes.table()) == first + second + attention[0] + attention[1]
+    assert activations[0] == [size_of(case) for case in tune.activations()]
+    assert list(_accelerate_routes.table()) == list(
+        itertools.chain(first, second, *attention, *activations)
+    )
     monkeypatch.setattr(_accelerate_table, "_in_use", None)
     monkeypatch.setattr(tune, "measure", lambda: pytest.fail("measured again"))
     _accelerate_table.use()
@@ -1279,7 +1303,7 @@ def test_the_user_s_table_of_one_thread_stays_in_use_for_one(
 
 def measured(ratio: float, counts: list[int], least: list[float]) -> dict[str, Any]:
     """A table as it is measured, that says the same of everything."""
-    kinds = (tune.products(), tune.attentions())
+    kinds = tune.kinds()
     return {
         "format": _accelerate_table.FORMAT,
         "threads": counts,
@@ -1528,5 +1552,5 @@ def tune_table() -> dict[str, Any]:
         "torch": "2.13",
         "date": "today",
         "threads": [1, 2],
-        "ratios": [[[1.0] * len(tune.products())] * 2, [[1.0] * len(tune.attentions())] * 2],
+        "ratios": [[[1.0] * len(cases)] * 2 for cases in tune.kinds()],
     }

@@ -87,6 +87,11 @@ def calls() -> dict[str, Call]:
         "_native_multi_head_attention": lambda: several(
             *(tokens, tokens, tokens, 64, 4, *parameters, None, False, True, None)
         ),
+        "gelu": lambda: aten.gelu(a),
+        "gelu.out": lambda: aten.gelu.out(a, out=out),
+        "gelu_backward": lambda: aten.gelu_backward(a, b),
+        "silu": lambda: aten.silu(a),
+        "silu_backward": lambda: aten.silu_backward(a, b),
     }
 
 
@@ -100,7 +105,9 @@ def serve(names: Sequence[str], accelerates: bool) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     if accelerates:
-        _accelerate_table.put({"ratios": [0.0] * len(_accelerate_routes.table())})
+        # Activations are only registered where a table takes one, here of bfloat16.
+        nothing = [0.0] * (len(_accelerate_routes.table()) - 1)
+        _accelerate_table.put({"ratios": [*nothing, 2.0]})
     with torch.inference_mode():
         known = {name: calls()[name] for name in names}
         for line in sys.stdin:

@@ -12,6 +12,7 @@
 
 #include "cpu/gemm/linear_product.h"
 #include "cpu/gemm/matrix_product.h"
+#include "cpu/pointwise/activation.h"
 #include "cpu/pointwise/pointwise.h"
 #include "host/namespace.h"
 
@@ -72,9 +73,8 @@ Tensor run_backward(const TensorView& grad, const TensorView& saved) {
   with_floating_type(type, [&](auto example) {
     using T = decltype(example);
     run_pointwise<T>(plan.loop, destination_of(plan.output),
-                     std::array{&saved, &grad}, [](auto x, auto gradient) {
-                       return activation_gradient<kActivation>(gradient, x);
-                     });
+                     std::array{&saved, &grad},
+                     ActivationGradient<kActivation>{});
   });
   return plan.output;
 }

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
+from ._masks_of_models import by_model
 from ._sinks import attention_with_sinks, may_have_derivatives
 from ._window_mask import window_of, with_windows
 
@@ -48,6 +49,9 @@ def register() -> None:
     Registers a function of attention and one of masks: with the first alone transformers would
     give no masks, and causality would be lost without a word. May be called again.
 
+    A model for which transformers refuses ``"sdpa"``, since its attention cannot be chosen,
+    computes what it computes with ``"eager"``; a warning says so.
+
     Raises:
         ImportError: transformers is not there, or older than 4.53, the first to let both be
             registered.
@@ -72,6 +76,7 @@ def register() -> None:
         from transformers import AttentionInterface
         from transformers.masking_utils import (
             AttentionMaskInterface,
+            eager_mask,
             sdpa_mask,
             sliding_window_causal_mask_function,
         )
@@ -82,7 +87,7 @@ def register() -> None:
         ) from error
     AttentionInterface.register(NAME, attention)
     masks = with_windows(sdpa_mask, sliding_window_causal_mask_function)
-    AttentionMaskInterface.register(NAME, masks)
+    AttentionMaskInterface.register(NAME, by_model(masks, eager_mask))
 
 
 def attention(

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -63,6 +65,13 @@ bool plan_input(const TensorView& input, std::span<const int64_t> result,
   return true;
 }
 
+// PyTorch refuses a factor that is finite and beyond float32, in which all but
+// float64 is added up.
+bool is_too_large(double factor, ScalarType dtype) {
+  return dtype != ScalarType::Double && std::isfinite(factor) &&
+         std::abs(factor) > double{std::numeric_limits<float>::max()};
+}
+
 // False for what PyTorch's own kernel refuses, or ours does not take. Every
 // question is asked of the operands once, the quick ones first.
 bool plan_operands(const AddmmCall& call, AddmmPlan& plan) {
@@ -76,7 +85,8 @@ bool plan_operands(const AddmmCall& call, AddmmPlan& plan) {
       call.op == AtenOperator::Bmm || call.op == AtenOperator::Baddbmm;
   if (plan.type < 0 || (a.dtype == ScalarType::Char) != is_int ||
       b.dtype != a.dtype || dims != (is_batch ? 3U : 2U) ||
-      b.sizes.size() != dims || !is_plain(a) || !is_plain(b)) {
+      b.sizes.size() != dims || !is_plain(a) || !is_plain(b) ||
+      is_too_large(call.alpha, a.dtype) || is_too_large(call.beta, a.dtype)) {
     return false;
   }
   plan.batch = dims == 3 ? a.sizes[0] : 1;

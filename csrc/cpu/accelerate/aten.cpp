@@ -15,8 +15,9 @@ namespace {
 using torch::stable::detail::StableLibrary;
 
 const AtenKernel* find_kernel(std::string_view name) {
-  for (const auto& kernels : {product_kernels(), attention_kernels(),
-                              multi_head_kernels(), convolution_kernels()}) {
+  for (const auto& kernels :
+       {product_kernels(), attention_kernels(), multi_head_kernels(),
+        convolution_kernels(), activation_kernels()}) {
     for (const AtenKernel& kernel : kernels) {
       if (kernel.operator_name == name) {
         return &kernel;

@@ -20,5 +20,6 @@ std::span<const AtenKernel> product_kernels();
 std::span<const AtenKernel> attention_kernels();
 std::span<const AtenKernel> multi_head_kernels();
 std::span<const AtenKernel> convolution_kernels();
+std::span<const AtenKernel> activation_kernels();
 
 }  // namespace pkg::cpu::accelerate

@@ -8,6 +8,9 @@ namespace pkg::cpu::accelerate {
 
 namespace {
 
+// std::string_view as the last type of a mangled name.
+#define PKG_STRING_VIEW "St17basic_string_viewIcSt11char_traitsIcEE"
+
 template <class Pointer>
 void look_up(Pointer& pointer, const char* name) {
   pointer = find_torch_symbol<Pointer>(name);
@@ -37,6 +40,20 @@ PytorchKernels find() {
           "_ZN2at25compositeexplicitautograd20convolution_backwardERKNS_"
           "6TensorES3_S3_N3c1016OptionalArrayRefIlEENS4_8ArrayRefIlEES8_S8_bS8_"
           "lSt5arrayIbLm3EE");
+  look_up(found.gelu, "_ZN2at3cpu4geluERKNS_6TensorE" PKG_STRING_VIEW);
+  look_up(found.gelu_out,
+          "_ZN2at3cpu8gelu_outERNS_6TensorERKS1_" PKG_STRING_VIEW);
+  look_up(found.gelu_in_place, "_ZN2at3cpu5gelu_ERNS_6TensorE" PKG_STRING_VIEW);
+  look_up(found.silu, "_ZN2at3cpu4siluERKNS_6TensorE");
+  look_up(found.silu_out, "_ZN2at3cpu8silu_outERNS_6TensorERKS1_");
+  look_up(found.silu_in_place, "_ZN2at3cpu5silu_ERNS_6TensorE");
+  look_up(found.gelu_backward,
+          "_ZN2at3cpu13gelu_backwardERKNS_6TensorES3_" PKG_STRING_VIEW);
+  look_up(found.gelu_backward_out,
+          "_ZN2at3cpu17gelu_backward_outERNS_6TensorERKS1_S4_" PKG_STRING_VIEW);
+  look_up(found.silu_backward, "_ZN2at3cpu13silu_backwardERKNS_6TensorES3_");
+  look_up(found.silu_backward_out,
+          "_ZN2at3cpu17silu_backward_outERNS_6TensorERKS1_S4_");
   return found;
 }
 

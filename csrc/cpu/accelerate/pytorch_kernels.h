@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -112,6 +113,20 @@ struct PytorchKernels {
   Three (*convolution_backward)(In, In, In, std::optional<IntList>, IntList,
                                 IntList, IntList, bool, IntList, int64_t,
                                 std::array<bool, 3>);
+
+  // self, approximate; with the result before them
+  MadeTensor (*gelu)(In, std::string_view);
+  void* (*gelu_out)(AtenTensorHandle, In, std::string_view);
+  void* (*gelu_in_place)(AtenTensorHandle, std::string_view);
+  MadeTensor (*silu)(In);
+  void* (*silu_out)(AtenTensorHandle, In);
+  void* (*silu_in_place)(AtenTensorHandle);
+
+  // grad_output, self, approximate; with the result before them
+  MadeTensor (*gelu_backward)(In, In, std::string_view);
+  void* (*gelu_backward_out)(AtenTensorHandle, In, In, std::string_view);
+  MadeTensor (*silu_backward)(In, In);
+  void* (*silu_backward_out)(AtenTensorHandle, In, In);
 
   static const PytorchKernels& instance();
 };

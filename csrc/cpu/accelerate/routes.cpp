@@ -127,6 +127,11 @@ Ratio ratio(const Table& table, Pass pass, int type, Hidden hidden,
   return cautious(all, rows.is_far || columns.is_far);
 }
 
+Ratio ratio(const Table& table, Pass pass, int type, Curve curve) {
+  return Ratio(table.ratios.curves[several_threads()][static_cast<int>(pass)]
+                                  [type][static_cast<int>(curve)]);
+}
+
 float if_enough(const Table& table, const Ratio& ratio) {
   const Enough& enough = table.enough[several_threads()];
   return ratio.expected >= enough.expected && ratio.least >= enough.least

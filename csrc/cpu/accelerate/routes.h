@@ -3,10 +3,10 @@
 //
 // The table has, for each kind of product and of attention, the time that
 // PyTorch's kernel took divided by ours, measured at the sizes below
-// (pkg/tune.py); a call is taken over where what lies between those around its
-// own sizes is enough, and the least of them too (if_enough). Python gives the
-// table before it turns the switch, and reads the counters: see
-// pkg/_accelerate_routes.py.
+// (pkg/tune.py), and of each activation at one; a call is taken over where what
+// lies between those around its own sizes is enough, and the least of them too
+// (if_enough). Python gives the table before it turns the switch, and reads the
+// counters: see pkg/_accelerate_routes.py.
 #pragma once
 
 #include <array>
@@ -49,6 +49,10 @@ enum class Hidden : int32_t { Nothing, Causal, Mask };
 inline constexpr std::array<int64_t, 4> kQueryClasses = {1, 64, 256, 1024};
 inline constexpr std::array<int64_t, 3> kKeyClasses = {64, 256, 1024};
 
+// What a tensor becomes element by element, or the gradient that it has of it.
+enum class Curve : int32_t { Gelu, GeluTanh, Silu };
+inline constexpr int kCurves = 3;
+
 // It holds nothing but floats.
 struct Ratios {
   // One thread or several, family, dtype, layout, rows, columns, inner.
@@ -57,6 +61,8 @@ struct Ratios {
   // One thread or several, pass, dtype, hidden keys, queries, keys.
   float attention[2][2][kTypes - 1][3][kQueryClasses.size()]
                  [kKeyClasses.size()];
+  // One thread or several, pass, dtype, curve.
+  float curves[2][2][kTypes - 1][kCurves];
 };
 
 // From which ratios on a call is taken over: what is nearer to 1 is noise of
@@ -136,6 +142,8 @@ Ratio ratio(const Table& table, Family family, int type, Layout layout,
 
 Ratio ratio(const Table& table, Pass pass, int type, Hidden hidden,
             int64_t queries, int64_t keys);
+
+Ratio ratio(const Table& table, Pass pass, int type, Curve curve);
 
 // A call that was left to PyTorch.
 void count_left(AtenOperator op, ScalarType type);

@@ -86,21 +86,75 @@ const T* contiguous_run(const Source& source, int64_t offset, int64_t stride,
   return buffer;
 }
 
+// Several registers, for an operation that does each step for all of them
+// (simd::each says why): it says for how many, as kTogether, and takes and
+// returns one, too.
+template <class V, size_t kCount>
+struct Registers {
+  V at[kCount];
+};
+
+template <size_t kCount, class T>
+[[gnu::always_inline]] inline auto load_registers(const T* from) {
+  using C = simd::Compute<T>;
+  Registers<simd::Vector<C>, kCount> registers;
+  simd::each<kCount>([&](size_t i) {
+    registers.at[i] = simd::load(from + i * simd::kLanes<C>);
+  });
+  return registers;
+}
+
+template <class V, size_t kCount, class T>
+[[gnu::always_inline]] inline void store_registers(
+    T* to, const Registers<V, kCount>& registers) {
+  simd::each<kCount>([&](size_t i) {
+    simd::store(to + i * simd::kLanes<simd::Compute<T>>, registers.at[i]);
+  });
+}
+
+// Applies to contiguous runs, as far as whole groups of registers go; from the
+// element that is returned on nothing is done.
+template <class T, class Operation, class... Inputs>
+int64_t apply_to_groups(int64_t count, T* output, const Operation& operation,
+                        const Inputs*... inputs) {
+  constexpr size_t kTogether = Operation::kTogether;
+  constexpr int64_t kStep = kTogether * simd::kLanes<simd::Compute<T>>;
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
+    store_registers(output + i,
+                    operation(load_registers<kTogether>(inputs + i)...));
+  }
+  return i;
+}
+
 // Applies `operation`, which takes and returns vectors or scalars of Compute<T>
-// alike, to contiguous runs.
+// alike, or registers, to contiguous runs.
 template <class T, class Operation, class... Inputs>
 void apply_to_run(int64_t count, T* output, const Operation& operation,
                   const Inputs*... inputs) {
   if constexpr (std::is_floating_point_v<simd::Compute<T>>) {
     constexpr int64_t kLanes = simd::kLanes<simd::Compute<T>>;
+    constexpr bool kTakesGroups = requires { Operation::kTogether; };
+    const auto apply = [&](const auto&... vectors) {
+      if constexpr (kTakesGroups) {
+        return operation(
+                   Registers<std::decay_t<decltype(vectors)>, 1>{vectors}...)
+            .at[0];
+      } else {
+        return operation(vectors...);
+      }
+    };
     int64_t i = 0;
+    if constexpr (kTakesGroups) {
+      i = apply_to_groups(count, output, operation, inputs...);
+    }
     for (; i + kLanes <= count; i += kLanes) {
-      simd::store(output + i, operation(simd::load(inputs + i)...));
+      simd::store(output + i, apply(simd::load(inputs + i)...));
     }
     if (i < count) {
       const int rest = static_cast<int>(count - i);
-      simd::store_partial(
-          output + i, operation(simd::load_partial(inputs + i, rest)...), rest);
+      simd::store_partial(output + i,
+                          apply(simd::load_partial(inputs + i, rest)...), rest);
     }
   } else {
     for (int64_t i = 0; i < count; ++i) {

@@ -53,6 +53,30 @@ struct ExpConstants<double> {
   static constexpr int kDegree = 13;
 };
 
+// Horner's scheme, from the last coefficient down. They are a template's
+// argument and not a function's, so that GCC has them in memory as registers
+// and makes each step one instruction.
+template <const auto& kCoefficients, class V, size_t kCount>
+[[gnu::always_inline]] inline void polynomials(const V (&x)[kCount],
+                                               V (&sums)[kCount]) {
+  constexpr size_t kLast = kCoefficients.size() - 1;
+  each<kCount>([&](size_t i) {
+    sums[i] = x[i] * kCoefficients[kLast] + kCoefficients[kLast - 1];
+  });
+#pragma GCC unroll 32
+  for (size_t c = 2; c <= kLast; ++c) {
+    each<kCount>(
+        [&](size_t i) { sums[i] = sums[i] * x[i] + kCoefficients[kLast - c]; });
+  }
+}
+template <const auto& kCoefficients, class V>
+[[gnu::always_inline]] inline V polynomial(V x) {
+  const V one[1] = {x};
+  V sum[1];
+  polynomials<kCoefficients>(one, sum);
+  return sum[0];
+}
+
 // The least, or the most, that x may be; NaN stays: one instruction, where GCC
 // makes two of a comparison with a constant and a selection.
 template <class T>
@@ -61,6 +85,11 @@ inline Vector<T> at_least(T bound, Vector<T> x) {
   if constexpr (std::is_same_v<T, float>) {
     return std::bit_cast<Vector<T>>(_mm512_maskz_max_ps(
         0xFFFF, _mm512_set1_ps(bound), std::bit_cast<__m512>(x)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) {
+    return std::bit_cast<Vector<T>>(
+        _mm256_max_ps(_mm256_set1_ps(bound), std::bit_cast<__m256>(x)));
   }
 #endif
   return x < bound ? Vector<T>{} + bound : x;
@@ -71,6 +100,11 @@ inline Vector<T> at_most(T bound, Vector<T> x) {
   if constexpr (std::is_same_v<T, float>) {
     return std::bit_cast<Vector<T>>(_mm512_maskz_min_ps(
         0xFFFF, _mm512_set1_ps(bound), std::bit_cast<__m512>(x)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) {
+    return std::bit_cast<Vector<T>>(
+        _mm256_min_ps(_mm256_set1_ps(bound), std::bit_cast<__m256>(x)));
   }
 #endif
   return x > bound ? Vector<T>{} + bound : x;
@@ -170,12 +204,23 @@ inline V expm1_of_nonpositive(V x) {
 // Which x exp_of_nonpositive is called with. NaN stays NaN in each.
 enum class ExpRange {
   kNonpositive,  // -inf too
+  kNormal,       // the same; results are 0 only where they are no normal number
   kFinite,       // infinities become NaN; what is far beyond the range of
                  // results may become NaN or infinity in place of 0 or infinity
   kAny,          // -inf becomes 0; what is too large is not finite
 };
 
 namespace detail {
+
+// Where exp's result is 2^-127 (2^-1023 of double) and so 0.
+template <class T>
+inline constexpr T kExpIsZero =
+    -T(0.693147180559945309) * ExpConstants<T>::kExponentBias;
+
+// The least x whose exp is not 0.
+template <class T, ExpRange kRange>
+inline constexpr T kLeastOf =
+    kRange == ExpRange::kNormal ? kExpIsZero<T> : ExpConstants<T>::kNegligible;
 
 // Minimax coefficients of exp(r) for |r| <= ln(2)/2 from the highest degree
 // down to 2; those of degree 1 and 0 are 1. Relative error 2^-28.3 and 2^-57.9,
@@ -216,42 +261,38 @@ template <bool kPrecise, ExpRange kRange, size_t kCount>
   V n[kCount];
   V power[kCount];
   V p[kCount];
-  const auto each = [](const auto& body) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kCount; ++i) {
-      body(i);
-    }
-  };
   // True for NaN, which stays.
   __mmask16 counts[kCount];
-  each([&](size_t i) {
-    counts[i] =
-        kRange == ExpRange::kFinite
-            ? __mmask16{0xFFFF}
-            : _mm512_cmp_ps_mask(std::bit_cast<__m512>(x[i]),
-                                 _mm512_set1_ps(C::kNegligible), _CMP_NLT_UQ);
+  each<kCount>([&](size_t i) {
+    counts[i] = kRange == ExpRange::kFinite
+                    ? __mmask16{0xFFFF}
+                    : _mm512_cmp_ps_mask(
+                          std::bit_cast<__m512>(x[i]),
+                          _mm512_set1_ps(kLeastOf<float, kRange>), _CMP_NLT_UQ);
   });
-  each([&](size_t i) { n[i] = x[i] * 1.44269504F + kRoundToSixteenths; });
-  each([&](size_t i) {
+  each<kCount>(
+      [&](size_t i) { n[i] = x[i] * 1.44269504F + kRoundToSixteenths; });
+  each<kCount>([&](size_t i) {
     // By the lowest four bits of each lane.
     power[i] = std::bit_cast<V>(
         _mm512_maskz_permutexvar_ps(0xFFFF, std::bit_cast<__m512i>(n[i]),
                                     _mm512_load_ps(kPowersOfTwo.data())));
   });
-  each([&](size_t i) { n[i] = n[i] - kRoundToSixteenths; });
+  each<kCount>([&](size_t i) { n[i] = n[i] - kRoundToSixteenths; });
   if constexpr (kPrecise) {
-    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2High; });
-    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2Low; });
-    each([&](size_t i) { p[i] = x[i] * (1.0F / 6) + (0.5F + kSquare / 24); });
-    each([&](size_t i) { p[i] = p[i] * x[i] + 1.0F; });
+    each<kCount>([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2High; });
+    each<kCount>([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2Low; });
+    each<kCount>(
+        [&](size_t i) { p[i] = x[i] * (1.0F / 6) + (0.5F + kSquare / 24); });
+    each<kCount>([&](size_t i) { p[i] = p[i] * x[i] + 1.0F; });
   } else {
-    each([&](size_t i) { x[i] = x[i] - n[i] * 0.693147181F; });
-    each([&](size_t i) { p[i] = x[i] * 0.5F + (1.0F + kSquare / 8); });
+    each<kCount>([&](size_t i) { x[i] = x[i] - n[i] * 0.693147181F; });
+    each<kCount>([&](size_t i) { p[i] = x[i] * 0.5F + (1.0F + kSquare / 8); });
   }
-  each([&](size_t i) { x[i] = x[i] * power[i]; });
-  each([&](size_t i) { x[i] = p[i] * x[i] + power[i]; });
+  each<kCount>([&](size_t i) { x[i] = x[i] * power[i]; });
+  each<kCount>([&](size_t i) { x[i] = p[i] * x[i] + power[i]; });
   // Powers of two are rounded down to whole ones.
-  each([&](size_t i) {
+  each<kCount>([&](size_t i) {
     x[i] = std::bit_cast<V>(_mm512_maskz_scalef_ps(
         counts[i], std::bit_cast<__m512>(x[i]), std::bit_cast<__m512>(n[i])));
   });
@@ -270,14 +311,8 @@ template <ExpRange kRange, size_t kCount>
   constexpr float kCoefficients[] = {0x1.b7f734p-7F, 0x1.abf868p-5F,
                                      0x1.ee2452p-3F, 0x1.62d6c6p-1F, 1.0F};
   V p[kCount];
-  const auto each = [](const auto& body) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kCount; ++i) {
-      body(i);
-    }
-  };
   V fraction[kCount];
-  each([&](size_t i) {
+  each<kCount>([&](size_t i) {
     constexpr int kOfFloor = _MM_FROUND_TO_NEG_INF;
     fraction[i] = std::bit_cast<V>(
         _mm512_maskz_reduce_ps(0xFFFF, std::bit_cast<__m512>(x[i]), kOfFloor));
@@ -285,10 +320,11 @@ template <ExpRange kRange, size_t kCount>
   });
 #pragma GCC unroll 3
   for (int term = 2; term < 5; ++term) {
-    each([&](size_t i) { p[i] = p[i] * fraction[i] + kCoefficients[term]; });
+    each<kCount>(
+        [&](size_t i) { p[i] = p[i] * fraction[i] + kCoefficients[term]; });
   }
-  each([&](size_t i) {
-    constexpr float kLeast = ExpConstants<float>::kNegligible * 1.44269504F;
+  each<kCount>([&](size_t i) {
+    constexpr float kLeast = kLeastOf<float, kRange> * 1.44269504F;
     const __m512 power = std::bit_cast<__m512>(x[i]);
     // True for NaN, which stays.
     const __mmask16 counts =
@@ -303,14 +339,12 @@ template <ExpRange kRange, size_t kCount>
 
 }  // namespace detail
 
-// exp of x <= 0, kCount registers side by side: a processor's scheduler
-// holds about three chains of this length, so that what runs at the same time
-// must stand at the same place (1.4 times faster on Zen 4 with three than one
-// by one). Error under 1.5 ulp; a relative 2^-17 where not kPrecise. What is
-// negligible is 0: a denormal number, be it the result, one that is rounded to
-// 0 at once, or the product of the result with what it weighs, takes Intel's
-// processors as long as twenty registers (a boolean mask took 3 times, ALiBi
-// twice as long for it). With another ExpRange x may be positive.
+// exp of x <= 0, kCount registers side by side. Error under 1.5 ulp; a relative
+// 2^-17 where not kPrecise. What is negligible is 0: a denormal number, be it
+// the result, one that is rounded to 0 at once, or the product of the result
+// with what it weighs, takes Intel's processors as long as twenty registers (a
+// boolean mask took 3 times, ALiBi twice as long for it). With another ExpRange
+// x may be positive.
 template <bool kPrecise = true, ExpRange kRange = ExpRange::kNonpositive,
           class V, size_t kCount>
 [[gnu::always_inline]] inline void exp_of_nonpositive(V (&x)[kCount]) {
@@ -333,36 +367,37 @@ template <bool kPrecise = true, ExpRange kRange = ExpRange::kNonpositive,
   constexpr auto& kCoefficients = detail::kExp<T, kPrecise>;
   V n[kCount];
   V p[kCount];
-  const auto each = [](const auto& body) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kCount; ++i) {
-      body(i);
-    }
-  };
   // The comparisons are false for NaN, which stays.
-  constexpr T kZero = -T(0.693147180559945309) * C::kExponentBias;
-  each([&](size_t i) { x[i] = C::kNegligible > x[i] ? V{} + kZero : x[i]; });
-  if constexpr (kRange != ExpRange::kNonpositive) {
-    each([&](size_t i) {
+  constexpr T kZero = detail::kExpIsZero<T>;
+  each<kCount>([&](size_t i) {
+    x[i] = kRange == ExpRange::kNormal ? detail::at_least(kZero, x[i])
+           : C::kNegligible > x[i]     ? V{} + kZero
+                                       : x[i];
+  });
+  if constexpr (kRange == ExpRange::kFinite || kRange == ExpRange::kAny) {
+    each<kCount>([&](size_t i) {
       x[i] = x[i] > C::kLargest ? V{} + C::kLargest : x[i];
     });
   }
-  each([&](size_t i) { n[i] = x[i] * T(1.442695040888963407) + C::kRound; });
-  each([&](size_t i) { n[i] = n[i] - C::kRound; });
+  each<kCount>(
+      [&](size_t i) { n[i] = x[i] * T(1.442695040888963407) + C::kRound; });
+  each<kCount>([&](size_t i) { n[i] = n[i] - C::kRound; });
   if constexpr (kPrecise) {
-    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2High; });
-    each([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2Low; });
+    each<kCount>([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2High; });
+    each<kCount>([&](size_t i) { x[i] = x[i] - n[i] * C::kLn2Low; });
   } else {
-    each([&](size_t i) { x[i] = x[i] - n[i] * T(0.693147180559945309); });
+    each<kCount>(
+        [&](size_t i) { x[i] = x[i] - n[i] * T(0.693147180559945309); });
   }
-  each([&](size_t i) { p[i] = x[i] * kCoefficients[0] + kCoefficients[1]; });
+  each<kCount>(
+      [&](size_t i) { p[i] = x[i] * kCoefficients[0] + kCoefficients[1]; });
 #pragma GCC unroll 16
   for (size_t c = 2; c < kCoefficients.size(); ++c) {
-    each([&](size_t i) { p[i] = p[i] * x[i] + kCoefficients[c]; });
+    each<kCount>([&](size_t i) { p[i] = p[i] * x[i] + kCoefficients[c]; });
   }
-  each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
-  each([&](size_t i) { p[i] = p[i] * x[i] + 1; });
-  each([&](size_t i) {
+  each<kCount>([&](size_t i) { p[i] = p[i] * x[i] + 1; });
+  each<kCount>([&](size_t i) { p[i] = p[i] * x[i] + 1; });
+  each<kCount>([&](size_t i) {
     x[i] = detail::times_normal_power_of_two<T>(p[i], n[i]);
   });
 }
@@ -416,6 +451,17 @@ inline V sigmoid(V x) {
   return (x < 0 ? e : V{} + 1) * reciprocal(e + 1);
 }
 
+// The same for several registers, side by side; 0 where it is no normal number.
+template <class V, size_t kCount>
+[[gnu::always_inline]] inline void sigmoids(V (&x)[kCount]) {
+  V e[kCount];
+  each<kCount>([&](size_t i) { e[i] = -abs(x[i]); });
+  exp_of_nonpositive<true, ExpRange::kNormal>(e);
+  each<kCount>([&](size_t i) {
+    x[i] = (x[i] < 0 ? e[i] : V{} + 1) * reciprocal(e[i] + 1);
+  });
+}
+
 namespace detail {
 
 // Coefficients of (a + 4) exp(a^2 / 2) Phi(-a) as a polynomial in
@@ -441,27 +487,38 @@ inline constexpr std::array kNormal<double>{
     -0x1.4b02181dd18fdp-31, -0x1.04ffdbe7bdef2p-28, -0x1.0236305d3fd38p-33,
     0x1.828df1c3afaadp-32};
 
-template <class V, class T, size_t kCount>
-inline V polynomial(V x, const std::array<T, kCount>& coefficients) {
-  V sum = V{} + coefficients[kCount - 1];
-  for (size_t i = kCount - 1; i-- > 0;) {
-    sum = sum * x + coefficients[i];
-  }
-  return sum;
-}
+// 2^r for |r| <= 1/2, interpolated in the Chebyshev nodes: 2^-25.7.
+inline constexpr std::array kPowerOfTwo{
+    0x1.000000p+0F, 0x1.62e430p-1F,  0x1.ebfbe0p-3F, 0x1.c6aeccp-5F,
+    0x1.3b29d8p-7F, 0x1.5f48c8p-10F, 0x1.446c7ep-13F};
 
 // exp(-a^2 / 2) by 2^y, y = -a^2 log2(e) / 2, whose rounding error of 2.5
-// half-ulps is one of 1.25 a^2 half-ulps in the result.
-inline Vector<float> exp_of_half_square(Vector<float> a) {
-  // 2^r for |r| <= 1/2, interpolated in the Chebyshev nodes: 2^-25.7.
-  constexpr std::array kPower{0x1.000000p+0F, 0x1.62e430p-1F, 0x1.ebfbe0p-3F,
-                              0x1.c6aeccp-5F, 0x1.3b29d8p-7F, 0x1.5f48c8p-10F,
-                              0x1.446c7ep-13F};
+// half-ulps is one of 1.25 a^2 half-ulps in the result. It may be 0 where it is
+// no normal number.
+template <size_t kCount>
+[[gnu::always_inline]] inline void exp_of_half_squares(
+    Vector<float> (&a)[kCount]) {
+  using V = Vector<float>;
   constexpr float kRound = ExpConstants<float>::kRound;
-  Vector<float> y = a * a * -0.721347520F;
-  y = at_least(-151.0F, y);  // 2^y is zero
-  const Vector<float> n = (y + kRound) - kRound;
-  return times_power_of_two<float>(polynomial(y - n, kPower), n);
+#if defined(__AVX512F__)
+  constexpr float kZero = -151;  // 2^y is zero
+#else
+  constexpr float kZero = -127;  // times_normal_power_of_two makes it zero
+#endif
+  V n[kCount];
+  V power[kCount];
+  each<kCount>([&](size_t i) { a[i] = a[i] * a[i] * -0.721347520F; });
+  each<kCount>([&](size_t i) { a[i] = at_least(kZero, a[i]); });
+  each<kCount>([&](size_t i) { n[i] = (a[i] + kRound) - kRound; });
+  each<kCount>([&](size_t i) { a[i] = a[i] - n[i]; });
+  polynomials<kPowerOfTwo>(a, power);
+  each<kCount>([&](size_t i) {
+#if defined(__AVX512F__)
+    a[i] = times_power_of_two<float>(power[i], n[i]);
+#else
+    a[i] = times_normal_power_of_two<float>(power[i], n[i]);
+#endif
+  });
 }
 
 // The same with all digits: a^2 has twice those of a, and exp turns an absolute
@@ -475,6 +532,11 @@ inline Vector<double> exp_of_half_square(Vector<double> a) {
   const auto [tail, n] =
       reduce_exp<double>(high * high * -0.5, (high - a) * (high + a) * 0.5);
   return times_power_of_two<double>(tail + 1, n);
+}
+template <size_t kCount>
+[[gnu::always_inline]] inline void exp_of_half_squares(
+    Vector<double> (&a)[kCount]) {
+  each<kCount>([&](size_t i) { a[i] = exp_of_half_square(a[i]); });
 }
 
 template <class T>
@@ -538,7 +600,7 @@ inline V log(V x) {
   const V z = s * s;
   const V half_square = f * f * T(0.5);
   const V rest =
-      s * (half_square + z * detail::polynomial(z, C::kCoefficients));
+      s * (half_square + z * detail::polynomial<C::kCoefficients>(z));
   const V result =
       n * C::kLn2High + (f - (half_square - (rest + n * C::kLn2Low)));
   // Infinity and NaN stay.
@@ -548,26 +610,39 @@ inline V log(V x) {
   return x == 0 ? V{} - kInfinity : positive;
 }
 
-template <class V>
+template <class V, size_t kCount>
 struct Normal {
-  V cumulative;  // Phi(x)
-  V density;     // exp(-x^2 / 2) / sqrt(2 pi)
+  V cumulative[kCount];  // Phi(x)
+  V density[kCount];     // exp(-x^2 / 2) / sqrt(2 pi)
 };
 
-// The standard normal distribution at x; Phi(x) = (1 + erf(x / sqrt(2))) / 2.
-// Relative error in both tails: under 5 ulp for double, under 8 + 1.25 x^2
-// half-ulps for float.
-template <class V>
-inline Normal<V> normal_distribution(V x) {
+// The standard normal distribution at each x; Phi(x) = (1 + erf(x / sqrt(2))) /
+// 2. Relative error in both tails: under 5 ulp for double, under 8 + 1.25 x^2
+// half-ulps for float, whose results may be 0 where they are no normal number.
+template <class V, size_t kCount>
+[[gnu::always_inline]] inline Normal<V, kCount> normal_distribution(
+    const V (&x)[kCount]) {
   using T = detail::ElementOf<V>;
-  const V a = abs(x);
-  const V e = detail::exp_of_half_square(a);
   // Of an infinite a the reciprocal is no number; this one is small enough.
   constexpr T kFar = T(1e6);
-  const V inverse = reciprocal(detail::at_most(kFar, a) + 4);
-  const V p = detail::polynomial(1 - 8 * inverse, detail::kNormal<T>);
-  const V below = e * (inverse * p);
-  return {x < 0 ? below : 1 - below, e * T(0.398942280401432678)};
+  V e[kCount];
+  V inverse[kCount];
+  V part[kCount];
+  V sum[kCount];
+  Normal<V, kCount> result;
+  each<kCount>([&](size_t i) { e[i] = abs(x[i]); });
+  each<kCount>([&](size_t i) {
+    inverse[i] = reciprocal(detail::at_most(kFar, e[i]) + 4);
+  });
+  detail::exp_of_half_squares(e);
+  each<kCount>([&](size_t i) { part[i] = 1 - 8 * inverse[i]; });
+  detail::polynomials<detail::kNormal<T>>(part, sum);
+  each<kCount>([&](size_t i) {
+    const V below = e[i] * (inverse[i] * sum[i]);
+    result.cumulative[i] = x[i] < 0 ? below : 1 - below;
+    result.density[i] = e[i] * T(0.398942280401432678);
+  });
+  return result;
 }
 
 }  // namespace pkg::simd

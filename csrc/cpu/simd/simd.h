@@ -8,6 +8,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -419,6 +420,22 @@ inline bool any_bit(V value) {
     bits |= value[lane];
   }
   return bits != 0;
+}
+
+// A step for several registers, side by side: a processor's scheduler holds
+// about three chains of an exponential's length, so that what is to run at the
+// same time must stand at the same place (exponentials are 1.4 times faster on
+// Zen 4 with three registers than one by one).
+template <size_t kCount, class Body>
+[[gnu::always_inline]] inline void each(const Body& body) {
+  if constexpr (kCount == 1) {
+    body(0);
+  } else {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kCount; ++i) {
+      body(i);
+    }
+  }
 }
 
 }  // namespace pkg::simd
