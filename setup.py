@@ -421,7 +421,12 @@ def targets() -> list[Extension]:
     for extension in extensions:
         extension.libraries = ["torch_cpu"]
     if CUDA_HOME is None:
-        print("pkg: no CUDA toolkit (CUDA_HOME, nvcc on PATH): building without CUDA kernels")
+        asked = os.environ.get("PKG_BUILD_CUDA")
+        reason = "no CUDA toolkit (CUDA_HOME, nvcc on PATH)"
+        if not FLAGS.builds_cuda():
+            sees_none = " and PyTorch sees no GPU" if asked == "native" else ""
+            reason = f"PKG_BUILD_CUDA={asked}{sees_none}"
+        print(f"pkg: {reason}: building without CUDA kernels")
         return extensions
     return [*extensions, cuda_library()]
 

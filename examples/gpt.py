@@ -91,6 +91,11 @@ def train(
             )
             if spent >= 1:
                 break
+    done = trainings[0].step - first
+    if done < steps:
+        console.print(
+            f"trained for {seconds:g} seconds, all that --seconds gives: {done} of {steps} steps"
+        )
 
 
 def write(

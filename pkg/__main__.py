@@ -191,13 +191,15 @@ def parser() -> argparse.ArgumentParser:
     new = commands.add_parser("new", help="write the files of a new operator, in a checkout")
     new.add_argument("name", help="of the operator: my_op")
     new.add_argument("schema", help="'my_op(Tensor x, float alpha) -> Tensor'")
-    commands.add_parser(
+    tune_parser = commands.add_parser(
         "tune",
         help="measure where pkg.accelerate() is faster on this processor (a minute or two)",
         description="Measures, in a minute or two, which of PyTorch's operators run faster here on "
         "this processor, shows it, and names the file that keeps it; pkg.accelerate() then reads "
         "that before the table that comes with the package. Deleting the file undoes it.",
     )
+    disturbed = "keep it even if other processes used more than a fifth of the processors meanwhile"
+    tune_parser.add_argument("--keep", action="store_true", help=disturbed)
     doctor = commands.add_parser(
         "doctor", help="how fast PyTorch's own operators are on this machine (under a minute)"
     )
@@ -292,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "bench":
         return bench(options)
     if options.command == "tune":
-        return tune.main()
+        return tune.main(keeps_disturbed=options.keep)
     if options.command == "doctor":
         return diagnose(options)
     if options.capabilities:

@@ -31,6 +31,8 @@ HIDDEN = _accelerate_routes.HIDDEN
 CURVES = _accelerate_activations.CURVES
 HEADS, HEAD_SIZE = 4, 64
 
+# Of the processors' time, that others may use while a table is measured that is to be kept.
+_MOST_OF_OTHERS = 0.2
 # Of an activation's tensor: more than a thread's share, and few enough for the caches.
 _ELEMENTS = 1 << 17
 _ROUNDS = 7
@@ -400,8 +402,15 @@ def summary(table: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def main() -> int:
-    """Measures, keeps and shows the table; the exit status is 1 where it could not be kept."""
+def main(*, keeps_disturbed: bool = False) -> int:
+    """Measures, keeps and shows the table.
+
+    Args:
+        keeps_disturbed: Keep it even if other processes used much of the processors meanwhile.
+
+    Returns:
+        The exit status: 1 where it was not kept.
+    """
     from .__main__ import load_benchmarks
 
     load = load_benchmarks("_load")
@@ -409,9 +418,15 @@ def main() -> int:
     table = measure()
     after = load.Counters.now()
     others = (after - before).others if before and after else None
+    print(*summary(table), load.describe([others]), sep="\n")
+    if others is not None and others > _MOST_OF_OTHERS and not keeps_disturbed:
+        print(
+            "not kept: it would decide by what other processes did; measure again when they have "
+            "ended, or keep it all the same: python -m pkg tune --keep"
+        )
+        return 1
     file = _accelerate_table.save(table)
     _accelerate_table.put(table)
-    print(*summary(table), load.describe([others]), sep="\n")
     if file is None:
         return 1
     print(f"kept in {file}, which pkg.accelerate() uses from now on; delete it to undo that")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -1507,6 +1508,7 @@ def test_a_measurement_without_a_home_says_where_it_could_be_kept(
 ) -> None:
     monkeypatch.setattr(tune, "measure", tune_table)
     monkeypatch.setattr(_accelerate_table, "put", lambda _: None)
+    monkeypatch.setattr(tune, "_MOST_OF_OTHERS", math.inf)
     assert tune.main() == 1
     said = capsys.readouterr()
     assert "cannot be kept (you have no home directory)" in said.err
@@ -1519,6 +1521,25 @@ def test_a_measurement_without_a_home_says_where_it_could_be_kept(
     assert f"kept in {file}, which pkg.accelerate() uses from now on; delete it to undo" in said
     assert "other processes used" in said
     assert json.loads(file.read_text()) == tune_table()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what others do")
+def test_a_disturbed_measurement_is_kept_only_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure() -> dict[str, Any]:
+        time.sleep(0.1)  # some ticks of the clock that tells what others do
+        return tune_table()
+
+    monkeypatch.setattr(tune, "measure", measure)
+    monkeypatch.setattr(_accelerate_table, "put", lambda _: None)
+    monkeypatch.setattr(tune, "_MOST_OF_OTHERS", -1.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tune.main() == 1
+    assert "not kept: it would decide by what other" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert tune.main(keeps_disturbed=True) == 0
+    assert "kept in" in capsys.readouterr().out
 
 
 def test_what_is_measured_is_what_runs() -> None:

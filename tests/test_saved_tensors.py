@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -115,12 +115,13 @@ LAST: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def contexts() -> Iterator[Any]:
-    yield pytest.param(nullcontext, id="plain")
-    yield pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast")
+CONTEXTS = [
+    pytest.param(nullcontext, id="plain"),
+    pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast"),
+]
 
 
-@pytest.mark.parametrize("context", contexts())
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", LAST)
 def test_checkpoints_that_end_with_an_operator(
     name: str, context: Callable[[], AbstractContextManager[Any]]
@@ -139,7 +140,7 @@ class Interrupted(BaseException):
     """As KeyboardInterrupt is, which pytest would take for its own."""
 
 
-@pytest.mark.parametrize("context", contexts())
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", LAST)
 def test_an_exception_of_pythons_stays_what_it_is(
     name: str, context: Callable[[], AbstractContextManager[Any]]

@@ -50,7 +50,8 @@ class WrappingInteger {
     return b.value_ == -1 ? -a : WrappingInteger(a.value_ / b.value_);
   }
 
-  // Each by itself: what C++ makes of <=> is called on the host alone.
+  // Each by itself: what C++ makes of <=> are functions of the host, which
+  // device code may call with --expt-relaxed-constexpr alone.
   PKG_HOST_DEVICE friend constexpr bool operator==(WrappingInteger a,
                                                    WrappingInteger b) {
     return a.value_ == b.value_;
