@@ -10,21 +10,6 @@ namespace pkg {
 
 namespace detail {
 
-// True where the tensors are the same elements in the same order, which may be
-// overwritten as they are read.
-inline bool are_same_elements(const TensorView& a, const TensorView& b) {
-  const auto sizes = sizes_of(a);
-  const auto a_strides = strides_of(a);
-  const auto b_strides = strides_of(b);
-  bool same = a.const_data_ptr() == b.const_data_ptr() &&
-              dtype_of(a) == dtype_of(b) &&
-              std::ranges::equal(sizes, sizes_of(b));
-  for (size_t d = 0; same && d < sizes.size(); ++d) {
-    same = sizes[d] == 1 || a_strides[d] == b_strides[d];
-  }
-  return same;
-}
-
 inline void check_overlap_in_itself(const TensorView& out) {
   const Overlap overlap = overlap_in_itself(out);
   PKG_CHECK(overlap != Overlap::kYes,

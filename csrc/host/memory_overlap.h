@@ -223,4 +223,19 @@ inline Overlap overlap_between(const TensorView& a, const TensorView& b) {
   return sums.reach(target);
 }
 
+// True where the tensors are the same elements in the same order, which may be
+// overwritten as they are read.
+inline bool are_same_elements(const TensorView& a, const TensorView& b) {
+  const auto sizes = sizes_of(a);
+  const auto a_strides = strides_of(a);
+  const auto b_strides = strides_of(b);
+  bool same = a.const_data_ptr() == b.const_data_ptr() &&
+              dtype_of(a) == dtype_of(b) &&
+              std::ranges::equal(sizes, sizes_of(b));
+  for (size_t d = 0; same && d < sizes.size(); ++d) {
+    same = sizes[d] == 1 || a_strides[d] == b_strides[d];
+  }
+  return same;
+}
+
 }  // namespace pkg

@@ -16,6 +16,7 @@
 #include "cpu/accelerate/pytorch_kernels.h"
 #include "cpu/accelerate/routes.h"
 #include "cpu/pointwise/activation.h"
+#include "host/memory_overlap.h"
 #include "host/text.h"
 
 namespace pkg::cpu::accelerate {
@@ -92,16 +93,11 @@ bool are_alike(std::span<const TensorView> tensors) {
 // Whether a result may be written to `out` while the inputs are read: all are
 // contiguous, and each is the same memory or another.
 bool may_write_into(const TensorView& out, std::span<const TensorView> inputs) {
-  const int64_t bytes = product(out.sizes) * element_size(out.dtype);
-  const auto begin_of = [](const TensorView& tensor) {
-    return static_cast<const char*>(tensor.const_data_ptr());
-  };
-  const char* const to = begin_of(out);
   return is_contiguous(out) &&
          std::ranges::all_of(inputs, [&](const TensorView& input) {
-           const char* const at = begin_of(input);
            return is_contiguous(input) &&
-                  (at == to || at + bytes <= to || to + bytes <= at);
+                  (are_same_elements(input, out) ||
+                   overlap_between(input, out) == Overlap::kNo);
          });
 }
 
@@ -132,7 +128,11 @@ class OurCall {
           const OwnedHandle* out)
       : views_{TensorView(first.get()),
                TensorView((kInputs == 2 ? second : first).get())},
-        out_(out) {}
+        out_(out) {
+    if (out != nullptr) {
+      out_view_.emplace(out->get());
+    }
+  }
 
   // Nothing was written where it is false; made() is there where it is true
   // and there is no `out`.
@@ -169,11 +169,11 @@ class OurCall {
     if (!are_alike(inputs())) {
       return false;
     }
-    if (out_ == nullptr) {
+    if (!out_view_) {
       return true;
     }
-    const std::array with_out = {views_[0], TensorView(out_->get())};
-    return are_alike(with_out) && may_write_into(with_out[1], inputs());
+    const std::array with_out = {views_[0], *out_view_};
+    return are_alike(with_out) && may_write_into(*out_view_, inputs());
   }
 
   void run(Curve curve) {
@@ -184,14 +184,13 @@ class OurCall {
     }
     const ScalarType type = views_[0].dtype;
     const Shape shape = shape_of(views_[0]);
-    if (out_ == nullptr) {
+    if (!out_view_) {
       const auto plan = plan_pointwise<kOperands>(shape, type, operands);
       compute(curve, plan.loop, destination_of(plan.output), inputs);
       made_ = plan.output;
       return;
     }
-    const TensorView out(out_->get());
-    operands[0] = &out;
+    operands[0] = &*out_view_;
     void* data = nullptr;
     TORCH_ERROR_CODE_CHECK(torch_get_mutable_data_ptr(out_->get(), &data));
     compute(curve, plan_pointwise_into<kOperands>(shape, operands),
@@ -200,6 +199,7 @@ class OurCall {
 
   std::array<TensorView, 2> views_;
   const OwnedHandle* out_;
+  std::optional<TensorView> out_view_;
   std::optional<Tensor> made_;
 };
 
