@@ -29,8 +29,9 @@ _Function = Callable[..., None]
 
 # The functional forms of optimizers, by the module of torch.optim that calls them, and how many of
 # their first arguments are lists with a tensor for each parameter: parameters, gradients, moments.
-# What follows these, steps, are tensors of one element.
+# What follows these, of all but SGD, are steps, tensors of one element.
 _LISTS = {"adam": 5, "sgd": 3, "adagrad": 3}
+_HAS_STEPS = {"adam": True, "sgd": False, "adagrad": True}
 # In half precision the fused SGD of PyTorch 2.13 and older leaves whole vectors of parameters as
 # they were (pytorch#191763), and Adagrad's computes in that precision.
 _WIDE = (torch.float32, torch.float64)
@@ -60,13 +61,19 @@ def register() -> None:
 def _choosing(name: str, function: _Function) -> _Function:
     """The functional form of an optimizer, with ``fused`` chosen where nobody has chosen."""
     lists = _LISTS[name]
+    given_by_place = lists + _HAS_STEPS[name]
 
     @functools.wraps(function)
     def step(*args: Any, **kwargs: Any) -> None:
         # Under torch.compile a step is compiled, which fuses it.
         if torch.compiler.is_compiling() or not route.is_on:
             return function(*args, **kwargs)
-        fused = _is_free(kwargs) and len(args) >= lists and _is_taken(name, args[:lists], kwargs)
+        fused = (
+            len(args) == given_by_place
+            and _is_free(kwargs)
+            and _is_taken(name, args[:lists], kwargs)
+            and all(_is_step(each) for steps in args[lists:] for each in steps)
+        )
         if fused:
             kwargs["fused"] = True
         if not route.counts_calls or not args or not args[0]:
@@ -109,6 +116,11 @@ def _is_taken(name: str, lists: Sequence[Sequence[Any]], options: dict[str, Any]
     return dtype in _DTYPES[name] and all(
         _are_alike(tensors, dtype) for tensors in zip(parameters, *others, strict=True)
     )
+
+
+def _is_step(step: Any) -> bool:
+    """Whether the fused kernels count by it: what a state_dict brought may be of any dtype."""
+    return isinstance(step, Tensor) and step.dtype in _WIDE and step.is_cpu
 
 
 def _are_alike(tensors: tuple[Any, ...], dtype: torch.dtype) -> bool:

@@ -221,8 +221,11 @@ def _register_all(
             # Else they stay PyTorch's: by way of Python those of float32 would lose.
             if name not in others:
                 _register_compiled(name)
-    from . import _accelerate_multihead, _accelerate_multihead_nested
+    from . import _accelerate_dropout, _accelerate_multihead, _accelerate_multihead_nested
 
+    bernoulli = _accelerate_dropout.bernoulli_kernel()
+    if bernoulli is not None and not _registered_elsewhere((_accelerate_dropout.BERNOULLI,)):
+        library.impl(_accelerate_dropout.BERNOULLI, bernoulli, "CPU", allow_override=True)
     nested = _accelerate_multihead_nested.kernel()
     if nested is not None:
         key = _accelerate_multihead_nested.KEY
@@ -390,6 +393,9 @@ class _Quiet:
 
 def _in_silence(task: Callable[[], None]) -> None:
     quiet = type("_QuietTask", (_Quiet,), {"task": staticmethod(task)})
+    if not torch._C._is_torch_function_enabled():
+        task()  # it warns
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.neg(quiet())

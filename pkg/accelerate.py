@@ -19,6 +19,7 @@ import torch
 import torch.nn.attention
 
 from . import (
+    _accelerate_dropout,
     _accelerate_optimizers,
     _accelerate_routes,
     _accelerate_table,
@@ -27,6 +28,8 @@ from . import (
 from ._accelerate_counts import Counts
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_ROUTES = (_accelerate_dropout.route, _accelerate_optimizers.route)
 
 
 class _Switch(NamedTuple):
@@ -242,6 +245,11 @@ def _refuse_what_cannot_be_wrapped(function: Callable[..., Any], is_timed: bool)
             f"pkg.accelerate: {function.__qualname__} is a class, which it does not wrap: decorate "
             "those of its methods that compute"
         )
+    if isinstance(function, staticmethod):
+        raise TypeError(
+            f"pkg.accelerate: {_name(function)} is a staticmethod, and a function around it would "
+            "be a method: write @staticmethod above @pkg.accelerate"
+        )
     if isinstance(function, torch.nn.Module):
         raise TypeError(
             f"pkg.accelerate: {type(function).__qualname__} is a module, and a function around it "
@@ -358,6 +366,10 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
     with several takes the package's table, or measures again where it has none, and until then
     operators with several are left to PyTorch.
 
+    Dropout's ``bernoulli_`` is drawn by all threads, where PyTorch draws it element by element,
+    which is everywhere but on Intel's processors: elements and generator are to the last bit what
+    they would be.
+
     Steps of ``torch.optim``'s Adam, AdamW, SGD with momentum and Adagrad run by PyTorch's own fused
     kernels, which PyTorch takes only where ``fused=True`` asks for them: two to five times as fast.
     An optimizer that was made with ``fused``, ``foreach`` or ``differentiable`` keeps to that; its
@@ -387,8 +399,8 @@ def accelerate(on: Any = True, *, report: bool = False, keep_memory: bool = True
         before is restored at its end. Of a function, the wrapped function.
 
     Raises:
-        TypeError: ``on`` is neither a bool nor a function; or it is a class, a module, or an
-            ``async def``; or a generator function, with ``report``.
+        TypeError: ``on`` is neither a bool nor a function; or it is a class, a module, a
+            ``staticmethod`` object, or an ``async def``; or a generator function, with ``report``.
         RuntimeError: it, or a function that it wrapped, is called in a region that
             ``torch.compile`` compiles. Without ``fullgraph`` the graph ends before that function,
             which is compiled by itself and runs accelerated.
@@ -444,7 +456,8 @@ def settle() -> None:
     is_timed = _is_timed()
     attention = _accelerate_routes.ATTENTION_ALWAYS if _active is not None else None
     _accelerate_routes.switch(newest.is_on, is_timed, attention)
-    _accelerate_optimizers.route.switch(newest.is_on, is_timed)
+    for each in _ROUTES:
+        each.switch(newest.is_on, is_timed)
     # At the end of a block it stays kept: the next one, or call of a decorated function, would have
     # every page cleared anew.
     if newest.keeps_memory:
@@ -533,7 +546,9 @@ if hasattr(os, "register_at_fork"):
 def collect() -> None:
     """Keeps for the reports what was counted so far, before somebody else counts."""
     with _lock:
-        _add((*_accelerate_routes.take_counts(), *_accelerate_optimizers.route.take()))
+        _add(_accelerate_routes.take_counts())
+        for each in _ROUTES:
+            _add(each.take())
 
 
 def _take() -> list[Counts]:

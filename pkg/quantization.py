@@ -13,7 +13,7 @@ from torch.nn import MultiheadAttention
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
-from .nn.int4_linear import Int4Linear, is_finite, why_not_int4
+from .nn.int4_linear import Int4Linear, can_be_scaled, why_not_int4
 from .nn.linear import Linear, activation_of
 from .ops._arguments import check_instance, is_kept_otherwise
 
@@ -302,6 +302,6 @@ def _why_not(module: torch.nn.Module, group_size: int, owners: dict[Tensor, int]
     if not is_parametrized(module) and any(module.__dict__[name] for name in _STATE_HOOKS):
         return "it has hooks on its state_dict"
     reason = why_not_int4(weight.shape[1], weight.shape[0], group_size)
-    if reason is None and not is_finite(weight):
-        return "its weight has values that are infinite or NaN"
+    if reason is None and not can_be_scaled(weight):
+        return "its weight has values that are infinite or NaN, or above 2**126"
     return reason

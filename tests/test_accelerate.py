@@ -682,6 +682,33 @@ def test_what_cannot_be_wrapped_is_refused_in_words() -> None:
     assert not is_on()
 
 
+def test_a_staticmethod_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match=r"is a staticmethod.*write @staticmethod above"):
+        pkg.accelerate(staticmethod(torch.relu))
+
+
+def test_an_output_of_many_dimensions_is_refused_as_by_pytorch() -> None:
+    a = torch.ones(32, 32, dtype=torch.int8)
+    with pkg.accelerate(), pytest.raises(RuntimeError, match=r"Expected result\.size\(0\)"):
+        torch._int_mm(a, a, out=torch.empty([1] * 80, dtype=torch.int32))
+
+
+def test_what_is_turned_on_without_torch_functions_is_on() -> None:
+    script = """
+import accelerate_tables, torch, pkg
+with accelerate_tables.in_use(2.0):
+    with torch._C.DisableTorchFunctionSubclass():
+        pkg.accelerate()
+    with pkg.accelerate(report=True) as block:
+        torch.nn.functional.gelu(torch.randn(64, 64) @ torch.randn(64, 64))
+        print(sum(each.taken for each in block.report().counts))
+"""
+    done = run(script, PYTHONPATH=str(Path(__file__).parent))
+    assert done.returncode == 0, done.stderr
+    taken = 2 if torch._C._dispatch_has_kernel_for_dispatch_key("aten::gelu", "CPU") else 1
+    assert int(done.stdout.splitlines()[0]) == taken
+
+
 def test_an_async_function_behind_a_decorator_is_refused_where_it_is_called() -> None:
     """Not before: a decorator may well run what waits, and return when that is done."""
 

@@ -91,6 +91,35 @@ def strides(tensor: Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
+def test_an_image_of_one_column_in_groups_is_left_to_pytorch() -> None:
+    """Of float32 PyTorch's own ends the process, where that of half precision does not."""
+    images = laid_out(numbers(1, 16, 5, 1, dtype=HALF), is_last=True)
+    weight, bias = numbers(16, 4, 1, 1, dtype=HALF), numbers(16, dtype=HALF)
+    rest = given(2, stride=[2, 2], padding=[0, 1], dilation=[1, 2], groups=4)
+    expected = forward(images, weight, bias, *rest)
+    with pkg.accelerate(report=True) as block:
+        assert torch.equal(forward(images, weight, bias, *rest), expected)
+        assert calls(block.report()) == {"convolution": (0, 1)}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_expanded_batch_has_pytorch_s_strides(dtype: torch.dtype, transposed: bool) -> None:
+    images = laid_out(numbers(1, 16, 19, 19, dtype=dtype), is_last=True).expand(2, 16, 19, 19)
+    weight = numbers(16, 16, 3, 3, dtype=dtype)
+    rest = given(2, padding=[2, 2], transposed=transposed)
+    expected = forward(images, weight, None, *rest)
+    gradient = torch.ones_like(expected)
+    arguments = (gradient, images, weight, None, *rest, [True, True, False])
+    gradients = backward(*arguments)
+    with pkg.accelerate(report=True) as block:
+        made = [forward(images, weight, None, *rest), *backward(*arguments)[:2]]
+        assert all(taken for taken, _ in calls(block.report()).values())
+    assert [strides(each) for each in made] == [
+        strides(each) for each in (expected, *gradients[:2])
+    ]
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("dtype", HALVES)

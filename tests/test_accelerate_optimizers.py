@@ -174,6 +174,49 @@ def test_what_the_kernel_would_compute_otherwise_is_left() -> None:
         assert same_bits(left, plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adam", "adamw", "adagrad"])
+def test_steps_that_the_kernel_does_not_count_by_are_left(name: str, dtype: torch.dtype) -> None:
+    """As a state_dict may have brought them."""
+    results = []
+    for is_on in (False, True):
+        parameters = weights()
+        optimizer = trained(OPTIMIZERS[name], parameters)
+        for state in optimizer.state.values():
+            state["step"] = state["step"].to(dtype)
+        give_gradients(parameters, STEPS)
+        with pkg.accelerate(is_on, report=is_on) as block:
+            optimizer.step()
+            if is_on:
+                assert steps_fused(block.report())[0] == 0
+        results.append(parameters)
+    assert all(map(torch.equal, *results))
+
+
+def test_options_that_are_given_by_their_places_are_the_user_s() -> None:
+    from torch.optim.adam import adam
+
+    def stepped() -> list[nn.Parameter]:
+        parameters = weights()
+        give_gradients(parameters, 0)
+        gradients = [each.grad for each in parameters]
+        moments = [[torch.zeros_like(each) for each in parameters] for _ in range(2)]
+        steps = [torch.zeros(()) for _ in parameters]
+        numbers = {"beta1": 0.9, "beta2": 0.99, "lr": 0.1, "weight_decay": 0.0, "eps": 1e-8}
+        with torch.no_grad():
+            adam(  # foreach, capturable, differentiable and fused
+                *(parameters, gradients, *moments, [], steps, False, False, False, False),
+                amsgrad=False,
+                maximize=False,
+                **numbers,
+            )
+        return parameters
+
+    expected = stepped()
+    with pkg.accelerate():
+        assert all(map(torch.equal, stepped(), expected))
+
+
 def test_sparse_gradients_are_refused_as_ever() -> None:
     parameter = nn.Parameter(torch.ones(3, 2))
     parameter.grad = torch.ones(3, 2).to_sparse()

@@ -217,7 +217,7 @@ torch.mm(a[:1], b[:, :1])
 _accelerate_routes.take_counts()
 made = 0
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-for more in range(0, 12 << 20, 512 << 10):
+for more in range(0, 40 << 20, 512 << 10):
     resource.setrlimit(resource.RLIMIT_AS, (held + more, -1))
     try:
         torch.mm(a, b)

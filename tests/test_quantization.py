@@ -157,6 +157,21 @@ def test_a_weight_that_is_no_number_is_refused() -> None:
         pkg.nn.Int4Linear.from_linear(nn.LayerNorm(32), 32)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"), [(torch.float64, [1e300]), (torch.float32, [3e38, -3e38])]
+)
+def test_a_weight_that_float32_does_not_span_is_left(
+    dtype: torch.dtype, values: list[float]
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(dtype)
+    with torch.no_grad():
+        model[0].weight[0, : len(values)] = torch.tensor(values, dtype=dtype)
+    with pytest.warns(UserWarning, match=r"0: its weight has values .* above 2\*\*126"):
+        model = pkg.quantize_(model, 64)
+    assert type(model[0]) is nn.Linear
+    assert type(model[1]) is pkg.nn.Int4Linear
+
+
 class Tied(nn.Module):
     """An embedding that is the output's weight too, a shared layer, and sizes that do not fit."""
 

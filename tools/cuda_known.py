@@ -132,18 +132,18 @@ EXPECTED = (
     # 32 x 64 scores of a warp over the head, and their product with the values: both alike, but
     # that the first loads two operands.
     Expected(
-        r"attention_forward_mma_kernel<.*, 64, true>",
+        r"attention_forward_mma_kernel<.*, 64, true, 128>",
         {"HMMA.16816": 128, "LDSM.x4": 40},
         {"MUFU": 64},  # an exponential of each score
     ),
     Expected(
-        r"attention_forward_mma_kernel<.*, 128, true>",
+        r"attention_forward_mma_kernel<.*, 128, true, 128>",
         {"HMMA.16816": 256, "LDSM.x4": 80},
         {"MUFU": 64},
     ),
     # 16 x 64 scores of a warp, for 64 columns of the head.
     Expected(
-        r"attention_forward_mma_kernel<.*, (256, true|\d+, false)>",
+        r"attention_forward_mma_kernel<.*, (256, true|\d+, false), \d+>",
         {"HMMA.16816": 32, "LDSM.x4": 20},
     ),
     # 64 x 128 scores of a warpgroup, or 64 x 64, over the head, and their product with the values.
@@ -216,7 +216,9 @@ EXPECTED = (
         {"HGMMA.64x64x16": 24, "HGMMA.64x128x16": 8},
         {"MUFU": 32},
     ),
-    Expected(r"attention_grad_query_mma_kernel<.*>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    Expected(r"attention_grad_query_mma_kernel<.*, 128>", {"HMMA.16816": 32, "LDSM.x4": 20}),
+    # 16 x 32 scores of a warp, where blocks are of 64 queries.
+    Expected(r"attention_grad_query_mma_kernel<.*, 64>", {"HMMA.16816": 16, "LDSM.x4": 12}),
     Expected(
         r"attention_(grad_key_value|joint_gradients)_mma_kernel<.*>",
         {"HMMA.16816": 16, "LDSM.x4": 12},
@@ -347,9 +349,11 @@ DYNAMIC_SHARED: dict[str, int] = {
     # Eight stages of 16 KiB.
     r"int4_linear_warpgroups_kernel<.*>": 131072,
     # Of heads as wide as the tile of the output; up to 99 KiB for wider ones.
-    r"attention_forward_mma_kernel<.*, 64, (true|false)>": 40960,
-    r"attention_forward_mma_kernel<.*, 128, (true|false)>": 81920,
-    r"attention_forward_mma_kernel<.*, 256, true>": 163840,
+    r"attention_forward_mma_kernel<.*, 64, (true|false), 128>": 40960,
+    r"attention_forward_mma_kernel<.*, 128, (true|false), 128>": 81920,
+    r"attention_forward_mma_kernel<.*, 128, false, 64>": 81920,
+    r"attention_forward_mma_kernel<.*, 256, true, 128>": 163840,
+    r"attention_forward_mma_kernel<.*, 256, true, 64>": 98304,
     r"attention_forward_copied_kernel<.*, 64>": 67584,
     r"attention_forward_copied_kernel<.*, 128>": 134144,
     r"attention_joint_gradients_copied_kernel<.*, 64>": 102400,
@@ -376,10 +380,11 @@ DYNAMIC_SHARED: dict[str, int] = {
     r"decode_attention_mma_kernel<.*, 128>": 69632,
     r"decode_attention_mma_kernel<.*, 256>": 139264,
     # Of such heads too, with two places for what is loaded in turns.
-    r"attention_grad_query_mma_kernel<.*, 64>": 57344,
-    r"attention_grad_query_mma_kernel<.*, 128>": 114688,
-    r"attention_grad_key_value_mma_kernel<.*, 64>": 49152,
-    r"attention_grad_key_value_mma_kernel<.*, 128>": 98304,
+    r"attention_grad_query_mma_kernel<.*, 64, 128>": 57344,
+    r"attention_grad_query_mma_kernel<.*, 128, 128>": 114688,
+    r"attention_grad_query_mma_kernel<.*, 128, 64>": 98304,
+    r"attention_grad_key_value_mma_kernel<.*, 64, 128>": 49152,
+    r"attention_grad_key_value_mma_kernel<.*, 128, (128|64)>": 98304,
     r"attention_joint_gradients_mma_kernel<.*, 64, .*>": 65536,
     r"attention_joint_gradients_mma_kernel<.*, 128, .*>": 114688,
     # Of a window of one place, up to 64 channels, a tile of one class; totals of 36 KiB for more.

@@ -92,6 +92,8 @@ def calls() -> dict[str, Call]:
         "gelu_backward": lambda: aten.gelu_backward(a, b),
         "silu": lambda: aten.silu(a),
         "silu_backward": lambda: aten.silu_backward(a, b),
+        "bernoulli_": lambda: out.bernoulli_(0.5),
+        "dropout": lambda: torch.nn.functional.dropout(a),
     }
 
 

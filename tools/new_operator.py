@@ -603,7 +603,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "It multiplies its arguments; write your formula, reference and gradient. Then build and "
         "test it:\n"
         "  pip install --no-build-isolation --no-deps -e .\n"
-        f"  python -m pytest tests/ops/test_{options.name}.py"
+        f"  python -m pytest tests/ops/test_{options.name}.py\n"
+        "PKG_CPU_LEVELS=native PKG_BUILD_CUDA=native before the first builds what this machine "
+        "runs alone."
     )
     return 0
 

@@ -12,10 +12,8 @@ Tensor allocate_parts(DecodeAttention<Element>& call, const Tensor& query) {
   using Number = Accumulator<Element>;
   const int64_t parts = call.splits > 1 ? call.part_count() : 0;
   const std::array size{parts * (2 + call.value_size)};
-  const Tensor memory = empty_contiguous(
-      size,
-      std::is_same_v<Number, double> ? ScalarType::Double : ScalarType::Float,
-      device_of(query));
+  const Tensor memory =
+      empty_contiguous(size, number_type<Number>(), device_of(query));
   call.states = static_cast<Number*>(memory.mutable_data_ptr());
   call.sums = call.states + 2 * parts;
   return memory;

@@ -12,6 +12,7 @@
 #include "library.h"
 #include "python/accelerated_calls.h"
 #include "python/cpu_features.h"
+#include "python/generator_draws.h"
 #include "python/operator_functions.h"
 #include "python/pybind_headers.h"
 #include "python/tensor_bridge.h"
@@ -143,4 +144,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   define_operator_functions(module);
   define_accelerate_functions(module);
+  define_generator_draws(module);
 }

@@ -14,13 +14,13 @@ and results are deterministic whatever ``deterministic`` is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops._arguments import check_indices
+from ..ops._arguments import check_indices, check_instance
 from ..ops._attention import drawn_seed
 from ..ops._registration import records_gradients
 from ..ops.scaled_dot_product_attention import scaled_dot_product_attention
@@ -490,8 +490,8 @@ def flash_attn_with_kvcache(
     cache = KeyValueCache(name, q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = cache.lengths(cache_seqlens, appends=k is not None)
     left_out = None if cache_leftpad is None else cache.left_out(cache_leftpad)
+    left, right, cap = _rules(window_size, causal, softcap)
     _check_scores(name, q, softcap, alibi_slopes)
-    left, right, softcap = _rules(window_size, causal, softcap)
     if k is not None or v is not None:
         if k is None or v is None:
             raise RuntimeError(f"{name}: of k and v only one is given; they go together")
@@ -506,7 +506,7 @@ def flash_attn_with_kvcache(
         )
     if left_out is not None:
         lengths = cache.leave_out(left_out, lengths)
-    options = (softmax_scale, left, right, softcap, alibi_slopes)
+    options = (softmax_scale, left, right, cap, alibi_slopes)
     if not return_softmax_lse:
         output = decode(q, cache, lengths, *options)
         if output is not None:
@@ -568,12 +568,14 @@ def _append(
 
 def _rules(window_size: tuple[int, int], causal: bool, softcap: float) -> tuple[int, int, float]:
     """The two sides and the bound of scores as the operators take them."""
-    if not isinstance(window_size, Sequence) or len(window_size) != 2:
+    check_instance("flash_attn", "softcap", softcap, (int, float), "a number, 0 for none")
+    try:
+        left, right = (max(operator.index(side), -1) for side in window_size)
+    except (TypeError, ValueError):
         raise TypeError(
             f"flash_attn: window_size is {window_size!r}; it must be two whole numbers, how many "
-            "keys are seen to the left and to the right"
-        )
-    left, right = (int(side) if side >= 0 else -1 for side in window_size)
+            "keys are seen to the left and to the right, negative for all"
+        ) from None
     # flash-attn takes what is negative for none.
     return left, 0 if causal else right, max(softcap, 0.0)
 

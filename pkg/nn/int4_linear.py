@@ -208,11 +208,16 @@ def why_not_int4(in_features: int, out_features: int, group_size: int) -> str | 
     return None
 
 
-def is_finite(weight: Tensor) -> bool:
-    """Whether a weight has no infinite value and no NaN; one without values has none."""
-    if weight.is_meta or isinstance(weight, FakeTensor):
+MOST_MAGNITUDE = 2.0**126
+"""Of a value of a weight: two of these are not so far apart that float32 has not the distance."""
+
+
+def can_be_scaled(weight: Tensor) -> bool:
+    """Whether no value is NaN, infinite or above ``MOST_MAGNITUDE``; of none, none is."""
+    if weight.is_meta or isinstance(weight, FakeTensor) or weight.numel() == 0:
         return True
-    return bool(weight.isfinite().all())
+    least, most = weight.aminmax()  # NaN where there is one
+    return bool((least >= -MOST_MAGNITUDE) & (most <= MOST_MAGNITUDE))
 
 
 def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -227,10 +232,10 @@ def quantize(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         (in_features / group_size, out_features, 2).
 
     Raises:
-        ValueError: A value is infinite or NaN.
+        ValueError: A value is infinite or NaN, or above 2**126 in magnitude.
     """
-    if not is_finite(weight):
-        raise ValueError("the weight has values that are infinite or NaN")
+    if not can_be_scaled(weight):
+        raise ValueError("the weight has values that are infinite or NaN, or above 2**126")
     groups = weight.float().unflatten(-1, (weight.shape[-1] // group_size, group_size))
     least, most = groups.amin(-1), groups.amax(-1)
     # What is rounded to the values has to be what they are multiplied with: bfloat16.

@@ -44,7 +44,9 @@ def int4_linear(
 
     On CUDA a float32 or float64 input of more than eight rows has the weight written out in its
     dtype for the time of the call where that is faster: ``out_features * in_features`` elements of
-    memory. Nothing else writes it.
+    memory. Nothing else writes it. A float16 or bfloat16 input is multiplied there by the whole
+    numbers ``q - 8`` and by ones, in float32: an infinity in it may then give NaN, and sums beyond
+    2**125 an infinity, where the weights themselves give neither.
 
     The CPU multiplies in integers where that is faster: an element of the input is then off by at
     most 2**-14.98 (bfloat16, float16) or 2**-22.98 (float32) of the largest magnitude among the 128

@@ -352,7 +352,7 @@ def check(
     emulator: Emulator, call: Call, blocks: int = 3, shared_bytes: int = MOST_SHARED_BYTES
 ) -> list[Tensor]:
     """Compare the output, the log-sum-exp and the gradients with the exact ones."""
-    outputs = emulated_forward(emulator, call, blocks)
+    outputs = emulated_forward(emulator, call, blocks, shared_bytes=shared_bytes)
     gradients = emulated_backward(emulator, call, outputs, blocks, shared_bytes)
     results = [*outputs[:2], *gradients]
     exact = exact_results(call)
@@ -410,6 +410,29 @@ def test_memory_of_every_device(
     """One place or two for what is loaded in turns, or none: then the kernels without it."""
     call = make(rows=130, columns=140, head=head, value_head=value_head, dtype=torch.bfloat16)
     check(cuda_emulator, call, shared_bytes=kibibytes * 1024)
+
+
+FEATURES_OF_WIDE_HEADS: dict[str, dict[str, Any]] = {
+    "causal": {"is_causal": True},
+    "window and cap": {"window": (40, 20), "softcap": 3.0},
+    "mask and dropout": {"mask": torch.linspace(-2, 1, 140), "dropout": 0.3},
+    "slopes of groups": {
+        "enable_gqa": True,
+        "key_lead": (1,),
+        "slopes": torch.tensor([0.5, 0.1]),
+        "is_causal": True,
+    },
+}
+
+
+@pytest.mark.parametrize("features", FEATURES_OF_WIDE_HEADS.values(), ids=FEATURES_OF_WIDE_HEADS)
+@pytest.mark.parametrize(("head", "value_head"), [(256, 256), (192, 128), (160, 40), (40, 200)])
+def test_wide_heads_where_memory_is_short(
+    cuda_emulator: Emulator, head: int, value_head: int, features: dict[str, Any]
+) -> None:
+    dtype = torch.float16 if value_head == 128 else torch.bfloat16
+    call = make(2, rows=130, columns=140, head=head, value_head=value_head, dtype=dtype, **features)
+    check(cuda_emulator, call)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -102,6 +102,32 @@ def test_attention_backward(cuda_emulator: Emulator, head: int) -> None:
     )
 
 
+def test_attention_of_wide_heads_where_memory_is_short(cuda_emulator: Emulator) -> None:
+    """In 99 KiB blocks own 64 queries, or keys: every kernel multiplies by tensor cores still."""
+    call = make(2, rows=128, columns=128, head=256, dtype=torch.bfloat16)
+    counters = backward_counters(cuda_emulator, call) | {"forward": cuda_emulator.counters}
+    # Of 16 columns of a head. Gradients are of 128 at a time: scores and theirs are made twice.
+    loads = {
+        "forward": Fraction(5 + 4, 8 + 8),  # 64 keys
+        "attention_grad_query": Fraction(2 * (3 + 3) + 2, 2 * (4 + 4) + 4),  # 32 keys
+        "attention_grad_key_value": Fraction(2 * (3 + 3) + 4, 2 * (4 + 4) + 8),  # 32 queries
+    }
+    # By whom queries and gradients of the output are read, and by whom keys and values.
+    readers = {
+        "forward": (Fraction(1, 2), 2),
+        "attention_grad_query": (2, 4),
+        "attention_grad_key_value": (4, 2),
+    }
+    for kernel, expected in loads.items():
+        counted = counters[kernel]
+        check_accesses(counted)
+        assert Fraction(counted.matrix_loads, counted.products) == expected, kernel
+        of_queries, of_keys = readers[kernel]
+        assert counted.copied_bytes == 2 * (
+            of_queries * 2 * call.query.numel() + of_keys * 2 * call.key.numel()
+        )
+
+
 @pytest.mark.parametrize(
     ("head", "loads_of_fifth", "softcap"), [(64, 3, 0.0), (128, 2, 0.0), (64, 3, 2.0)]
 )

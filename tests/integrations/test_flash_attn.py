@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
 import references
 import torch
@@ -758,6 +759,29 @@ def test_a_negative_softcap_is_none() -> None:
         expected = ours.flash_attn_func(q, q, q, causal=True)
         for result in (dense, packed[None], cached):
             torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("window_size", [None, (-1,), (None, None), (1.5, 0), 3, (1, 2, 3)])
+def test_a_window_is_two_whole_numbers(window_size: Any) -> None:
+    q = torch.zeros(1, 3, 2, 4)
+    with pytest.raises(TypeError, match=r"window_size is .*; it must be two whole numbers"):
+        ours.flash_attn_func(q, q, q, window_size=window_size)
+
+
+def test_a_window_is_of_any_kind_of_whole_number() -> None:
+    q = torch.randn(1, 5, 2, 4)
+    expected = ours.flash_attn_func(q, q, q, window_size=(2, -1))
+    given = ours.flash_attn_func(q, q, q, window_size=[np.int64(2), torch.tensor(-7)])
+    assert torch.equal(given, expected)
+
+
+def test_softcap_is_a_number() -> None:
+    q, cache = torch.zeros(1, 3, 2, 4), torch.zeros(1, 6, 2, 4)
+    words = "softcap is None; it must be a number, 0 for none"
+    with pytest.raises(TypeError, match=words):
+        ours.flash_attn_func(q, q, q, softcap=None)
+    with pytest.raises(TypeError, match=words):
+        ours.flash_attn_with_kvcache(q, cache, cache, softcap=None)
 
 
 def test_what_cannot_be_done_is_refused() -> None:

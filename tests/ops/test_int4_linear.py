@@ -164,14 +164,16 @@ class TestInt4Linear(OperatorTests):
         self, device: torch.device, dtype: torch.dtype, rows: int, value: float
     ) -> None:
         """They stay in their row, and are what the weights themselves make of them."""
-        if device.type == "cuda":
-            pytest.skip("an infinity may become NaN there")
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        if device.type == "cuda" and is_half and abs(value) > 2.0**125:
+            pytest.skip("an infinity may become NaN there, and what is so large an infinity")
         input = normal(rows, 64).to(dtype)
         input[-1, 5] = value
         packed, pairs, *rest = weight(16, 64, 32, 2)
         matrix = references.dequantized(packed, pairs.double(), 32, 2)
         exact = input.double() @ matrix.mT
-        result = pkg.ops.int4_linear(input, packed, pairs, *rest)
+        given = (each.to(device) for each in (input, packed, pairs))
+        result = pkg.ops.int4_linear(*given, *rest).cpu()
         rounded = exact.to(dtype)
         assert torch.equal(result.isnan(), rounded.isnan())
         infinite = rounded.isinf()

@@ -69,6 +69,19 @@ int64_t at(const Numbers& numbers, size_t d) {
   return numbers.size() == 1 ? numbers[0] : numbers[d];
 }
 
+// oneDNN's convolution of float32, in groups and with a bias, ends the process
+// for images of one column with padding around it, where channels are last and
+// steps are of two and dilated (PyTorch 2.13); PyTorch's own way does not.
+bool may_crash(const Geometry& geometry, std::span<const int64_t> sizes) {
+  for (size_t d = 0; d + 2 < sizes.size(); ++d) {
+    if (geometry.groups > 1 && sizes[d + 2] == 1 &&
+        at(geometry.padding, d) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // How often each element of the weight is multiplied along a dimension; 0 or
 // less where PyTorch refuses the call or its result is empty.
 int64_t places(const Geometry& geometry, size_t d, int64_t size,
@@ -89,8 +102,8 @@ int64_t places(const Geometry& geometry, size_t d, int64_t size,
   return room < 0 ? 0 : room / step + 1;
 }
 
-// Multiplications of the forward pass; 0 of what PyTorch refuses, or leaves
-// empty.
+// Multiplications of the forward pass; 0 of what PyTorch refuses, leaves empty,
+// or has to compute in its own way.
 double work(const TensorView& images, const TensorView& weight,
             const Geometry& geometry) {
   const auto& sizes = images.sizes;
@@ -104,7 +117,8 @@ double work(const TensorView& images, const TensorView& weight,
       !is_of(geometry.output_padding, dims) || geometry.groups <= 0 ||
       kernel[0] % geometry.groups != 0 ||
       sizes[1] !=
-          (geometry.is_transposed ? kernel[0] : kernel[1] * geometry.groups)) {
+          (geometry.is_transposed ? kernel[0] : kernel[1] * geometry.groups) ||
+      may_crash(geometry, sizes)) {
     return 0;
   }
   auto total = static_cast<double>(sizes[0]);
@@ -138,8 +152,19 @@ bool are_alike(std::span<const TensorView> tensors) {
   return true;
 }
 
+// Of an expanded tensor, which for PyTorch never has its channels last, a
+// contiguous one: the order of its channels would be kept else.
 Tensor to_float32(const OwnedHandle& handle) {
-  return torch::stable::to(handle.tensor(), ScalarType::Float);
+  using torch::headeronly::MemoryFormat;
+  const TensorView view(handle.get());
+  std::optional<MemoryFormat> format;
+  for (size_t d = 0; d < view.sizes.size(); ++d) {
+    if (view.sizes[d] > 1 && view.strides[d] == 0) {
+      format = MemoryFormat::Contiguous;
+    }
+  }
+  return torch::stable::to(handle.tensor(), ScalarType::Float, std::nullopt,
+                           std::nullopt, std::nullopt, false, false, format);
 }
 
 // In three dimensions PyTorch's unfolding way gives contiguous results, where

@@ -62,7 +62,8 @@ bool take(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
 bool take_into(AtenOperator op, const OwnedHandle& a, const OwnedHandle& b,
                const OwnedHandle& out) {
   const TensorView view(out.get());
-  if (op == AtenOperator::IntMm && !is_contiguous(view)) {
+  if (op == AtenOperator::IntMm &&
+      (view.sizes.size() != 2 || !is_contiguous(view))) {
     return false;  // PyTorch refuses it
   }
   AddmmOutput output;

@@ -20,9 +20,8 @@ namespace passes = cpu::attention;
 enum Dimension { kBatch, kHeads, kLength, kHeadSize, kDimensions };
 
 bool is_operand(const TensorView& tensor, const TensorView& query) {
-  return tensor.is_defined && tensor.is_strided &&
-         tensor.sizes.size() == kDimensions && tensor.dtype == query.dtype &&
-         tensor.has_memory() && product(tensor.sizes) > 0 &&
+  return is_plain(tensor) && tensor.sizes.size() == kDimensions &&
+         tensor.dtype == query.dtype && product(tensor.sizes) > 0 &&
          tensor.sizes[kBatch] == query.sizes[kBatch] &&
          tensor.sizes[kHeadSize] == query.sizes[kHeadSize];
 }
@@ -33,7 +32,7 @@ bool is_mask(const AttentionCall& call) {
       call.query->sizes[kBatch], call.query->sizes[kHeads],
       call.query->sizes[kLength], call.key->sizes[kLength]};
   const size_t dims = mask.sizes.size();
-  if (!mask.is_defined || !mask.is_strided || !mask.has_memory() ||
+  if (!is_plain(mask) ||
       (mask.dtype != ScalarType::Bool && mask.dtype != call.query->dtype &&
        mask.dtype != ScalarType::Float) ||
       (mask.dtype == ScalarType::Float &&
@@ -76,8 +75,7 @@ bool has_forward_results(const AttentionCall& call) {
            std::ranges::equal(tensor.sizes, query.sizes);
   };
   return is_like_query(*call.grad_output) && is_like_query(*call.output) &&
-         sums.is_defined && sums.is_strided && sums.dtype == type &&
-         sums.has_memory() &&
+         is_plain(sums) && sums.dtype == type &&
          std::ranges::equal(sums.sizes, query.sizes.first(kHeadSize));
 }
 

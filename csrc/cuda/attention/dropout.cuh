@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cuda/device/device.cuh"
+#include "host/integer_math.h"
 #include "host/philox.h"
 
 namespace pkg::cuda {
@@ -23,7 +24,7 @@ struct DropoutMask {
   int64_t columns;
 
   __host__ __device__ int64_t quads_per_row() const {
-    return (columns + 3) / 4;
+    return ceil_div(columns, 4);
   }
   __host__ __device__ int64_t quad_count() const {
     return batch * rows * quads_per_row();

@@ -74,27 +74,28 @@ bool launch_attention_forward_warpgroups(const AttentionForward<Element>& call,
   return true;
 }
 
-// By the kernel of single warps for heads of that width, where a block of it
-// has memory for the call's; returns whether.
-template <class Element, int kWidth, bool kPlain, class Launch>
+// By the kernel of single warps for heads of that width and so many queries,
+// where a block of it has memory for the call's; returns whether.
+template <class Element, int kWidth, bool kPlain, int kRows, class Launch>
 bool launch_attention_forward_mma_of(const AttentionForward<Element>& call,
                                      const AttentionDevice& device,
                                      Launch&& launch) {
-  using Mma = AttentionMma<Element, kWidth, kPlain>;
+  using Mma = AttentionMma<Element, kWidth, kPlain, kRows>;
   const int64_t head_size = call.problem.head_size;
   const LaunchShape shape = Mma::launch_shape(head_size);
   if (head_size > Mma::kMostHead ||
       shape.shared_bytes > device.most_shared_bytes) {
     return false;
   }
-  launch(attention_forward_mma_kernel<Element, kWidth, kPlain>,
-         call.template tile_count<Mma::kRows, kWidth>(), shape, call);
+  launch(attention_forward_mma_kernel<Element, kWidth, kPlain, kRows>,
+         call.template tile_count<kRows, kWidth>(), shape, call);
   return true;
 }
 
 // By single warps, where there is such a kernel for the call; returns whether.
 // Of values half as wide as the tile for wider heads half of the products would
-// be with zeros.
+// be with zeros. Blocks of fewer queries come after those for which there is no
+// memory.
 template <class Element, class Launch>
 bool launch_attention_forward_mma(const AttentionForward<Element>& call,
                                   const AttentionDevice& device,
@@ -105,18 +106,23 @@ bool launch_attention_forward_mma(const AttentionForward<Element>& call,
   }
   const int64_t width = std::max(problem.head_size, problem.value_size);
   bool is_launched = false;
-  const auto launch_of = [&]<int kWidth, bool kPlain>() {
+  const auto launch_of = [&]<int kWidth, bool kPlain, int kRows = kMmaLines>() {
     is_launched =
-        is_launched || launch_attention_forward_mma_of<Element, kWidth, kPlain>(
-                           call, device, launch);
+        is_launched ||
+        launch_attention_forward_mma_of<Element, kWidth, kPlain, kRows>(
+            call, device, launch);
   };
   const bool wastes_products = width > 128 && problem.value_size <= 128;
   if (problem.is_plain() && width <= kMostMmaHead && !wastes_products) {
     with_warpgroup_width(width, true, launch_of);
+    if (width > 128) {
+      launch_of.template operator()<256, true, kFewMmaLines>();
+    }
   }
   with_attention_width<Element>(problem.value_size, [&]<int kWidth>() {
     launch_of.template operator()<kWidth, false>();
   });
+  launch_of.template operator()<128, false, kFewMmaLines>();
   return is_launched;
 }
 

@@ -3,7 +3,7 @@
 //
 // Algorithm: FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1), as
 // forward_panels.cuh, and its division of the work: a warp owns 32 or 16 of the
-// block's 128 queries and all keys of a tile, so that maximum and sum of a row
+// block's queries and all keys of a tile, so that maximum and sum of a row
 // stay in four lanes, and the weights, as the scores lie in registers, are
 // operand A of the product with the values: they never pass through shared
 // memory. They are rounded to the operands' type, as FlashAttention's are; the
@@ -40,12 +40,19 @@
 // the compiler spilled 100 to 1200 bytes of every thread of warps of 32 rows
 // (also with scores by 32 keys), and a head of 256 has 128 registers of outputs
 // for 16 rows. A plain head above 128 has them all, so that its scores are
-// computed once, where 160 KiB of shared memory are to be had; others are
-// divided into tiles of 128 columns, each of which computes the scores anew.
+// computed once; others are divided into tiles of 128 columns, each of which
+// computes the scores anew.
+//
+// A head of 256 takes 160 KiB, or 144 where it is divided, and a block of most
+// GPUs has 99 (compute capability 8.6, 8.9 and 12.0). There heads above 128
+// have blocks of 64 queries, and one place for keys: the next ones are on their
+// way from when the scores are computed, during the weights and the product
+// with the values. That is 96 KiB, or 80, four warps, and twice the reads of
+// keys and values.
 //
 // 2 rows columns (head_size + value_size) operations, half of that if causal;
-// each tile of keys and values is read by rows / 128 blocks, mostly from the L2
-// cache. The blocks with the most keys of a causal head are its first.
+// each tile of keys and values is read by all blocks of a head, mostly from the
+// L2 cache. The blocks with the most keys of a causal head are its first.
 #pragma once
 
 #include <cstdint>
@@ -66,11 +73,12 @@ namespace pkg::cuda {
 
 constexpr int64_t kMostMmaHead = 256;  // of queries and keys
 
-template <class Element, int kWidth, bool kPlain>
+template <class Element, int kWidth, bool kPlain, int kBlockRows>
 class AttentionMma {
  public:
-  static constexpr int kRows = 128;
+  static constexpr int kRows = kBlockRows;
   static constexpr int kKeys = kAttentionTile;
+  static constexpr int kKeyPlaces = kRows == kMmaLines ? 2 : 1;
   static constexpr int kWarpRows = kPlain && kWidth <= 128 ? 32 : 16;
   static constexpr int kThreads = kRows / kWarpRows * 32;
   static constexpr int kBlocks = 256 / kThreads;  // in a multiprocessor
@@ -89,7 +97,7 @@ class AttentionMma {
 
   static LaunchShape launch_shape(int64_t head_size) {
     const int elements =
-        slices(head_size) * (Query::kElements + 2 * Key::kElements) +
+        slices(head_size) * (Query::kElements + kKeyPlaces * Key::kElements) +
         Value::kElements;
     return {kThreads, elements * static_cast<int>(sizeof(Element))};
   }
@@ -126,26 +134,32 @@ class AttentionMma {
     }
     load_slices(query, query_memory(), slices_);
     load_keys(keys, begin, 0);
-    for (int stage = 0; begin < end; begin += kKeys, stage = 1 - stage) {
+    for (int place = 0; begin < end;
+         begin += kKeys, place = kKeyPlaces - 1 - place) {
+      const bool goes_on = begin + kKeys < end;
       // The keys have come, and all are done with the keys and values before.
       wait_for_copies<0>();
       __syncthreads();
       const Value value(values, output_begin, 0, false, thread_here());
       value.load(value_memory(), begin);
       commit_copies();
-      if (begin + kKeys < end) {
-        load_keys(keys, begin + kKeys, 1 - stage);
+      if (kKeyPlaces > 1 && goes_on) {
+        load_keys(keys, begin + kKeys, 1 - place);
       }
       Scores scores(0);
       const Key key(keys, begin, 0, false, thread_here());
-      multiply_keys(scores, query, key, stage);
+      multiply_keys(scores, query, key, place);
+      if (kKeyPlaces == 1 && goes_on) {
+        __syncthreads();  // all are done with the keys
+        load_keys(keys, begin + kKeys, 0);
+      }
       attention.score_tile(scores, row_begin, begin);
       PKG_UNROLL
       for (int i = 0; i < scores.kThreadRows; ++i) {
         output.scale_row(i, weigh_row(attention, i, scores, softmax));
       }
       attention.drop_tile(scores, row_begin, begin);
-      wait_for_values(begin + kKeys < end);
+      wait_for_values(goes_on);
       __syncthreads();
       multiply_from_registers<Element>(output, scores, value, value_memory());
     }
@@ -175,7 +189,7 @@ class AttentionMma {
   __device__ __forceinline__ void multiply_keys(Scores& scores,
                                                 const Query& query,
                                                 const Key& key,
-                                                int stage) const {
+                                                int place) const {
     if constexpr (kFixedSlices) {
       PKG_UNROLL
       for (int slice = 0; slice < kSlices; ++slice) {
@@ -183,11 +197,11 @@ class AttentionMma {
             scores, query,
             query_memory().part(slice * Query::kElements, Query::kElements),
             key,
-            key_memory(stage).part(slice * Key::kElements, Key::kElements));
+            key_memory(place).part(slice * Key::kElements, Key::kElements));
       }
     } else {
       multiply_all_slices<Element, kWarpRows, kKeys>(
-          scores, query, query_memory(), key, key_memory(stage), slices_);
+          scores, query, query_memory(), key, key_memory(place), slices_);
     }
   }
 
@@ -206,14 +220,15 @@ class AttentionMma {
   __device__ __forceinline__ SharedSpan<Element> query_memory() const {
     return memory_.part(0, slices_ * Query::kElements);
   }
-  __device__ __forceinline__ SharedSpan<Element> key_memory(int stage) const {
+  __device__ __forceinline__ SharedSpan<Element> key_memory(int place) const {
     const int elements = slices_ * Key::kElements;
-    return memory_.part(slices_ * Query::kElements + stage * elements,
+    return memory_.part(slices_ * Query::kElements + place * elements,
                         elements);
   }
   __device__ __forceinline__ SharedSpan<Element> value_memory() const {
-    return memory_.part(slices_ * (Query::kElements + 2 * Key::kElements),
-                        Value::kElements);
+    return memory_.part(
+        slices_ * (Query::kElements + kKeyPlaces * Key::kElements),
+        Value::kElements);
   }
 
   // Of two groups of copies the values are the first.
@@ -226,8 +241,8 @@ class AttentionMma {
   }
 
   __device__ __forceinline__ void load_keys(const PanelSource<Element>& keys,
-                                            int64_t begin, int stage) const {
-    load_slices(Key(keys, begin, 0, false, thread_here()), key_memory(stage),
+                                            int64_t begin, int place) const {
+    load_slices(Key(keys, begin, 0, false, thread_here()), key_memory(place),
                 slices_);
     commit_copies();
   }
@@ -237,13 +252,13 @@ class AttentionMma {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth, bool kPlain>
+template <class Element, int kWidth, bool kPlain, int kRows>
 __global__ void __launch_bounds__(
-    AttentionMma<Element, kWidth, kPlain>::kThreads,
-    AttentionMma<Element, kWidth, kPlain>::kBlocks)
+    AttentionMma<Element, kWidth, kPlain, kRows>::kThreads,
+    AttentionMma<Element, kWidth, kPlain, kRows>::kBlocks)
     attention_forward_mma_kernel(
         const __grid_constant__ AttentionForward<Element> call) {
-  using Mma = AttentionMma<Element, kWidth, kPlain>;
+  using Mma = AttentionMma<Element, kWidth, kPlain, kRows>;
   const AttentionProblem<Element>& problem = call.problem;
   const Mma mma(problem);
   const int64_t row_tiles = tiles_of(problem.rows, Mma::kRows);

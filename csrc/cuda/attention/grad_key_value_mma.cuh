@@ -12,7 +12,8 @@
 // the gradient of the output, 32 rows of each, serve two products each, by rows
 // and by columns; they have two places, where a block may have as much memory,
 // so that the next ones are on their way meanwhile. Heads of 128 take 96 KiB,
-// or 80 with one place.
+// or 80 with one place. Those of 256 take 160 at least, more than a block of
+// most GPUs has: there it owns 64 keys, by four warps, and takes 96.
 //
 // Sums of 16 x 128 for either gradient and two tiles of 16 x 32 are 160
 // registers of each of 256 threads; 64 queries at a time would be 192, and for
@@ -37,6 +38,7 @@
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/tile.cuh"
@@ -64,13 +66,14 @@ struct NoGradQuery {
 
 // GradQuery gets the gradients of the scores tile by tile: NoGradQuery, or
 // JointGradQuery of cuda/attention/joint_gradients_mma.cuh.
-template <class Element, int kWidth, class GradQuery = NoGradQuery<Element>>
+template <class Element, int kWidth, int kBlockKeys,
+          class GradQuery = NoGradQuery<Element>>
 class GradKeyValueMma {
  public:
-  static constexpr int kKeys = 128;
+  static constexpr int kKeys = kBlockKeys;
   static constexpr int kQueries = 32;
   static constexpr int kWarpKeys = 16;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = kKeys / kWarpKeys * kWarp;
   using Weights = Tile<float, kKeys, kQueries,
                        MmaThread<kKeys, kQueries, kWarpKeys, kQueries>>;
   using Sums =
@@ -403,11 +406,13 @@ class GradKeyValueMma {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth>
-__global__ void __launch_bounds__(256) attention_grad_key_value_mma_kernel(
-    const __grid_constant__ AttentionGradKeyValue<Element> call) {
+template <class Element, int kWidth, int kKeys>
+__global__ void __launch_bounds__(
+    GradKeyValueMma<Element, kWidth, kKeys>::kThreads)
+    attention_grad_key_value_mma_kernel(
+        const __grid_constant__ AttentionGradKeyValue<Element> call) {
   wait_for_kernel_before();
-  using Mma = GradKeyValueMma<Element, kWidth>;
+  using Mma = GradKeyValueMma<Element, kWidth, kKeys>;
   const AttentionProblem<Element>& problem = call.backward.problem;
   const Mma mma(call);
   const int64_t column_tiles = tiles_of(problem.columns, Mma::kKeys);

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(
   const int64_t row_steps = call.row_steps();
   const int64_t column_steps = call.column_steps();
   const int64_t steps = call.step_count();
-  const int64_t steps_of_split = (steps + call.splits - 1) / call.splits;
+  const int64_t steps_of_split = ceil_div(steps, call.splits);
   for (int64_t index = blockIdx.x; index < call.piece_count();
        index += gridDim.x) {
     const int64_t split = index % call.splits;

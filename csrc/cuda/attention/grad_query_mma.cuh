@@ -2,15 +2,17 @@
 // dQ = scale dS K, see cuda/attention/gradients.cuh.
 //
 // A block owns 128 queries, a warp 16 of them, and up to 128 columns of their
-// gradient; it walks the keys 64 at a time. Scores and gradients of scores stay
-// in a thread's registers, where they are operand A of the product with the
-// keys, rounded to the operands' type, as FlashAttention's are.
+// gradient; it walks the keys half as many at a time. Scores and gradients of
+// scores stay in a thread's registers, where they are operand A of the product
+// with the keys, rounded to the operands' type, as FlashAttention's are.
 //
 // Queries, the gradient of the output, keys and values are in shared memory, by
 // slices of 64 columns. The keys serve two products, by rows and by columns.
 // They have two places, where a block may have as much memory, so that the next
 // ones are on their way meanwhile; values have one, free after the second
-// product. Heads of 128 take 112 KiB, or 96 with keys in one place.
+// product. Heads of 128 take 112 KiB, or 96 with keys in one place. Those of
+// 256 take 192, more than a block of most GPUs has: there it is 96, with 64
+// queries, four warps, that walk 32 keys at a time.
 //
 // Sums of 16 x 128 and two tiles of 16 x 64 are 128 registers of each of 256
 // threads. The slope of a capped score would be 32 more: its product is
@@ -31,19 +33,20 @@
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
 #include "cuda/device/shared.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/mma_product.cuh"
 #include "cuda/gemm/operand_tile.cuh"
 #include "cuda/gemm/tile.cuh"
 
 namespace pkg::cuda {
 
-template <class Element, int kWidth>
+template <class Element, int kWidth, int kBlockRows>
 class GradQueryMma {
  public:
-  static constexpr int kRows = 128;
-  static constexpr int kKeys = kAttentionTile;
+  static constexpr int kRows = kBlockRows;
+  static constexpr int kKeys = kRows / 2;
   static constexpr int kWarpRows = 16;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = kRows / kWarpRows * kWarp;
   using Scores =
       Tile<float, kRows, kKeys, MmaThread<kRows, kKeys, kWarpRows, kKeys>>;
   using Sums =
@@ -225,11 +228,13 @@ class GradQueryMma {
   SharedSpan<Element> memory_;
 };
 
-template <class Element, int kWidth>
-__global__ void __launch_bounds__(256) attention_grad_query_mma_kernel(
-    const __grid_constant__ AttentionGradQuery<Element> call) {
+template <class Element, int kWidth, int kRows>
+__global__ void __launch_bounds__(
+    GradQueryMma<Element, kWidth, kRows>::kThreads)
+    attention_grad_query_mma_kernel(
+        const __grid_constant__ AttentionGradQuery<Element> call) {
   wait_for_kernel_before();
-  using Mma = GradQueryMma<Element, kWidth>;
+  using Mma = GradQueryMma<Element, kWidth, kRows>;
   const AttentionProblem<Element>& problem = call.backward.problem;
   const Mma mma(call);
   const int64_t row_tiles = tiles_of(problem.rows, Mma::kRows);

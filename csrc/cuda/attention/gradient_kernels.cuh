@@ -161,7 +161,8 @@ bool launch_grad_key_value_warpgroups(
 
 template <class Element, int kWidth, bool kPlain>
 using JointGradientsMma =
-    GradKeyValueMma<Element, kWidth, JointGradQuery<Element, kWidth, kPlain>>;
+    GradKeyValueMma<Element, kWidth, kJointKeys<Element>,
+                    JointGradQuery<Element, kWidth, kPlain>>;
 
 // Whether there is a kernel for all gradients: not of float64.
 template <class Element>
@@ -332,6 +333,28 @@ bool launch_joint_gradients_kernel(
   }
 }
 
+// By single warps with so many queries a block, or keys: false where a block
+// has too little shared memory.
+template <int kWidth, int kRows, class Element, class Launch>
+bool launch_grad_query_mma(AttentionGradQuery<Element>& call,
+                           const AttentionDevice& device, Launch&& launch) {
+  return launch_gradient_mma<GradQueryMma<Element, kWidth, kRows>>(
+      call, device.most_shared_bytes, [&](LaunchShape shape) {
+        launch(attention_grad_query_mma_kernel<Element, kWidth, kRows>,
+               call.template tile_count<kRows, kWidth>(), shape, call);
+      });
+}
+
+template <int kWidth, int kKeys, class Element, class Launch>
+bool launch_grad_key_value_mma(AttentionGradKeyValue<Element>& call,
+                               const AttentionDevice& device, Launch&& launch) {
+  return launch_gradient_mma<GradKeyValueMma<Element, kWidth, kKeys>>(
+      call, device.most_shared_bytes, [&](LaunchShape shape) {
+        launch(attention_grad_key_value_mma_kernel<Element, kWidth, kKeys>,
+               call.template tile_count<kKeys, kWidth>(), shape, call);
+      });
+}
+
 // Calls launch(kernel, blocks, shape, call) with the kernel for the call.
 template <class Element, class Launch>
 void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
@@ -345,12 +368,8 @@ void launch_attention_grad_query_kernel(AttentionGradQuery<Element> call,
   const int64_t head_size = call.backward.problem.head_size;
   with_attention_width<Element>(head_size, [&]<int kWidth>() {
     if constexpr (sizeof(Element) == 2) {
-      using Mma = GradQueryMma<Element, kWidth>;
-      const auto run = [&](LaunchShape shape) {
-        launch(attention_grad_query_mma_kernel<Element, kWidth>,
-               call.template tile_count<Mma::kRows, kWidth>(), shape, call);
-      };
-      if (launch_gradient_mma<Mma>(call, device.most_shared_bytes, run)) {
+      if (launch_grad_query_mma<kWidth, kMmaLines>(call, device, launch) ||
+          launch_grad_query_mma<128, kFewMmaLines>(call, device, launch)) {
         return;
       }
     }
@@ -375,12 +394,8 @@ void launch_attention_grad_key_value_kernel(AttentionGradKeyValue<Element> call,
                                 : problem.value_size;
   with_attention_width<Element>(head_size, [&]<int kWidth>() {
     if constexpr (sizeof(Element) == 2) {
-      using Mma = GradKeyValueMma<Element, kWidth>;
-      const auto run = [&](LaunchShape shape) {
-        launch(attention_grad_key_value_mma_kernel<Element, kWidth>,
-               call.template tile_count<Mma::kKeys, kWidth>(), shape, call);
-      };
-      if (launch_gradient_mma<Mma>(call, device.most_shared_bytes, run)) {
+      if (launch_grad_key_value_mma<kWidth, kMmaLines>(call, device, launch) ||
+          launch_grad_key_value_mma<128, kFewMmaLines>(call, device, launch)) {
         return;
       }
     }

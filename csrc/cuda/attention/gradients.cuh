@@ -35,6 +35,7 @@
 #include "cuda/device/device.cuh"
 #include "cuda/device/fast_math.cuh"
 #include "cuda/device/numeric.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/gemm/tile.cuh"
 #include "cuda/gemm/tile_product.cuh"
 
@@ -104,8 +105,6 @@ struct AttentionGradKeyValue {
   }
 };
 
-constexpr int kWarpSize = 32;
-
 // What a block sums, and how: kPacket neighbouring elements a lane at a time,
 // a row by as many lanes as it has packets, up to those of a warp. The shuffle
 // adds the lanes' sums in a fixed order, which is the same however the elements
@@ -139,7 +138,7 @@ struct DeltaRows {
   __device__ __forceinline__ void sum(int rows) const {
     const int thread = static_cast<int>(threadIdx.x);
     int lanes = 1;
-    while (lanes < kWarpSize && lanes * kPacket < value_size) {
+    while (lanes < kWarp && lanes * kPacket < value_size) {
       lanes *= 2;
     }
     const int rows_at_once = kTileThreads / lanes;

@@ -315,8 +315,7 @@ template <class Element, int kWidth, bool kPlain>
 __global__ void __launch_bounds__(256) attention_joint_gradients_mma_kernel(
     const __grid_constant__ AttentionJointGradients<Element> call) {
   using GradQuery = JointGradQuery<Element, kWidth, kPlain>;
-  using Mma = GradKeyValueMma<Element, kWidth, GradQuery>;
-  static_assert(Mma::kKeys == kJointKeys<Element>);
+  using Mma = GradKeyValueMma<Element, kWidth, kJointKeys<Element>, GradQuery>;
   const Mma mma(call);
   GradQuery grad_query(call, mma.grad_query_memory());
   for_joint_tiles(call, [&](int64_t owned, int64_t column_tile) {

@@ -16,6 +16,11 @@ namespace pkg::cuda {
 // the backward pass takes it from both sides. (AttentionGrid's may be wider.)
 constexpr int kAttentionTile = 64;
 
+// The queries, or keys, that a block of single warps with tensor cores owns,
+// and those of one that lacks shared memory for as many wide heads.
+constexpr int kMmaLines = 128;
+constexpr int kFewMmaLines = 64;
+
 // A batch of matrices, of any strides.
 template <class Element>
 struct MatrixBatch {

@@ -113,8 +113,7 @@ void launch_few_rows(const MatmulProblem<Input, Output>& problem,
            shape, stream, whole, chosen);
     return;
   }
-  const int64_t splits =
-      (problem.depth + plan.split_depth - 1) / plan.split_depth;
+  const int64_t splits = ceil_div(problem.depth, plan.split_depth);
   const Tensor parts = allocate_parts(problem, splits, output);
   const auto pieces = few_rows_problem<Layout>(
       divided(problem, plan.split_depth,

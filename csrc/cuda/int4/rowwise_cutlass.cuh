@@ -192,17 +192,6 @@ bool run_cutlass(const RowwiseScaledProblem<kPacked>& problem,
          product.run(stream) == cutlass::Status::kSuccess;
 }
 
-inline int compute_capability_major() {
-  int device = 0;
-  int major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-                 cudaDeviceGetAttribute(&major,
-                                        cudaDevAttrComputeCapabilityMajor,
-                                        device) == cudaSuccess
-             ? major
-             : 0;
-}
-
 template <bool kPacked>
 bool launch_cutlass_of_type(const RowwiseScaledProblem<kPacked>& problem,
                             cudaStream_t stream) {
@@ -210,7 +199,7 @@ bool launch_cutlass_of_type(const RowwiseScaledProblem<kPacked>& problem,
   const bool is_of_one_type =
       problem.input_scale.type == type && problem.weight_scale.type == type &&
       (problem.bias.data == nullptr || problem.bias.type == type);
-  const int major = compute_capability_major();
+  const int major = compute_capability() / 10;
   if (!is_of_one_type || major < 8 ||
       major > CutlassProduct<kPacked>::kNewestMajor) {
     return false;

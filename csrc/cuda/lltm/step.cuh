@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/dependent_launch.cuh"
 #include "cuda/device/device.cuh"
@@ -276,9 +277,12 @@ __global__ void __launch_bounds__(GateProduct<Element>::kThreads,
 }
 
 // The states of a divided step, whose parts are added up, the first first.
-// `Divisor` is FastDivisor where there are fewer than 2^31 of them.
+// `Divisor` is FastDivisor where there are fewer than 2^31 of them. With the
+// other nvcc 13.0 spilled two registers for 8.0, to fit eight blocks in a
+// multiprocessor.
 template <class Element, class Divisor>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads,
+                                  std::is_same_v<Divisor, FastDivisor> ? 0 : 4)
     lltm_finish_kernel(const __grid_constant__ LltmStep<Element> step,
                        const __grid_constant__ Divisor units) {
   wait_for_kernel_before();
