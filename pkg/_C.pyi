@@ -39,7 +39,7 @@ def _product_kernel(
     operator: int, original: Callable[..., Any], keys: object
 ) -> Callable[..., Any]: ...
 def _draw(
-    generator: torch.Generator, count: int, count_states: int | None, draw_states: int | None
+    generator: torch.Generator, count: int, count_bytes: int | None, draw_states: int | None
 ) -> tuple[int, bytes]: ...
 def _bernoulli_kernel(
     ours: Callable[..., Any], theirs: Callable[..., Any], keys: object, least: int

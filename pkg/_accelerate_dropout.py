@@ -100,7 +100,7 @@ def draw(self: Tensor, p: float, generator: torch.Generator | None = None) -> No
 @functools.cache
 def _addresses() -> list[int | None]:
     """Of what moves a generator on in the CPU library."""
-    names = ("pkg_accelerate_draw_states", "pkg_accelerate_draw")
+    names = ("pkg_accelerate_draw_bytes", "pkg_accelerate_draw")
     found = [getattr(_loader.cpu_library, name) for name in names]
     return [ctypes.cast(each, ctypes.c_void_p).value for each in found]
 

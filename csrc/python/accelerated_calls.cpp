@@ -3,15 +3,14 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <array>
-#include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "accelerate.h"
 #include "host/last_error.h"
 #include "python/guarded.h"
 #include "python/interpreter_lock.h"
+#include "python/kernel_function.h"
 #include "python/numbers.h"
 #include "python/tensor_bridge.h"
 #include "python/thread_state.h"
@@ -65,12 +64,12 @@ bool run(const ReadTensors& tensors, const Function& function) {
 
 // What the dispatcher enters for one of PyTorch's products: a function written
 // in C and without a key set, which spares a frame of Python's and an object a
-// call. What is not taken goes to PyTorch's kernel, `original`, which takes the
-// key set of the CPU before the arguments.
+// call. What is not taken goes to PyTorch's kernel.
 struct ProductKernel {
+  static constexpr const char* kCapsule = "pkg.ProductKernel";
+
   AtenOperator op;
-  py::object original;
-  py::object keys;
+  OriginalKernel original;
 
   bool has_input() const {
     return op == AtenOperator::Addmm || op == AtenOperator::Baddbmm ||
@@ -230,17 +229,6 @@ bool run_product(BorrowedHandles& handles, const AddmmCall& call,
          (answer == Answer::Left && call_shim(handles, call, output));
 }
 
-PyObject* call_original(const ProductKernel& kernel, PyObject* const* values,
-                        Py_ssize_t count, PyObject* names) {
-  const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
-  std::vector<PyObject*> all(values, values + count + named);
-  all.insert(all.begin(), kernel.keys.ptr());
-  return PyObject_Vectorcall(kernel.original.ptr(), all.data(),
-                             static_cast<size_t>(count) + 1, names);
-}
-
-constexpr const char* kKernelCapsule = "pkg.ProductKernel";
-
 PyObject* call_product(const ProductKernel& kernel, PyObject* const* values,
                        Py_ssize_t count, PyObject* names) {
   ProductArguments arguments;
@@ -251,12 +239,12 @@ PyObject* call_product(const ProductKernel& kernel, PyObject* const* values,
   if (accelerated_addmm == nullptr ||
       !arguments.read(kernel, values, count, names) ||
       !read_call(arguments, tensors, call, output)) {
-    return call_original(kernel, values, count, names);
+    return kernel.original.call(values, count, names);
   }
   BorrowedHandles handles(arguments);
   if (!run(tensors, [&] { return run_product(handles, call, output); })) {
     output.made.reset();  // PyTorch's kernel makes its own
-    return call_original(kernel, values, count, names);
+    return kernel.original.call(values, count, names);
   }
   if (output.view != nullptr) {
     return Py_NewRef(arguments.out);
@@ -266,8 +254,7 @@ PyObject* call_product(const ProductKernel& kernel, PyObject* const* values,
 
 PyObject* product(PyObject* self, PyObject* const* values, Py_ssize_t count,
                   PyObject* names) {
-  const auto& kernel = *static_cast<const ProductKernel*>(
-      PyCapsule_GetPointer(self, kKernelCapsule));
+  const auto& kernel = kernel_of<ProductKernel>(self);
   return guarded([&] { return call_product(kernel, values, count, names); });
 }
 
@@ -312,9 +299,8 @@ PyObject* attention(PyObject* /*module*/, PyObject* const* values,
 
 template <class Function>
 PyMethodDef method(const char* name, Function* function, int flags) {
-  return {name,
-          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
-          flags, "See pkg/_accelerate_routes.py."};
+  return {name, as_c_function(function), flags,
+          "See pkg/_accelerate_routes.py."};
 }
 
 PyMethodDef product_method =
@@ -323,14 +309,9 @@ PyMethodDef attention_method =
     method("_accelerated_attention", &attention, METH_FASTCALL);
 
 py::object product_kernel(int32_t op, py::object original, py::object keys) {
-  auto kernel = std::make_unique<ProductKernel>(ProductKernel{
-      static_cast<AtenOperator>(op), std::move(original), std::move(keys)});
-  const py::capsule owner(kernel.get(), kKernelCapsule, [](void* pointer) {
-    delete static_cast<ProductKernel*>(pointer);
-  });
-  static_cast<void>(kernel.release());
-  return py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&product_method, owner.ptr(), nullptr));
+  return function_of(product_method,
+                     ProductKernel{static_cast<AtenOperator>(op),
+                                   {std::move(original), std::move(keys)}});
 }
 
 void use_accelerated(uintptr_t addmm, uintptr_t attention) {

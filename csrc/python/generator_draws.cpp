@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "host/tensor.h"
 #include "python/guarded.h"
+#include "python/kernel_function.h"
 #include "python/thread_state.h"
 
 namespace py = pybind11;
@@ -17,10 +17,8 @@ namespace py = pybind11;
 namespace pkg::python {
 namespace {
 
-using CountStates = int64_t (*)(const void*, int64_t);
+using CountBytes = int64_t (*)(const void*, int64_t);
 using Draw = int32_t (*)(void*, int64_t, uint32_t*);
-
-constexpr int64_t kBytesOfState = 624 * sizeof(uint32_t);
 
 // The bytes that a generator's state lies in, and the tensor that holds them.
 struct SavedState {
@@ -44,13 +42,13 @@ struct SavedState {
 // generator is then found changed, and all is done anew. What such a one draws
 // between that look and set_state() is drawn once more by who comes next.
 std::pair<int32_t, py::bytes> draw(const py::object& generator, int64_t count,
-                                   uintptr_t count_states,
+                                   uintptr_t count_bytes,
                                    uintptr_t draw_states) {
   for (;;) {
     const SavedState saved(generator);
     const std::vector<char> before(saved.bytes, saved.bytes + saved.size);
-    const int64_t bytes = kBytesOfState * reinterpret_cast<CountStates>(
-                                              count_states)(saved.bytes, count);
+    const int64_t bytes =
+        reinterpret_cast<CountBytes>(count_bytes)(saved.bytes, count);
     auto states = py::reinterpret_steal<py::bytes>(
         PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
     if (!states) {
@@ -70,13 +68,12 @@ std::pair<int32_t, py::bytes> draw(const py::object& generator, int64_t count,
 // What the dispatcher enters for bernoulli_: a function written in C, which
 // spares what is small a frame of Python's.
 struct BernoulliKernel {
-  py::object ours;    // for so many elements or more
-  py::object theirs;  // PyTorch's, which takes a key set before the arguments
-  py::object keys;
-  int64_t least;
-};
+  static constexpr const char* kCapsule = "pkg.BernoulliKernel";
 
-constexpr const char* kKernelCapsule = "pkg.BernoulliKernel";
+  py::object ours;
+  int64_t least;  // elements: fewer go to PyTorch's
+  OriginalKernel theirs;
+};
 
 PyObject* call_bernoulli(const BernoulliKernel& kernel, PyObject* const* values,
                          Py_ssize_t count, PyObject* names) {
@@ -87,42 +84,32 @@ PyObject* call_bernoulli(const BernoulliKernel& kernel, PyObject* const* values,
     return PyObject_Vectorcall(kernel.ours.ptr(), values,
                                static_cast<size_t>(count), names);
   }
-  const Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
-  std::vector<PyObject*> all(values, values + count + named);
-  all.insert(all.begin(), kernel.keys.ptr());
-  return PyObject_Vectorcall(kernel.theirs.ptr(), all.data(),
-                             static_cast<size_t>(count) + 1, names);
+  return kernel.theirs.call(values, count, names);
 }
 
 PyObject* bernoulli(PyObject* self, PyObject* const* values, Py_ssize_t count,
                     PyObject* names) {
-  const auto& kernel = *static_cast<const BernoulliKernel*>(
-      PyCapsule_GetPointer(self, kKernelCapsule));
+  const auto& kernel = kernel_of<BernoulliKernel>(self);
   return guarded([&] { return call_bernoulli(kernel, values, count, names); });
 }
 
-PyMethodDef bernoulli_method = {
-    "bernoulli",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&bernoulli)),
-    METH_FASTCALL | METH_KEYWORDS, "See pkg/_accelerate_dropout.py."};
+PyMethodDef bernoulli_method = {"bernoulli", as_c_function(&bernoulli),
+                                METH_FASTCALL | METH_KEYWORDS,
+                                "See pkg/_accelerate_dropout.py."};
 
 py::object bernoulli_kernel(py::object ours, py::object theirs, py::object keys,
                             int64_t least) {
-  auto kernel = std::make_unique<BernoulliKernel>(BernoulliKernel{
-      std::move(ours), std::move(theirs), std::move(keys), least});
-  const py::capsule owner(kernel.get(), kKernelCapsule, [](void* pointer) {
-    delete static_cast<BernoulliKernel*>(pointer);
-  });
-  static_cast<void>(kernel.release());
-  return py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&bernoulli_method, owner.ptr(), nullptr));
+  return function_of(
+      bernoulli_method,
+      BernoulliKernel{
+          std::move(ours), least, {std::move(theirs), std::move(keys)}});
 }
 
 }  // namespace
 
 void define_generator_draws(py::module_& module) {
   module.def("_draw", &draw, py::arg("generator"), py::arg("count"),
-             py::arg("count_states"), py::arg("draw_states"),
+             py::arg("count_bytes"), py::arg("draw_states"),
              "See pkg/_accelerate_dropout.py.");
   module.def("_bernoulli_kernel", &bernoulli_kernel, py::arg("ours"),
              py::arg("theirs"), py::arg("keys"), py::arg("least"),

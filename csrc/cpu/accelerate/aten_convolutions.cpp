@@ -73,13 +73,11 @@ int64_t at(const Numbers& numbers, size_t d) {
 // for images of one column with padding around it, where channels are last and
 // steps are of two and dilated (PyTorch 2.13); PyTorch's own way does not.
 bool may_crash(const Geometry& geometry, std::span<const int64_t> sizes) {
+  bool has_padded_column = false;
   for (size_t d = 0; d + 2 < sizes.size(); ++d) {
-    if (geometry.groups > 1 && sizes[d + 2] == 1 &&
-        at(geometry.padding, d) > 0) {
-      return true;
-    }
+    has_padded_column |= sizes[d + 2] == 1 && at(geometry.padding, d) > 0;
   }
-  return false;
+  return geometry.groups > 1 && has_padded_column;
 }
 
 // How often each element of the weight is multiplied along a dimension; 0 or

@@ -109,14 +109,15 @@ void fill(const Draw& draw, const uint32_t* states, int64_t threshold,
 
 }  // namespace pkg::cpu::accelerate
 
-// How many states, of 624 words each, a draw of so many elements has, from a
+// The bytes of the states that a draw of so many elements is made from, by a
 // generator whose get_state() is `saved`.
-extern "C" PKG_EXPORT int64_t pkg_accelerate_draw_states(const void* saved,
-                                                         int64_t count) {
+extern "C" PKG_EXPORT int64_t pkg_accelerate_draw_bytes(const void* saved,
+                                                        int64_t count) {
   using namespace pkg::cpu::accelerate;
   SavedGenerator generator;
   std::memcpy(&generator, saved, sizeof(generator));
-  return draw_of(generator.left, count).chunks();
+  return draw_of(generator.left, count).chunks() *
+         static_cast<int64_t>(sizeof(MersenneTwister));
 }
 
 // Those states; `saved` becomes the generator's state after the draw. Returns
